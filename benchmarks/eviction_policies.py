@@ -131,10 +131,10 @@ _COMPARED = "SETTING --budgets 0.9,0.8,0.7,0.6,0.5,0.4"
 _PLANNERS = (
     "anytime",
     "checkmate_rounding",
-    "eviction_dtr",
-    "eviction_dtr_eq",
-    "eviction_dtr_local",
-    "eviction_lru",
+    "eviction",
+    "eviction:h_dtr_eq",
+    "eviction:h_dtr_local",
+    "eviction:lru",
     "ap_sqrt",
     "ap_greedy",
 )

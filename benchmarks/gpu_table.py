@@ -18,7 +18,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tightfit.reporting.pictures.training import Measured, TrainedModel, training_picture
+from benchmarks.pictures.training import Measured, TrainedModel, training_picture
 
 __all__ = ["FILE", "later_table", "picture", "table"]
 

@@ -38,21 +38,21 @@ from tightfit.plan.assemble import assemble, keep_everything
 from tightfit.plan.plan import Compute, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.checkmate.program import build_program as build_checkmate
-from tightfit.planners.checkmate.variables import frontier_stages
-from tightfit.planners.monet.implementations import one_each
-from tightfit.planners.monet.program import build_program as build_monet
+from tightfit.planners.papers.checkmate.program import build_program as build_checkmate
+from tightfit.planners.papers.checkmate.variables import frontier_stages
+from tightfit.planners.papers.monet.implementations import one_each
+from tightfit.planners.papers.monet.program import build_program as build_monet
+from tightfit.planners.papers.stages.staged import staged
 from tightfit.planners.questions.compare import ComparisonRow, compared, planners_named
 from tightfit.planners.questions.sweep import Job, sweep
-from tightfit.planners.registry import PLANNERS, is_chain, plan_with
-from tightfit.planners.stages.staged import staged
+from tightfit.planners.registry import find_planner, is_chain, plan_with
 from tightfit.studies.dry_step import captured_step
 from tightfit.studies.pytorch_ways import PYTORCH, PyTorch
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 KEPT = HERE / ".papers-rows"
-QUICK = "anytime,greedy,linearised_greedy,ap_greedy,chen_greedy,checkpoint_all"
+QUICK = "anytime,greedy,linearised_greedy,ap_greedy,chen_greedy"
 MONET_MODELS = "vgg16,unet,mobilenet_v2,resnet50,googlenet"
 CHECKMATE_MODELS = "vgg19,unet,mobilenet_v1,resnet50,fcn8,segnet"
 BATCH = 16  # examples at which a model is captured to be scaled
@@ -130,7 +130,7 @@ def able(graph: Graph, planners: str) -> list[str]:
     return [
         name
         for name in planners_named(planners)
-        if chain or not PLANNERS[name].capabilities.linear_only
+        if chain or not find_planner(name).capabilities.linear_only
     ]
 
 
@@ -300,8 +300,7 @@ def largest_batch(graph: Graph, planner: str, room: int, limits: Limits) -> dict
         overheads[examples] = row.overhead
         return True
 
-    eager = bisected(lambda examples: fits(examples, "checkpoint_all"))
-    overheads.clear()
+    eager = bisected(lambda examples: eager_peak_bytes(scaled(graph, examples)) <= room)
     largest = bisected(lambda examples: fits(examples, planner))
     return {
         "batch": largest,

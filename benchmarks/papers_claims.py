@@ -53,7 +53,7 @@ def rounding_parts(rows: Sequence[Row]) -> list[str]:
 def speed_parts(rows: Sequence[Row]) -> list[str]:
     """The default planner against the fastest exact one that proves its optimum by itself."""
     body: list[list[str]] = []
-    exact = ("checkmate", "checkmate_split", "monet", "monet_loose", "intervals")
+    exact = ("checkmate", "checkmate:split", "monet", "monet:loose", "intervals")
     for graph, ratio in cells(rows):
         ours = only(rows, graph, ratio, "anytime")
         closed = [

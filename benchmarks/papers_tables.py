@@ -8,8 +8,8 @@ from pathlib import Path
 
 from benchmarks.papers_claims import Row, rounding_parts, solver_parts, speed_parts, table
 from benchmarks.papers_small import small_parts
+from benchmarks.pictures.along_step import AlongStep, step_picture
 from tightfit.planners.registry import PLANNERS
-from tightfit.reporting.pictures.along_step import AlongStep, step_picture
 from tightfit.reporting.pictures.comparison import comparison_picture
 from tightfit.reporting.pictures.found import Found, Series
 

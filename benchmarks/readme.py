@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import gpu_table
-from tightfit.reporting.pictures.training import Measured, TrainedModel, training_picture
+from benchmarks.pictures.training import Measured, TrainedModel, training_picture
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -21,6 +21,7 @@ from support.architecture import (
     foreign_privates,
     foreign_writes,
     private_torch_imports,
+    wide_signatures,
 )
 
 FILES = files_of()
@@ -93,7 +94,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "simulator",
         "figures",
     ),
-    "arenas": ("sequence", "arena", "calls steering"),
+    "arenas": ("sequence", "arena", "calls fillers"),
     "layout": (
         "blocks",
         "io of_plan history validate packers predecessors",
@@ -104,11 +105,12 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "background base bounds child",
         "solvers",
         "outcomes",
-        "engine stages registry orders",
-        "checkmate monet intervals heuristics eviction apart",
+        "engine registry orders",
+        "apart",
         "anytime",
         "moves",
         "questions",
+        "papers",
     ),
     "session": (
         "callee report refusals processes bypass outputs untrained",
@@ -170,6 +172,10 @@ LONGEST_BODY = 60
 LARGEST_CLASS = 320
 MOST_ATTRIBUTES = 15
 LARGEST_FOLDER = 18
+FREE_SIGNATURES = ("api/", "cli/", "zoo/", "alternatives/", "capture/operators/")
+"""Where users, the command line, papers or PyTorch's operators say what a function takes."""
+WIDE_SIGNATURES = 23
+"""Functions elsewhere that take more than six parameters, or more than one bool: ever fewer."""
 
 
 def room_of(place: str) -> str:
@@ -228,6 +234,14 @@ def test_torch_is_imported_only_where_it_belongs(file: File) -> None:
             assert name.split(".")[0] not in ("torch", "torchvision"), f"{file.path}:{line} {name}"
 
 
+@of_every_file
+def test_nothing_imports_the_planners_of_papers(file: File) -> None:
+    papers = "tightfit.planners.papers"
+    if not file.module.startswith(papers):
+        found = [(line, name) for line, name in file.imports if name.startswith(papers)]
+        offends(file, found, "the registry loads it by its name")
+
+
 def test_every_room_has_a_row() -> None:
     assert {room_of(file.place) for file in FILES} - {"__init__"} <= MAY_IMPORT.keys()
 
@@ -277,6 +291,12 @@ def test_files_classes_and_functions_have_a_size_one_can_read(file: File) -> Non
 def _lines(node: ast.ClassDef) -> int:
     assert node.end_lineno is not None
     return node.end_lineno - node.lineno + 1
+
+
+def test_functions_take_few_parameters() -> None:
+    files = [file for file in FILES if not file.place.startswith(FREE_SIGNATURES)]
+    wide = [(file.place, *where) for file in files for where in wide_signatures(file)]
+    assert len(wide) <= WIDE_SIGNATURES, "\n".join(map(str, wide))
 
 
 def test_folders_have_a_size_one_can_read() -> None:

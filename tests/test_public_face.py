@@ -43,7 +43,7 @@ def public_face() -> dict[str, Any]:
     registered = {name for name in torch._C._dispatch_get_all_op_names() if "tightfit" in name}
     return {
         "names": {name: parameters_of(getattr(tightfit, name)) for name in tightfit.__all__},
-        "planners": list(PLANNERS),
+        "planners": {name: list(entry.options) for name, entry in PLANNERS.items()},
         "costs": list(COST_SOURCES),
         "formats": {"graph": GRAPH_FORMAT, "plan": PLAN_FORMAT},
         "operators": sorted(registered & set(OWN_OPERATORS)),

@@ -27,7 +27,6 @@ __all__ = [
     "as_user_sees_it",
     "first_of",
     "with_another_way",
-    "without_frames",
 ]
 
 
@@ -120,11 +119,6 @@ def with_another_way(error: Refusal, way: str) -> Refusal:
     told = type(error).__new__(type(error), message)
     told.__dict__.update(error.__dict__)
     return told.with_traceback(error.__traceback__)
-
-
-def without_frames(error: BaseException) -> None:
-    """Let go of the frames an error came through, and of all that lives in them, to keep it."""
-    error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
 def as_user_sees_it(error: TightfitError) -> TightfitError:

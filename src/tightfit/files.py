@@ -82,15 +82,8 @@ def delete_least_used(folder: Path, pattern: str, largest_bytes: int) -> None:
 def write_atomically(path: Path | str, content: bytes) -> None:
     """Write a file so that a reader sees the old content or the new, never a part.
 
-    Parameters
-    ----------
-    content : bytes
-        Compressed with gzip (without a time stamp) if the path ends in ``.gz``.
-
-    Raises
-    ------
-    BadInput
-        If the folder is missing or cannot be written.
+    `content`: compressed with gzip (without a time stamp) if the path ends in ``.gz``. Raises
+    `BadInput` if the folder is missing or cannot be written.
     """
     path = Path(path)
     if path.suffix == ".gz":
@@ -115,12 +108,9 @@ def write_atomically(path: Path | str, content: bytes) -> None:
 def read_limited(path: Path | str) -> bytes:
     """Return a file's content, decompressed if the path ends in ``.gz``.
 
-    Raises
-    ------
-    BadInput
-        If there is no such file, it cannot be read, is no gzip file although its name says so,
-        ends too early, or is larger than `LARGEST_FILE_BYTES` on disk or
-        `LARGEST_CONTENT_BYTES` decompressed; sizes are checked before memory is spent.
+    Raises `BadInput` if there is no such file, it cannot be read, is no gzip file although its name
+    says so, ends too early, or is larger than `LARGEST_FILE_BYTES` on disk or
+    `LARGEST_CONTENT_BYTES` decompressed; sizes are checked before memory is spent.
     """
     path = Path(path)
     try:
@@ -201,22 +191,10 @@ def kind_of_record(content: bytes) -> str:
 def decode_record(content: bytes, kind: type[Record], *, source: str, newest: int) -> Record:
     """Return the record that a JSON text describes.
 
-    Parameters
-    ----------
-    content : bytes
-        The text.
-    kind : type
-        The frozen class to read; unknown fields are refused.
-    source : str
-        Where the text comes from; named in errors.
-    newest : int
-        The newest format this version reads.
-
-    Raises
-    ------
-    BadInput
-        If the text is no JSON, ends too early, has a newer or no format, an unknown field, a
-        field of the wrong type (with the path to it), or more records than any step has.
+    `kind`: the frozen class to read; unknown fields are refused. `source`: where the text comes
+    from; named in errors. `newest`: the newest format this version reads. Raises `BadInput` if the
+    text is no JSON, ends too early, has a newer or no format, an unknown field, a field of the
+    wrong type (with the path to it), or more records than any step has.
     """
     name = kind.__name__.lower()
     if content.count(b"{") > _LARGEST_RECORDS or content.count(b",") > _LARGEST_ITEMS:

@@ -73,10 +73,7 @@ class Silent:
 class Until(Silent):
     """A progress that shows nothing and interrupts its task once an event is set.
 
-    Parameters
-    ----------
-    stopped : event
-        Of a thread or of a process.
+    `stopped`: of a thread or of a process.
     """
 
     def __init__(self, stopped: _Event) -> None:
@@ -104,12 +101,8 @@ def said_while_waiting(
 ) -> Generator[None, None, None]:
     """Tell the user after two seconds, then every few, what is waited for, while a block runs.
 
-    Parameters
-    ----------
-    what, remaining : callable
-        Return what is done now, and how long that may last; called from a thread of their own.
-    every_s : float
-        Seconds between two lines.
+    `what`, `remaining`: return what is done now, and how long that may last; called from a thread
+    of their own. `every_s`: seconds between two lines.
     """
     ended = threading.Event()
     began_s = time.monotonic()
@@ -132,14 +125,8 @@ def said_while_waiting(
 class Pace:
     """How far a task is and how long it may still last.
 
-    Parameters
-    ----------
-    total : int or None
-        Its steps, if they are known.
-    at_most_s : float or None
-        Seconds after which it ends, if it has a limit.
-    now : callable
-        Returns the time in seconds.
+    `total`: its steps, if they are known. `at_most_s`: seconds after which it ends, if it has a
+    limit. `now`: returns the time in seconds.
     """
 
     def __init__(
@@ -181,10 +168,7 @@ def _duration(seconds: float) -> str:
 class Spoken:
     """A progress that tells of long tasks in lines, where nothing can be drawn.
 
-    Parameters
-    ----------
-    every_s : float
-        Seconds between two lines.
+    `every_s`: seconds between two lines.
     """
 
     def __init__(self, every_s: float = _SAID_EVERY_S) -> None:
@@ -240,10 +224,7 @@ class Interrupts:
     Planners catch ``KeyboardInterrupt`` and return the best plan so far; a program that trains is
     to stop all the same.
 
-    Attributes
-    ----------
-    seen : bool
-        Whether it was pressed.
+    `seen`: whether it was pressed.
     """
 
     def __init__(self) -> None:

@@ -41,19 +41,11 @@ def rounded_up(size_bytes: int, granularity_bytes: int) -> int:
 def parse_bytes(size: int | str, *, what: str = "budget") -> int:
     """Return a size in bytes.
 
-    Parameters
-    ----------
-    size : int or str
-        Bytes as an ``int``, or text with a unit in any case: B, KB, MB, GB, TB (powers of 1000)
-        or KiB, MiB, GiB, TiB (powers of 1024). Text without one, such as ``"1e9"``, is bytes if
-        it is at least a million: of less the unit was forgotten.
-    what : str
-        What the size is for; named in the error.
-
-    Raises
-    ------
-    BadInput
-        If the size is negative or not positive, has no unit as text, or has an unknown one.
+    `size`: bytes as an ``int``, or text with a unit in any case: B, KB, MB, GB, TB (powers of 1000)
+    or KiB, MiB, GiB, TiB (powers of 1024). Text without one, such as ``"1e9"``, is bytes if it is
+    at least a million: of less the unit was forgotten. `what`: what the size is for; named in the
+    error. Raises `BadInput` if the size is negative or not positive, has no unit as text, or has an
+    unknown one.
     """
     if isinstance(size, bool) or not isinstance(size, int | str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BadInput(

@@ -512,7 +512,7 @@ class Outer(nn.Module):
         return self.inner(x)
 
 
-OPTIONS: dict[str, Any] = {"costs": "unit", "planner": "checkpoint_all", "cache": False}
+OPTIONS: dict[str, Any] = {"costs": "unit", "planner": "greedy", "cache": False}
 
 
 def fitted(net):

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import tightfit
-from tests.support.pools import FakeGround
+from tests.support.pools import FakeArenaMemory
 from tightfit.api.report import Report
-from tightfit.arenas.steering import GroundState
+from tightfit.arenas.fillers import ArenaMemoryState
 from tightfit.errors import BadInput
 from tightfit.layout import holes
 from tightfit.layout.blocks import Block
@@ -24,7 +24,7 @@ MIB = 1 << 20
 LaidOut = tuple[list[Block], Script]
 
 
-class Led(FakeGround):
+class Led(FakeArenaMemory):
     """Makes the requests that ops of a step make; says how often they were to lie in it.
 
     Parameters
@@ -42,7 +42,7 @@ class Led(FakeGround):
         self._last: int | None = None
         self._alive: dict[int, Any] = {}
 
-    def state(self) -> GroundState:
+    def state(self) -> ArenaMemoryState:
         self._alive.clear()
         self._turns = []
         return super().state()

@@ -17,7 +17,7 @@ from tightfit.graph.io import save_graph
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.compare import compare
 
-PLANNERS = ("greedy", "linearised_greedy", "checkmate", "checkpoint_all")
+PLANNERS = ("greedy", "linearised_greedy", "checkmate", "gist")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_rows_are_printed_and_written_as_csv_json_and_svg(
         ("greedy", rows[0]["status"]),
         ("linearised_greedy", rows[1]["status"]),
         ("checkmate", "optimal"),
-        ("checkpoint_all", "unknown"),
+        ("gist", "unknown"),
     ]
     with (tmp_path / "out.csv").open() as file:
         assert [row["planner"] for row in csv.DictReader(file)] == [*PLANNERS, *PLANNERS]
@@ -90,7 +90,7 @@ def test_an_interruption_keeps_the_rows_that_are_there() -> None:
         def stop(self) -> None: ...
 
     task = Task(graph=chain([2, 4, 1]), budget_bytes=9)
-    jobs = ["checkpoint_all", *["checkmate"] * 5]
+    jobs = ["gist", *["checkmate"] * 5]
     before = set(threading.enumerate())
     rows = compare([task], jobs, Limits(seconds=5, workers=1), Interrupting())
     assert 1 <= len(rows) <= len(jobs)
@@ -113,7 +113,7 @@ def test_bad_options_are_refused_by_name(
     graph: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if "--planners" not in words:
-        words = [*words, "--planners", "checkpoint_all"]
+        words = [*words, "--planners", "gist"]
     assert main(["compare", graph, *words]) == 2
     assert message in capsys.readouterr().err
 
@@ -122,7 +122,7 @@ def test_a_model_of_the_zoo_is_compared_without_its_memory(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ["--batch", "176", "--size", "224", "--costs", "p100", "--json"]
-    chosen = ["--budgets", "0.8", "--planners", "chen_greedy,checkpoint_all"]
+    chosen = ["--budgets", "0.7", "--planners", "chen_greedy,ap_sqrt"]
     assert main(["compare", "zoo:vgg16", *words, *chosen]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert rows[0]["overhead"] < 0.1

@@ -13,6 +13,7 @@ from tightfit.cli.checks import lengths
 from tightfit.graph import Graph
 from tightfit.planners.base import Limits
 from tightfit.planners.questions.lengths import longest_fit
+from tightfit.planners.questions.request import PlanRequest
 from tightfit.progress import SILENT
 
 LEAST = 4600
@@ -34,11 +35,8 @@ def test_the_border_is_found_with_few_plans(border: int) -> None:
     found = longest_fit(
         captured,
         [*range(100), 50, 3],
-        LEAST + border,
-        gradients="fresh",
-        planner="greedy",
-        limits=Limits(seconds=1.0),
-        progress=SILENT,
+        PlanRequest(LEAST + border, planner="greedy", limits=Limits(seconds=1.0)),
+        SILENT,
     )
     fitting = [length for length in range(100) if length <= border]
     assert found.longest == max(fitting, default=None)

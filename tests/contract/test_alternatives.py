@@ -35,8 +35,8 @@ from tightfit.alternatives.stash import (
 )
 from tightfit.alternatives.tied_embedding import add_embedding_gradient_
 from tightfit.alternatives.together import (
+    Intermediate,
     Link,
-    Made,
     Norm,
     Read,
     run_together,
@@ -424,12 +424,12 @@ def test_stretches_of_large_tensors_are_put_together_again(shape, layout) -> Non
     channels = [torch.rand(shape[1]) for _ in range(4)]
     normed = normalise_with_statistics(x, *channels)
     norm = Norm(*map(Read, range(5)))
-    both = Link(torch.ops.aten.add.Tensor, (Made(0), Read(5)))
-    last = Link(torch.ops.aten.relu.default, (Made(1),))
+    both = Link(torch.ops.aten.add.Tensor, (Intermediate(0), Read(5)))
+    last = Link(torch.ops.aten.relu.default, (Intermediate(1),))
     where = tuple(x.shape), tuple(x.stride())
     made = run_together((norm, both, last), *where, x, *channels, skip)
     assert torch.equal(made, F.relu(normed + skip)) and made.stride() == x.stride()
-    back = Link(torch.ops.aten.silu_backward.default, (Read(0), Made(0)))
+    back = Link(torch.ops.aten.silu_backward.default, (Read(0), Intermediate(0)))
     norm = Norm(*map(Read, range(1, 6)))
     expected = torch.ops.aten.silu_backward.default(gradient, normed)
     assert run_together_over((norm, back), *where, gradient, x, *channels) is gradient

@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.graphs import training_graphs
+from support.planning import EVERY_PLANNER
 from tightfit.errors import BadInput
 from tightfit.graph import Alternative, Graph, Op, Segment, Value, Variant, validate_graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
 from tightfit.plan import Outcome, simulate, verify
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.registry import PLANNERS, is_chain, plan_with
+from tightfit.planners.registry import PLANNERS, find_planner, is_chain, plan_with
 
 BRIEF = Limits(seconds=30.0, iterations=100, workers=1)
 EXTRAS = {"cpsat": "ortools", "gurobi": "gurobipy"}
@@ -50,12 +51,12 @@ def chain(layers: int, *, with_skip: bool = False) -> Graph:
 
 
 def graph_for(name: str) -> Graph:
-    return chain(8, with_skip=not PLANNERS[name].capabilities.linear_only)
+    return chain(8, with_skip=not find_planner(name).capabilities.linear_only)
 
 
-@pytest.fixture(params=sorted(PLANNERS))
+@pytest.fixture(params=sorted(EVERY_PLANNER))
 def planner(request: pytest.FixtureRequest) -> str:
-    extra = PLANNERS[request.param].capabilities.extra
+    extra = find_planner(request.param).capabilities.extra
     if extra is not None and importlib.util.find_spec(EXTRAS[extra]) is None:
         pytest.skip(f"needs tightfit[{extra}]")
     return request.param
@@ -83,12 +84,12 @@ def test_it_plans_a_chain_within_the_budget(planner: str, ratio: float) -> None:
     task = Task(graph=graph, budget_bytes=budget_of_ratio(graph, ratio))
     outcome = plan_with(planner, task, BRIEF)
     check_outcome(outcome, task)
-    if PLANNERS[planner].capabilities.respects_budget:
+    if find_planner(planner).capabilities.respects_budget:
         assert outcome.plan is not None
 
 
 def test_nothing_is_recomputed_when_everything_fits(planner: str) -> None:
-    if not PLANNERS[planner].capabilities.respects_budget:
+    if not find_planner(planner).capabilities.respects_budget:
         pytest.skip("does not look at the budget")
     graph = graph_for(planner)
     outcome = plan_with(planner, Task(graph=graph, budget_bytes=eager_peak_bytes(graph)), BRIEF)
@@ -100,7 +101,7 @@ def test_an_impossible_budget_is_answered(planner: str) -> None:
     graph = graph_for(planner)
     outcome = plan_with(planner, Task(graph=graph, budget_bytes=199), BRIEF)
     assert outcome.plan is None
-    if PLANNERS[planner].capabilities.proves_infeasible:
+    if find_planner(planner).capabilities.proves_infeasible:
         assert outcome.status == "infeasible"
 
 
@@ -128,7 +129,7 @@ def test_an_interruption_ends_with_the_best_so_far(planner: str) -> None:
 
 
 def test_the_time_limit_is_kept(planner: str) -> None:
-    graph = chain(60, with_skip=not PLANNERS[planner].capabilities.linear_only)
+    graph = chain(60, with_skip=not find_planner(planner).capabilities.linear_only)
     task = Task(graph=graph, budget_bytes=budget_of_ratio(graph, 0.3))
     started = time.perf_counter()
     check_outcome(plan_with(planner, task, Limits(seconds=2.0, gap=0.0, workers=1)), task)
@@ -153,7 +154,7 @@ def test_a_method_for_chains_refuses_other_graphs() -> None:
 def test_it_plans_graphs_with_every_feature_of_the_format(
     planner: str, graph: Graph, ratio: float, gradients: str
 ) -> None:
-    if PLANNERS[planner].capabilities.linear_only:
+    if find_planner(planner).capabilities.linear_only:
         return
     budget = budget_of_ratio(graph, ratio, gradients=gradients)
     task = Task(graph=graph, budget_bytes=budget, gradients=gradients)

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import tightfit
-from tightfit.allocator.cuda_ground import CudaGround
+from tightfit.allocator.cuda_arena_memory import CudaArenaMemory
 from tightfit.api.report import Report
-from tightfit.arenas.steering import Steering, why_not_led
+from tightfit.arenas.fillers import FillerPlacement, why_not_led
 from tightfit.layout.blocks import Block
 from tightfit.layout.holes import script_of
 from tightfit.torch_private.gpu.allocator_settings import divide_coarsely
@@ -36,7 +36,7 @@ def fixed_segments() -> None:
 
 
 def test_requests_can_be_led_on_this_release() -> None:
-    assert why_not_led(functools.partial(CudaGround, device=device())) is None
+    assert why_not_led(functools.partial(CudaArenaMemory, device=device())) is None
 
 
 def test_requests_find_their_places_a_thousand_times() -> None:
@@ -44,13 +44,13 @@ def test_requests_find_their_places_a_thousand_times() -> None:
     sizes = [3 * MIB - 700, 7 * MIB, 7 * MIB, 2 * MIB, 30 * MIB, 1 * MIB + 512]
     blocks = [Block(n, 2 * (n // 2), 2 * (n // 2) + 1 + n, s) for n, s in enumerate(sizes)]
     script = script_of(blocks)
-    grounds: list[CudaGround] = []
+    grounds: list[CudaArenaMemory] = []
 
-    def ground_for(height_bytes: int) -> CudaGround:
-        grounds.append(CudaGround(height_bytes, device()))
+    def ground_for(height_bytes: int) -> CudaArenaMemory:
+        grounds.append(CudaArenaMemory(height_bytes, device()))
         return grounds[-1]
 
-    steering = Steering(ground_for)
+    steering = FillerPlacement(ground_for)
     for _ in range(1000):
         step, alive = steering.begin(script), {}
         for at in sorted({block.lower for block in blocks}):
@@ -71,7 +71,7 @@ def test_what_leading_a_request_costs() -> None:
     """Printed, for docs/arena.md: microseconds of the processor for each large request."""
     blocks = [Block(n, 2 * n, 2 * n + 5, (4 + n % 7) << 20) for n in range(200)]
     script = script_of(blocks)
-    steering = Steering(functools.partial(CudaGround, device=device()))
+    steering = FillerPlacement(functools.partial(CudaArenaMemory, device=device()))
     spent = 0.0
     for _ in range(20):
         alive = {}

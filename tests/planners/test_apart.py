@@ -35,7 +35,7 @@ def test_another_process_finds_the_same(planned_here: list[str]) -> None:
 
 def test_an_earlier_plan_goes_along(planned_here: list[str]) -> None:
     known = plan_with("anytime", TIGHT, LIMITS).plan
-    outcome = plan_apart("checkpoint_all", TIGHT, LIMITS, known=known)
+    outcome = plan_apart("gist", TIGHT, LIMITS, known=known)
     assert planned_here == []
     assert outcome.plan is not None and known is not None
     assert outcome.plan.instructions == known.instructions

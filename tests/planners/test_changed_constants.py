@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.optimum import small_graphs
+from support.planning import EVERY_PLANNER
 from tightfit.errors import BadInput, InvalidGraph, InvalidPlan, MissingExtra
 from tightfit.graph import Alternative, Graph, Op, Segment, Value, Variant, validate_graph
 from tightfit.graph.changes import need_before_changes
@@ -21,7 +22,7 @@ from tightfit.planners.orders.frees_early import frees_early
 from tightfit.planners.orders.least_peak import least_peak
 from tightfit.planners.orders.reorder import reorder
 from tightfit.planners.outcomes import planned
-from tightfit.planners.registry import PLANNERS, plan_with
+from tightfit.planners.registry import plan_with
 
 BRIEF = Limits(seconds=5.0, iterations=50, workers=1)
 
@@ -79,7 +80,7 @@ def _earliest(graph: Graph, first: int) -> list[int]:
     return [op for i in range(first) for op in (i, *behind.get(i, ()))]
 
 
-@pytest.mark.parametrize("planner", sorted(PLANNERS))
+@pytest.mark.parametrize("planner", sorted(EVERY_PLANNER))
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(graph=graphs_with_steps(), share=st.floats(0.0, 1.0))
 def test_plans_read_nothing_that_was_changed(planner: str, graph: Graph, share: float) -> None:

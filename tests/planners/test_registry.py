@@ -7,10 +7,11 @@ import math
 import pytest
 
 from support.papers import chain, peak_bytes
+from support.planning import EVERY_PLANNER
 from tightfit.errors import BadInput
 from tightfit.plan.plan import Plan
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.registry import PLANNERS, find_planner, plan_with
+from tightfit.planners.registry import find_planner, plan_with
 
 GRAPH = chain([2, 4, 1])
 TIGHT = Task(graph=GRAPH, budget_bytes=peak_bytes(GRAPH) - 2)
@@ -24,9 +25,9 @@ def earlier() -> Plan:
 
 
 def test_an_earlier_plan_is_used_where_the_planner_finds_none() -> None:
-    assert plan_with("checkpoint_all", TIGHT).plan is None
+    assert plan_with("gist", TIGHT).plan is None
     roomy = Task(graph=GRAPH, budget_bytes=TIGHT.budget_bytes + 1)
-    outcome = plan_with("checkpoint_all", roomy, known=earlier())
+    outcome = plan_with("gist", roomy, known=earlier())
     assert outcome.plan is not None
     assert outcome.plan.instructions == earlier().instructions
     assert outcome.plan.budget_bytes == roomy.budget_bytes
@@ -35,7 +36,7 @@ def test_an_earlier_plan_is_used_where_the_planner_finds_none() -> None:
 
 def test_an_earlier_plan_that_does_not_fit_is_not_used() -> None:
     smaller = Task(graph=GRAPH, budget_bytes=TIGHT.budget_bytes - 2)
-    outcome = plan_with("checkpoint_all", smaller, known=earlier())
+    outcome = plan_with("gist", smaller, known=earlier())
     assert (outcome.plan, outcome.status) == (None, "unknown")
     proven = plan_with("anytime", Task(graph=GRAPH, budget_bytes=3), known=earlier())
     assert (proven.status, proven.bound) == ("infeasible", math.inf)
@@ -43,10 +44,12 @@ def test_an_earlier_plan_that_does_not_fit_is_not_used() -> None:
 
 def test_a_planner_that_finds_a_plan_is_not_overruled() -> None:
     roomy = Task(graph=GRAPH, budget_bytes=peak_bytes(GRAPH))
-    assert plan_with("checkpoint_all", roomy, known=earlier()).overhead == 0.0
+    assert plan_with("gist", roomy, known=earlier()).overhead == 0.0
 
 
 def test_an_unknown_planner_is_refused_with_the_known_ones() -> None:
     with pytest.raises(BadInput, match=r"no planner is called 'best' .*anytime, .*monet"):
         find_planner("best")
-    assert all(find_planner(name).load() for name in PLANNERS if name != "intervals")
+    with pytest.raises(BadInput, match=r"no option 'best' \(known: eviction:h_dtr_eq, .*:lru"):
+        find_planner("eviction:best")
+    assert all(find_planner(name).load() for name in EVERY_PLANNER if name != "intervals")

@@ -18,10 +18,11 @@ from support.architecture import files_of
 from support.every_picture import every_picture
 from support.graphs import two_layers
 from support.pictures import points_in, texts_in
+from support.planning import EVERY_PLANNER
 from tightfit.cli import main
 from tightfit.errors import MissingExtra
 from tightfit.graph.io import save_graph
-from tightfit.planners.registry import DEFAULT, PLANNERS
+from tightfit.planners.registry import DEFAULT
 from tightfit.reporting.pictures.comparison import comparison_picture
 from tightfit.reporting.pictures.curve import curve_picture
 from tightfit.reporting.pictures.found import Found, Series
@@ -32,7 +33,7 @@ from tightfit.reporting.pictures.scales import percent_scale
 from tightfit.reporting.pictures.style import FAMILIES, OURS, looks_of
 from tightfit.studies.pytorch_ways import PYTORCH
 
-EVERYBODY = [*PLANNERS, *PYTORCH]
+EVERYBODY = [*EVERY_PLANNER, *PYTORCH]
 
 
 def compared(names: list[str]) -> bytes:
@@ -77,9 +78,9 @@ def test_no_two_planners_look_alike_and_all_registered_ones_have_a_family() -> N
 
 
 def test_a_planner_without_a_plan_says_so_and_a_proof_that_none_exists_is_hatched() -> None:
-    nothing = Series("checkpoint_all", (Found(1.0, None, status="unknown"),))
+    nothing = Series("gist", (Found(1.0, None, status="unknown"),))
     svg = comparison_picture([nothing], title="", budgets="GiB")
-    assert "checkpoint_all: no plan" in texts_in(svg) and not points_in(svg)
+    assert "gist: no plan" in texts_in(svg) and not points_in(svg)
     assert b"no plan exists (proven)" not in svg
     proven = compared(["anytime", "greedy"])
     assert b"no plan exists (proven)" in proven and points_in(proven)["infeasible 0"] == 1

@@ -260,6 +260,8 @@ def _is_private(name: str) -> bool:
 
 # -- values and sizes --------------------------------------------------------------------------
 
+MOST_PARAMETERS = 6
+
 MUTABLE = {"list", "dict", "set", "List", "Dict", "Set", "Counter", "defaultdict", "deque"}
 
 
@@ -296,6 +298,18 @@ def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return node.end_lineno - body[0].lineno + 1 if body else 0
 
 
+def wide_signatures(file: File) -> list[tuple[int, str]]:
+    """Return line and name of every function of more than six parameters, or more than one bool."""
+    found: list[tuple[int, str]] = []
+    for node in file.functions:
+        every = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        given = [a for a in every if a.arg not in ("self", "cls")]
+        bools = [a for a in given if a.annotation and ast.unparse(a.annotation) == "bool"]
+        if len(given) > MOST_PARAMETERS or len(bools) > 1:
+            found.append((node.lineno, node.name))
+    return found
+
+
 def folders_of(files: tuple[File, ...]) -> dict[str, int]:
     """Return how many files lie in each folder; what opens a folder does not count."""
     counts: dict[str, int] = {}
@@ -320,6 +334,9 @@ def figures(files: tuple[File, ...]) -> dict[str, int]:
         "writes to foreign attributes": sum(len(foreign_writes(f)) for f in files),
         "reads of foreign privates": sum(len(foreign_privates(f)) for f in files),
         "changeable fields of frozen values": sum(len(changeable_fields(f)) for f in files),
+        "functions of more than six parameters or one bool": sum(
+            len(wide_signatures(f)) for f in files
+        ),
         "files that import private names of PyTorch": sum(
             bool(private_torch_imports(f)) for f in files
         ),

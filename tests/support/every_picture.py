@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tightfit.reporting.pictures.along_step import AlongStep, step_picture
+from benchmarks.pictures.along_step import AlongStep, step_picture
+from benchmarks.pictures.training import Measured, TrainedModel, training_picture
 from tightfit.reporting.pictures.comparison import comparison_picture
 from tightfit.reporting.pictures.curve import curve_picture
 from tightfit.reporting.pictures.found import Found, Series
 from tightfit.reporting.pictures.layout import Rectangle, layout_picture
 from tightfit.reporting.pictures.policies import PolicyCurve, policies_picture
-from tightfit.reporting.pictures.training import Measured, TrainedModel, training_picture
 from tightfit.reporting.pictures.ways import MeasuredWay, WaysOfOp, ways_picture
 
 __all__ = ["every_picture"]

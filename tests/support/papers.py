@@ -15,7 +15,7 @@ from tightfit.plan.assemble import assemble, keep_everything
 from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Task
 from tightfit.planners.bounds import working_set_bytes
-from tightfit.planners.stages.staged import Implementation, Staged, staged
+from tightfit.planners.papers.stages.staged import Implementation, Staged, staged
 
 SECOND = 1e-3
 

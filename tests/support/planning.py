@@ -7,8 +7,16 @@ from types import ModuleType
 import pytest
 
 from benchmarks.training import let_search_end
+from tightfit.planners.registry import PLANNERS
 
-__all__ = ["planners_called"]
+__all__ = ["EVERY_PLANNER", "planners_called"]
+
+EVERY_PLANNER = tuple(
+    name
+    for entry in PLANNERS.values()
+    for name in (entry.name, *(f"{entry.name}:{option}" for option in entry.options))
+)
+"""All names that `find_planner` takes."""
 
 
 def planners_called(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass
 
-from tightfit.arenas.steering import GroundState
+from tightfit.arenas.fillers import ArenaMemoryState
 
-__all__ = ["Block", "FakeGround", "FakePool"]
+__all__ = ["Block", "FakeArenaMemory", "FakePool"]
 
 SMALL, GRANULARITY = 1 << 20, 512
 
@@ -91,7 +91,7 @@ class FakePool:
         insort(segment, rest, key=lambda s: s.address)
 
 
-class FakeGround:
+class FakeArenaMemory:
     """A ground in such a pool; counts who is inside."""
 
     def __init__(self, height_bytes: int, least_left: int = SMALL + 1) -> None:
@@ -106,7 +106,7 @@ class FakeGround:
     def reserved_bytes(self) -> int:
         return self.pool.reserved
 
-    def state(self) -> GroundState:
+    def state(self) -> ArenaMemoryState:
         if len(self.pool.segments) > 1:
             return "grown"
         return "held" if any(s.held for s in self.pool.segments[0]) else "free"

@@ -307,25 +307,9 @@ std::vector<int> Replay::cheapest_window(std::int64_t size, bool only_first_clas
         if (only_first_class && stored_[s].backward) return -1.0;
         ++counts_.evaluations;
         const auto staleness = static_cast<double>(clock_ - hot_[s].last_access);
-        const auto cost = std::max(0.0, static_cast<double>(above(s)));
+        const auto cost = std::max(0.0, static_cast<double>(cost_of(policy_.cost, *this, s)));
         return staleness > 0 ? cost / staleness : std::numeric_limits<double>::max();
     });
-}
-
-// What stands above the line of a score.
-std::int64_t Replay::above(int s) {
-    switch (policy_.cost) {
-        case CostKind::none:
-        case CostKind::random: return 1;
-        case CostKind::local: return hot_[s].cost;
-        case CostKind::before: return hot_[s].cost + region(s, true, false);
-        case CostKind::around:
-            return hot_[s].cost + region(s, true, false) + region(s, false, false);
-        case CostKind::count: return 1 + region(s, true, true) + region(s, false, true);
-        case CostKind::classes: return hot_[s].cost + class_cost(s);
-        case CostKind::operators: return operators_before(s);
-    }
-    return 0;
 }
 
 int Replay::cheapest() {
@@ -339,24 +323,15 @@ int Replay::cheapest() {
     if (policy_.cost == CostKind::none && !policy_.by_staleness && policy_.by_size &&
         !has_neighbours)
         return least_score([hot](int s) { return hot[s].per_byte; });
-    const auto below = [this, hot, has_neighbours](int s) {
-        double bytes = policy_.by_size ? hot[s].bytes : 1.0;
+    const auto weight = [this, hot, has_neighbours](int s) {
+        double bytes = hot[s].bytes;
         if (has_neighbours && policy_.by_size && bytes > 0)
             bytes += static_cast<double>(arena_.free_beside(offsets_[s]));
-        return policy_.by_staleness ? bytes * static_cast<double>(clock_ - hot[s].last_access)
-                                    : bytes;
+        return weight_of(policy_, bytes, static_cast<double>(clock_ - hot[s].last_access));
     };
-    const auto by = [below](auto numerator) {
-        return [below, numerator](int s) {
-            const double divisor = below(s);
-            return divisor > 0 ? static_cast<double>(numerator(s)) / divisor : kInfinity;
-        };
-    };
-    switch (policy_.cost) {
-        case CostKind::none: return least_score(by([](int) { return std::int64_t{1}; }));
-        case CostKind::local: return least_score(by([hot](int s) { return hot[s].cost; }));
-        default: return least_score(by([this](int s) { return above(s); }));
-    }
+    return least_score([&](int s) {
+        return score_of(weight(s), [&] { return cost_of(policy_.cost, *this, s); });
+    });
 }
 
 // The candidate with the least score, the last of several; a score of zero ends the search.
@@ -408,7 +383,7 @@ void Replay::join_classes(int storage) {
 }
 
 // The sum over the distinct classes beside a storage.
-std::int64_t Replay::class_cost(int storage) {
+std::int64_t Replay::cost_of_classes(int storage) {
     std::int64_t sum = 0;
     roots_.clear();
     const auto add = [&](int other) {
@@ -425,9 +400,9 @@ std::int64_t Replay::class_cost(int storage) {
     return sum;
 }
 
-// Cost, or number, of the evicted storages reached through evicted ones only.
-std::int64_t Replay::region(int storage, bool towards_parents, bool count) {
-    std::int64_t sum = 0;
+// The evicted storages reached through evicted ones only.
+Reached Replay::reached(int storage, bool towards_parents) {
+    Reached found;
     ++search_;
     front_.assign(1, storage);
     while (!front_.empty()) {
@@ -438,15 +413,16 @@ std::int64_t Replay::region(int storage, bool towards_parents, bool count) {
             ++counts_.looks;
             if (!is_evicted(s) || seen_[s] == search_) continue;
             seen_[s] = search_;
-            sum += count ? 1 : hot_[s].cost;
+            ++found.count;
+            found.cost += hot_[s].cost;
             front_.push_back(s);
         }
     }
-    return sum;
+    return found;
 }
 
 // Cost of every operator that would have to run to bring a storage back, each once.
-std::int64_t Replay::operators_before(int storage) {
+std::int64_t Replay::cost_of_operators(int storage) {
     std::int64_t sum = 0;
     const auto add = [&](int s) {
         for (const int tensor : recorded_.views[s]) {

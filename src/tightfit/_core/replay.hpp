@@ -8,14 +8,11 @@
 #include <vector>
 
 #include "arena.hpp"
-#include "evicted_classes.hpp"
+#include "eviction.hpp"
 #include "pool.hpp"
 #include "recorded.hpp"
 
 namespace tightfit {
-
-// What stands above the line of a score; `eviction/policies/policy.py` says what each counts.
-enum class CostKind : int { none, local, before, around, count, classes, operators, random };
 
 enum class Deallocation : int { eager, banish, ignore };
 
@@ -56,6 +53,13 @@ public:
 
     ReplayCounts run();
     const std::vector<Moment>& moments() const { return moments_; }
+
+    // What a score asks.
+    std::int64_t own_cost(int storage) const { return hot_[storage].cost; }
+    Reached reached_before(int storage) { return reached(storage, true); }
+    Reached reached_after(int storage) { return reached(storage, false); }
+    std::int64_t cost_of_classes(int storage);
+    std::int64_t cost_of_operators(int storage);
 
 private:
     struct Stopped {
@@ -108,15 +112,12 @@ private:
     void evict_one();
     void evict_window(std::int64_t size);
     int cheapest();
-    std::int64_t above(int storage);
     template <class Score>
     int least_score(Score score_of);
     std::vector<int> cheapest_window(std::int64_t size, bool only_first_class);
     void evict(int storage, MomentKind kind);
     void join_classes(int storage);
-    std::int64_t class_cost(int storage);
-    std::int64_t region(int storage, bool parents, bool count);
-    std::int64_t operators_before(int storage);
+    Reached reached(int storage, bool towards_parents);
     bool is_evicted(int storage) const {
         return stored_[storage].was_resident && !stored_[storage].resident &&
                !stored_[storage].banished;

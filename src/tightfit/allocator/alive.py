@@ -16,10 +16,5 @@ def alive(kinds: Iterable[type]) -> list[Any]:
     No other thread runs meanwhile. Python's own `gc.get_objects` hands out tuples that another
     thread has only half made, and making them then fails there (``SystemError: bad argument to
     internal function``) if this thread is stopped while it holds them.
-
-    Parameters
-    ----------
-    kinds : iterable of type
-        The classes.
     """
     return _engine.alive(kinds)

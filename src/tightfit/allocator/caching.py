@@ -12,21 +12,11 @@ __all__ = ["AllocatorState", "CachingAllocator", "CudaCachingAllocator", "return
 
 @dataclass(frozen=True)
 class AllocatorState:
-    """A caching allocator at one moment.
+    """A caching allocator at one moment."""
 
-    Parameters
-    ----------
-    allocated_bytes : int
-        Given out.
-    reserved_bytes : int
-        Taken from the device: given out, cached, or lost between blocks.
-    retries : int
-        How often so far it has given all that was cached back to serve a request.
-    """
-
-    allocated_bytes: int
-    reserved_bytes: int
-    retries: int
+    allocated_bytes: int  # given out
+    reserved_bytes: int  # taken from the device: given out, cached, or lost between blocks
+    retries: int  # how often so far it has given all that was cached back to serve a request
 
 
 class CachingAllocator(Protocol):
@@ -47,13 +37,7 @@ class CachingAllocator(Protocol):
 
 
 class CudaCachingAllocator:
-    """That of a GPU.
-
-    Parameters
-    ----------
-    device : torch.device
-        The GPU.
-    """
+    """That of a GPU."""
 
     page_bytes = 22 << 20  # of segments that expand, for large requests and for small ones
 

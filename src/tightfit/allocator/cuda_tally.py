@@ -24,17 +24,10 @@ _REFUSING = re.compile(r"GPU (\d+) has")
 
 @dataclass(frozen=True)
 class Refusals:
-    """The requests that a limit has refused.
+    """The requests that a limit has refused."""
 
-    Parameters
-    ----------
-    count : int
-        How many.
-    asked_bytes, held_bytes : int
-        Of the last one: what it asked for, and what was held then.
-    """
-
-    count: int = 0
+    count: int = 0  # how many
+    # asked_bytes, held_bytes: of the last one: what it asked for, and what was held then
     asked_bytes: int = 0
     held_bytes: int = 0
 
@@ -48,14 +41,8 @@ class CudaTally:
     be added, too. Of several tallies the least limit holds, and none is above what the user has
     set.
 
-    Parameters
-    ----------
-    device : torch.device
-        The GPU.
-    before : iterable of torch.Tensor
-        Tensors that are there already, and are asked about later.
-    from_now : bool
-        Whether the peak starts from now, that of the user as well.
+    `before`: tensors that are there already, and are asked about later. `from_now`: whether the
+    peak starts from now, that of the user as well.
     """
 
     refuses = True
@@ -162,13 +149,7 @@ def _fraction(index: int) -> float:
 
 
 def told_by_budget(error: BaseException) -> str | None:
-    """Say what a GPU's allocator has refused, in terms of its least budget; None: it has none.
-
-    Parameters
-    ----------
-    error : BaseException
-        Any.
-    """
+    """Say what a GPU's allocator has refused, in terms of its least budget; None: it has none."""
     if not isinstance(error, torch.OutOfMemoryError):
         return None
     refusing = _REFUSING.search(str(error))

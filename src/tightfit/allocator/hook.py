@@ -99,10 +99,8 @@ def installed_hook() -> ctypes.CDLL:
     The first call installs it, for the life of the process. Memory that was allocated before is
     never counted, also when it is freed or resized later.
 
-    Raises
-    ------
-    HookUnavailable
-        If it was not built, or if c10's allocator is not the one it was written for.
+    Raises `HookUnavailable` if it was not built, or if c10's allocator is not the one it was
+    written for.
     """
     library, reason = _install()
     if library is None:

@@ -33,21 +33,10 @@ class _Storage:
 
 @dataclass
 class LiveOnFakes(private.TorchDispatchMode):
-    """Counts the bytes of the storages that ops make, as long as a tensor lies in them.
+    """Counts the bytes of the storages that ops make, as long as a tensor lies in them."""
 
-    Parameters
-    ----------
-    granularity : int
-        What the device's allocator rounds to, in bytes.
-
-    Attributes
-    ----------
-    peak_bytes : int
-        The most that lived at once so far.
-    """
-
-    granularity: int
-    peak_bytes: int = 0
+    granularity: int  # what the device's allocator rounds to, in bytes
+    peak_bytes: int = 0  # the most that lived at once so far
     _held_bytes: int = 0
     _storages: dict[int, _Storage] = field(default_factory=dict)
     _seen: Any = field(default_factory=private.WeakTensorKeyDictionary)

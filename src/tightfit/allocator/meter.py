@@ -42,13 +42,9 @@ class Meter(Protocol):
     allocator rounds. Only differences mean something: what the process allocated before the
     meter existed may or may not be in them. Every meter has a peak of its own, which starts from
     what is live when the meter is made.
-
-    Attributes
-    ----------
-    shares_peak : bool
-        Whether the device has one peak for all who ask, which `reset_peak` takes from others.
     """
 
+    # Whether the device has one peak for all who ask, which `reset_peak` takes from others
     shares_peak: bool
 
     def live_bytes(self) -> int:
@@ -62,11 +58,8 @@ class Meter(Protocol):
     def reset_peak(self, *, quietly: bool = False) -> None:
         """Let this meter's peak start again from what is live now.
 
-        Parameters
-        ----------
-        quietly : bool
-            Leave a peak that is shared as it is. `peak_bytes` then is what was live at least: it
-            is exact where it is the highest since the shared peak was last reset.
+        `quietly`: leave a peak that is shared as it is. `peak_bytes` then is what was live at
+        least: it is exact where it is the highest since the shared peak was last reset.
         """
         ...
 
@@ -82,10 +75,7 @@ class CpuMeter:
     bytes. Not seen: memory that MKL and OpenMP take for themselves. Each allocation costs a
     comparison per meter that exists.
 
-    Raises
-    ------
-    HookUnavailable
-        If the hook cannot be installed, or 1024 meters exist already.
+    Raises `HookUnavailable` if the hook cannot be installed, or 1024 meters exist already.
     """
 
     shares_peak = False
@@ -191,29 +181,17 @@ class CudaMeter:
 
 @dataclass(frozen=True)
 class PeakMeasurement:
-    """What one call did to a device's memory.
+    """What one call did to a device's memory."""
 
-    Parameters
-    ----------
-    peak_bytes : int
-        The most that was live during the call above what was live before it.
-    growth_bytes : int
-        What is live after the call minus what was live before it; may be negative.
-    """
-
-    peak_bytes: int
-    growth_bytes: int
+    peak_bytes: int  # the most that was live during the call above what was live before it
+    growth_bytes: int  # what is live after the call minus what was live before it; may be negative
 
 
 def meter_for(device: torch.device | str) -> Meter:
     """Return the meter of a device.
 
-    Raises
-    ------
-    HookUnavailable
-        For the CPU if the hook cannot be installed; only `measure_peak` works then.
-    BadInput
-        If the device is neither a CPU nor a CUDA device.
+    Raises `HookUnavailable` for the CPU if the hook cannot be installed; only `measure_peak` works
+    then. Raises `BadInput` if the device is neither a CPU nor a CUDA device.
     """
     import torch
 

@@ -31,20 +31,11 @@ class RecordedBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class Recording:
-    """Every block that was allocated between begin and end of a recording.
+    """Every block that was allocated between begin and end of a recording."""
 
-    Parameters
-    ----------
-    blocks : tuple of RecordedBlock
-        In order of allocation; ``blocks[i].id == i``.
-    last_tick : int
-        The end of every block that outlived the recording.
-    frees_of_older_blocks : int
-        How many blocks were freed that were allocated before the recording began.
-    """
-
-    blocks: tuple[RecordedBlock, ...]
-    last_tick: int
+    blocks: tuple[RecordedBlock, ...]  # in order of allocation; ``blocks[i].id == i``
+    last_tick: int  # the end of every block that outlived the recording
+    # How many blocks were freed that were allocated before the recording began
     frees_of_older_blocks: int
 
     @property
@@ -63,10 +54,7 @@ class Recorder:
     def recording(self) -> Recording:
         """The finished recording.
 
-        Raises
-        ------
-        RuntimeError
-            While it still runs.
+        Raises `RuntimeError` while it still runs.
         """
         if self._recording is None:
             raise RuntimeError("a recording can be read only after its 'with' block has ended")
@@ -86,12 +74,8 @@ def record() -> Iterator[Recorder]:
     Python's cyclic garbage collector may delay frees; disable it around the block for lifetimes
     that repeat from step to step.
 
-    Raises
-    ------
-    HookUnavailable
-        If the allocator hook cannot be installed.
-    RuntimeError
-        If another recording is running.
+    Raises `HookUnavailable` if the allocator hook cannot be installed. Raises `RuntimeError` if
+    another recording is running.
     """
     hook = installed_hook()
     if hook.tightfit_hook_record_begin():

@@ -61,14 +61,9 @@ def budget_exceeded(
 ) -> BudgetExceeded:
     """Return the error of something that a limit has refused a request.
 
-    Parameters
-    ----------
-    error : BaseException
-        For which `is_refusal`.
-    what : str
-        What was refused it, and how things stand now.
-    further_bytes : int or None
-        What would have been asked for next; None: not known, and the error's own guess counts.
+    `error`: for which `is_refusal`. `what`: what was refused it, and how things stand now.
+    `further_bytes`: what would have been asked for next; None: not known, and the error's own guess
+    counts.
     """
     budget, asked, held, guessed = _numbers(error)
     text = f"{what} {_told(error)}"

@@ -29,24 +29,13 @@ _LARGEST_BYTES = 32 << 20  # as high as glibc itself sets its threshold
 
 @dataclass(frozen=True)
 class Replayed:
-    """What happened to the requests of one step.
+    """What happened to the requests of one step."""
 
-    Parameters
-    ----------
-    requests : int
-        Those of the thread inside the arena.
-    hits : int
-        Got their planned place.
-    outside : int
-        Were planned to lie outside.
-    larger, late, over : int
-        Fell back to the ordinary allocator: larger than planned; their place was still held; more
-        than there were in the plan.
-    """
-
-    requests: int
-    hits: int
-    outside: int
+    requests: int  # those of the thread inside the arena
+    hits: int  # got their planned place
+    outside: int  # were planned to lie outside
+    # larger, late, over: fell back to the ordinary allocator: larger than planned; their place was
+    # still held; more than there were in the plan
     larger: int
     late: int
     over: int
@@ -63,19 +52,8 @@ class Replay:
     Blocks may outlive their step, and the arena: its pages are given back when the object is gone
     and nothing in them is alive.
 
-    Parameters
-    ----------
-    height_bytes : int
-        Of the highest plan.
-
-    Raises
-    ------
-    HookUnavailable
-        If the allocator hook cannot be installed.
-    BadInput
-        If there are too many arenas.
-    MemoryError
-        If the memory cannot be mapped.
+    Raises `HookUnavailable` if the allocator hook cannot be installed. Raises `BadInput` if there
+    are too many arenas. Raises `MemoryError` if the memory cannot be mapped.
     """
 
     def __init__(self, height_bytes: int) -> None:
@@ -97,12 +75,8 @@ class Replay:
     ) -> int | None:
         """Add a plan and return its number; None if the arena has its 32 plans.
 
-        Parameters
-        ----------
-        sizes, offsets : sequence of int
-            Of each request of a step, in order; offset -1: it lies outside.
-        predecessors : sequence of sequence of int
-            Of each request, as `tightfit.layout.predecessors` returns them.
+        `sizes`, `offsets`: of each request of a step, in order; offset -1: it lies outside.
+        `predecessors`: of each request, as `tightfit.layout.predecessors` returns them.
         """
         starts = [0, *accumulate(map(len, predecessors))]
         flat = list(chain.from_iterable(predecessors))
@@ -121,10 +95,7 @@ class Replay:
     def begin(self, plan: int) -> None:
         """Let the calling thread's requests be those of a step.
 
-        Raises
-        ------
-        BadInput
-            If the thread is in an arena already.
+        Raises `BadInput` if the thread is in an arena already.
         """
         if self._hook.tightfit_replay_begin(self._number, plan):
             raise BadInput("this thread is in an arena already: arenas cannot be nested")

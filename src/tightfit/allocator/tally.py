@@ -26,15 +26,9 @@ class _NoPlaceLeft(HookUnavailable):
 
 
 class Tally(Protocol):
-    """Counts the bytes given out on a device since it was made, as long as they are held.
+    """Counts the bytes given out on a device since it was made, as long as they are held."""
 
-    Attributes
-    ----------
-    refuses : bool
-        Whether it can refuse what would exceed a limit.
-    """
-
-    refuses: bool
+    refuses: bool  # whether it can refuse what would exceed a limit
 
     def given_bytes(self) -> int:
         """Return the bytes given out since and still held."""
@@ -47,12 +41,8 @@ class Tally(Protocol):
     def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
         """Refuse requests from now on that would exceed a limit, where the device can.
 
-        Parameters
-        ----------
-        limit_bytes : int or None
-            For what is counted and for what was there before; None: no limit.
-        before_bytes : int
-            What was there before and counts against the limit, too.
+        `limit_bytes`: for what is counted and for what was there before; None: no limit.
+        `before_bytes`: what was there before and counts against the limit, too.
         """
         ...
 
@@ -71,10 +61,7 @@ class CpuTally:
     A request beyond the limit raises the exception of c10 that becomes a ``RuntimeError``, in
     whichever thread made it. At most 64 tallies exist at once.
 
-    Raises
-    ------
-    HookUnavailable
-        If the hook cannot be installed, or 64 tallies exist already.
+    Raises `HookUnavailable` if the hook cannot be installed, or 64 tallies exist already.
     """
 
     refuses = True
@@ -120,12 +107,9 @@ class CpuTally:
     def make_room_by(self, free: Callable[[int], bool] | int | None) -> None:
         """Call a function where the limit would be exceeded; refuse if it frees nothing.
 
-        Parameters
-        ----------
-        free : callable, int or None
-            A function, or the address of one in C, of the bytes that lack; returns whether it
-            freed any. Runs inside the allocator, in any thread that allocates: it must not raise.
-            None: refuse at once.
+        `free`: a function, or the address of one in C, of the bytes that lack; returns whether it
+        freed any. Runs inside the allocator, in any thread that allocates: it must not raise. None:
+        refuse at once.
         """
         asked = MAKE_ROOM() if free is None else MAKE_ROOM(free)
         self._hook.tightfit_hook_tally_make_room(self._slot, asked)
@@ -165,12 +149,7 @@ _BEFORE_REFUSALS = BEFORE_REFUSAL(_before_refusals)
 def tally_for(device: torch.device, before: Iterable[Any]) -> Tally | None:
     """Return a new tally of a device; None where there can be none.
 
-    Parameters
-    ----------
-    device : torch.device
-        A CPU or a GPU.
-    before : iterable of torch.Tensor
-        Tensors that are there already, and are asked about later.
+    `device`: a CPU or a GPU. `before`: tensors that are there already, and are asked about later.
     """
     if device.type == "cuda" and torch.cuda.is_available():
         return CudaTally(device, before)

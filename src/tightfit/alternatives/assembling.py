@@ -26,13 +26,7 @@ _Added = tuple[Op, tuple[Call, ...], fx.Node]
 
 
 class Assembly:
-    """A captured step that gets more and more alternatives.
-
-    Parameters
-    ----------
-    captured : Captured
-        The step without any.
-    """
+    """A captured step that gets more and more alternatives."""
 
     def __init__(self, captured: Captured) -> None:
         self._captured = captured

@@ -157,17 +157,9 @@ def attended(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what a kernel attends to, laid out as the default, and its rows of logarithms.
 
-    Parameters
-    ----------
-    kernel : str
-        Which.
-    shape : tuple of int
-        Of the default's logarithms, which may be padded.
-    strides : tuple of tuple of int
-        Of the default's result and logarithms.
-    arguments
-        Query, key and value, [N, heads, tokens, width]; whether tokens see only earlier ones; the
-        factor of the scores.
+    `shape`: of the default's logarithms, which may be padded. `strides`: of the default's result
+    and logarithms. `arguments`: query, key and value, [N, heads, tokens, width]; whether tokens see
+    only earlier ones; the factor of the scores.
     """
     made, logarithms = _KERNELS[kernel].forward(*arguments)
     tokens = made.shape[2]
@@ -184,15 +176,8 @@ def attention_gradients(
 ) -> tuple[torch.Tensor, ...]:
     """Return the gradients of query, key and value, laid out as the default's.
 
-    Parameters
-    ----------
-    kernel : str
-        Which.
-    strides : tuple of tuple of int
-        Of the gradients.
-    arguments
-        The gradient of the result, query, key, value, the result, its logarithms in any kernel's
-        form; whether tokens see only earlier ones; the factor of the scores.
+    `arguments`: the gradient of the result, query, key, value, the result, its logarithms in any
+    kernel's form; whether tokens see only earlier ones; the factor of the scores.
     """
     *tensors, logarithms, causal, scale = arguments
     rows = logarithms.flatten(2)[..., : tensors[1].shape[2]].contiguous()

@@ -33,140 +33,78 @@ _MARGIN = 4  # times what a condition asks: steps that follow are to fulfil it, 
 
 @dataclass(frozen=True)
 class Way:
-    """One more way to compute an op.
+    """One more way to compute an op."""
 
-    Parameters
-    ----------
-    name : str
-        Such as ``"relu.from_mask"``: family and way.
-    function, args, kwargs
-        What runs: tensors are given by nodes of the trace, or of an `Extra`.
-    outputs : tuple of int, int or None
-        Which outputs of the default it makes: a tuple of them, one tensor, or (None) the same.
-    overwrites : node or None
-        The argument whose storage the result takes over; it is gone afterwards.
-    use : str
-        ``"again"``: only for computing the op once more.
-    exactness : str
-        How its bits compare with the default's. Tested on the device before it is used.
-    rests_on : tuple of node
-        Ops of the trace whose results fit each other (the forward op of a backward one): where
-        it is compared with the default they run, and their inputs are drawn.
-    compiles : bool
-        Whether it is of use to a compiler, which would unroll a loop over rows.
-    flops : int or None
-        Floating-point operations, for modelled costs; None: those of the default.
-    stretches : str
-        Of a way that runs on stretches of bounded size, element by element: a text that is equal
-        for ways that compare and cost alike at any size.
-    by_rows : bool
-        Whether each row of its results, and of the default's, rests on the same row of what is
-        read, however many there are: what is equal on some rows is equal on all.
-    condition : FarFromZero or None
-        What must be true of parameters in every step that may run it.
-    """
-
-    name: str
+    name: str  # such as ``"relu.from_mask"``: family and way
+    # function, args, kwargs: what runs: tensors are given by nodes of the trace, or of an `Extra`
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    # Which outputs of the default it makes: a tuple of them, one tensor, or (None) the same
     outputs: tuple[int, ...] | int | None = None
+    # The argument whose storage the result takes over; it is gone afterwards
     overwrites: fx.Node | None = None
-    use: Use = "any"
+    use: Use = "any"  # ``"again"``: only for computing the op once more
+    # How its bits compare with the default's. Tested on the device before it is used.
     exactness: Exactness = "bitwise"
+    # Ops of the trace whose results fit each other (the forward op of a backward one): where it is
+    # compared with the default they run, and their inputs are drawn
     rests_on: tuple[fx.Node, ...] = ()
-    compiles: bool = True
+    compiles: bool = True  # whether it is of use to a compiler, which would unroll a loop over rows
+    # Floating-point operations, for modelled costs; None: those of the default
     flops: int | None = None
+    # Of a way that runs on stretches of bounded size, element by element: a text that is equal for
+    # ways that compare and cost alike at any size
     stretches: str = ""
+    # Whether each row of its results, and of the default's, rests on the same row of what is read,
+    # however many there are: what is equal on some rows is equal on all
     by_rows: bool = False
+    # What must be true of parameters in every step that may run it
     condition: FarFromZero | None = None
 
 
 @dataclass(frozen=True)
 class Extra:
-    """An op of which only alternatives read: a mask, places of maxima. Run only if one is chosen.
+    """An op that only alternatives read: a mask, places of maxima. Run only if one is chosen."""
 
-    Parameters
-    ----------
-    name : str
-        Such as ``"relu.mask"``.
-    function, args
-        What runs, behind the last of the ops it reads.
-    node : fx.Node
-        Stands for its result in the arguments of a `Way`.
-    results : tuple of fx.Node
-        Of a function that returns several tensors: what stands for each.
-    others : tuple of tuple
-        Further arguments with which it makes the same, as exact as the least of the ways.
-    flops : int
-        Floating-point operations, for modelled costs.
-    compiles : bool
-        As for a `Way`.
-    before : fx.Node or None
-        It runs ahead of this op of the trace instead.
-    """
-
-    name: str
+    name: str  # such as ``"relu.mask"``
+    # function, args: what runs, behind the last of the ops it reads
     function: Callable[..., Any]
     args: tuple[Any, ...]
-    node: fx.Node
+    node: fx.Node  # stands for its result in the arguments of a `Way`
+    # Of a function that returns several tensors: what stands for each
     results: tuple[fx.Node, ...] = ()
+    # Further arguments with which it makes the same, as exact as the least of the ways
     others: tuple[tuple[Any, ...], ...] = ()
-    flops: int = 0
-    compiles: bool = False
-    before: fx.Node | None = None
+    flops: int = 0  # floating-point operations, for modelled costs
+    compiles: bool = False  # as for a `Way`
+    before: fx.Node | None = None  # it runs ahead of this op of the trace instead
 
 
 @dataclass(frozen=True)
 class Extension:
-    """Further ways of computing one op.
+    """Further ways of computing one op."""
 
-    Parameters
-    ----------
-    ways : tuple of Way
-        Beside the default.
-    extras : tuple of Extra
-        What they read that the trace does not make.
-    default_use : str
-        How the default may be used from now on.
-    unpins : bool
-        Whether the op may be recomputed now although its default may not.
-    optional : tuple of node
-        Operators that only the default reads: computed only if it is used.
-    together : tuple of (node, way)
-        What runs instead of other ops if the first way runs, and only then.
-    elsewhere : tuple of (node, way)
-        What may run instead of later ops, each by itself.
-    """
-
-    ways: tuple[Way, ...]
-    extras: tuple[Extra, ...] = ()
-    default_use: Literal["any", "first"] = "any"
-    unpins: bool = False
+    ways: tuple[Way, ...]  # beside the default
+    extras: tuple[Extra, ...] = ()  # what they read that the trace does not make
+    default_use: Literal["any", "first"] = "any"  # how the default may be used from now on
+    unpins: bool = False  # whether the op may be recomputed now although its default may not
+    # Operators that only the default reads: computed only if it is used
     optional: tuple[fx.Node, ...] = ()
+    # What runs instead of other ops if the first way runs, and only then
     together: tuple[tuple[fx.Node, Way], ...] = ()
+    # What may run instead of later ops, each by itself
     elsewhere: tuple[tuple[fx.Node, Way], ...] = ()
 
 
 @dataclass(frozen=True)
 class OpView:
-    """One op of a captured step, as a contributor sees it.
+    """One op of a captured step, as a contributor sees it."""
 
-    Parameters
-    ----------
-    captured : Captured
-        The step, without alternatives.
-    op : Op
-        The op.
-    ways : tuple of Way
-        What other contributors have offered for it so far.
-    present : mapping of fx.Node to Tensor, optional
-        Parameters as they are now, by placeholder; None: nobody knows, any may be far from zero.
-    """
-
-    captured: Captured
+    captured: Captured  # the step, without alternatives
     op: Op
-    ways: tuple[Way, ...] = ()
+    ways: tuple[Way, ...] = ()  # what other contributors have offered for it so far
+    # Parameters as they are now, by placeholder; None: nobody knows, any may be far from zero
     present: Mapping[fx.Node, torch.Tensor] | None = None
 
     @property

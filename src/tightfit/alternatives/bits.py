@@ -50,12 +50,7 @@ def stretches(tensor: torch.Tensor) -> Iterator[tuple[slice, slice]]:
 def pack(flags: torch.Tensor, out: torch.Tensor) -> None:
     """Write flags as bits; the memory of the flags is used on the way.
 
-    Parameters
-    ----------
-    flags : bool Tensor, [n]
-        Dense; lost afterwards.
-    out : uint8 Tensor, [ceil(n / 8)]
-        Written.
+    `flags` [n]: dense; lost afterwards. `out` [ceil(n / 8)]: written.
     """
     flags = flags.view(torch.uint8)
     whole = flags.numel() // 8 * 8
@@ -70,15 +65,8 @@ def pack(flags: torch.Tensor, out: torch.Tensor) -> None:
 def unpack(bits: torch.Tensor, elements: int) -> torch.Tensor:
     """Return so many flags from their bits.
 
-    Parameters
-    ----------
-    bits : uint8 Tensor, [ceil(elements / 8)]
-        As `pack` wrote them.
-
-    Returns
-    -------
-    uint8 Tensor, [elements]
-        0 or 1 each.
+    `bits` [ceil(elements / 8)]: as `pack` wrote them. Returns uint8 Tensor, [elements]: 0 or 1
+    each.
     """
     spread = bits.to(torch.int64).mul_(_SPREAD).bitwise_and_(_OWN_BIT)
     spread = spread.add_(_CARRY).bitwise_right_shift_(7).bitwise_and_(_SPREAD)

@@ -36,20 +36,9 @@ def cross_entropy_gradient(
 ) -> torch.Tensor:
     """Return the gradient of the logits.
 
-    Parameters
-    ----------
-    gradient : Tensor, scalar (or [N] without reduction)
-        Of the loss.
-    log_probabilities : Tensor, [N, classes]
-        What the forward pass kept.
-    target : Tensor, [N]
-        Classes.
-    weight, reduction, ignored, total_weight
-        As in ``nll_loss_backward``.
-    precision : torch.dtype
-        Of the logits.
-    out : Tensor, [N, classes], optional
-        Written over; may be `log_probabilities` itself.
+    `gradient` [N]: of the loss. `log_probabilities` [N, classes]: what the forward pass kept.
+    `target` [N]: classes. `weight`, `reduction`, `ignored`, `total_weight`: as in
+    ``nll_loss_backward``. `out` [N, classes]: written over; may be `log_probabilities` itself.
     """
     if out is None:
         out = torch.empty_like(log_probabilities)

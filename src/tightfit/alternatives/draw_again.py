@@ -27,12 +27,7 @@ def draw_again(view: OpView) -> Extension | None:
 def drawn(shape: tuple[int, ...], strides: tuple[int, ...], keep: float) -> torch.Tensor:
     """Return a dropout's mask from the generator's state, as a CPU draws it.
 
-    Parameters
-    ----------
-    shape, strides : tuple of int
-        Of the mask.
-    keep : float
-        The probability to be kept.
+    `keep`: the probability to be kept.
     """
     return aten.bernoulli_.float(torch.empty_strided(shape, strides, dtype=torch.bool), keep)
 

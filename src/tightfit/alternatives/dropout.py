@@ -33,16 +33,7 @@ def gradient_of_kept(
 ) -> torch.Tensor:
     """Return the gradient where it was kept, scaled, and zero elsewhere.
 
-    Parameters
-    ----------
-    gradient : Tensor
-        Of the result.
-    bits : uint8 Tensor
-        From `kept`.
-    strides : tuple of int
-        Of the result.
-    scale : float
-        One over the probability to be kept, as the forward multiplied.
+    `bits`: from `kept`. `scale`: one over the probability to be kept, as the forward multiplied.
     """
     made = torch.empty_strided(
         gradient.shape, strides, dtype=gradient.dtype, device=gradient.device

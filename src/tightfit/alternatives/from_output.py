@@ -58,12 +58,7 @@ def elu_gradient(view: OpView) -> Extension | None:
 def times_slope(gradient: torch.Tensor, output: torch.Tensor, beta: float) -> torch.Tensor:
     """Return the gradient of the input of ``log(1 + exp(beta * x)) / beta``.
 
-    Parameters
-    ----------
-    gradient, output : Tensor
-        Of the softplus.
-    beta : float
-        Of the softplus. Above its threshold it gives its input, and the slope rounds to one.
+    `beta`: of the softplus. Above its threshold it gives its input, and the slope rounds to one.
     """
     return output.mul(-beta).expm1_().neg_().mul_(gradient)
 

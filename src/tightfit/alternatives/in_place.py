@@ -24,26 +24,14 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Overwriter:
-    """How an operator runs over one of its arguments.
+    """How an operator runs over one of its arguments."""
 
-    Parameters
-    ----------
-    function : callable
-        The in-place or ``out=`` form.
-    position : int
-        The argument that is overwritten.
-    keyword : str or None
-        The ``out=`` keyword; None: the function writes over its first argument.
-    swap : bool
-        The operator is commutative and the overwritten argument must come first.
-    by_rows : bool
-        The operator treats each row by itself, if it does not run along the first dimension.
-    """
-
-    function: Callable[..., Any]
-    position: int = 0
+    function: Callable[..., Any]  # the in-place or ``out=`` form
+    position: int = 0  # the argument that is overwritten
+    # The ``out=`` keyword; None: the function writes over its first argument
     keyword: str | None = None
-    swap: bool = False
+    swap: bool = False  # the operator is commutative and the overwritten argument must come first
+    # The operator treats each row by itself, if it does not run along the first dimension
     by_rows: bool = False
 
 

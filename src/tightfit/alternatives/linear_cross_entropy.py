@@ -38,26 +38,12 @@ def loss_and_gradients(
 ) -> tuple[torch.Tensor, ...]:
     """Return a cross entropy of ``x @ weight + bias``, and its gradients.
 
-    Parameters
-    ----------
-    x : Tensor, [N, width]
-        What the last layer reads.
-    weight : Tensor, [width, classes]
-        Of the last layer.
-    bias : Tensor, [classes], optional
-        Of the last layer.
-    target : Tensor, [N]
-        Classes.
-    reduction, ignored
-        As in ``nll_loss_forward``: the mean or the sum, and the class that does not count.
-    rows : int
-        How many rows of logits are there at once.
-
-    Returns
-    -------
-    tuple of Tensor
-        The loss, how many rows count, the gradients of `x`, [N, width], of the weight's
-        transpose, [classes, width], and of the bias if there is one, [1, classes].
+    `x` [N, width]: what the last layer reads. `weight` [width, classes]: of the last layer. `bias`
+    [classes]: of the last layer. `target` [N]: classes. `reduction`, `ignored`: as in
+    ``nll_loss_forward``: the mean or the sum, and the class that does not count. `rows`: how many
+    rows of logits are there at once. Returns the loss, how many rows count, the gradients of `x`,
+    [N, width], of the weight's transpose, [classes, width], and of the bias if there is one, [1,
+    classes].
     """
     counts = target != ignored
     total = counts.sum().to(x.dtype)
@@ -92,26 +78,17 @@ def _taken(loss: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch
 
 @dataclass(frozen=True)
 class _Found:
-    """The operators of a linear layer with a cross entropy behind it.
+    """The operators of a linear layer with a cross entropy behind it."""
 
-    Parameters
-    ----------
-    x, weight, bias
-        What the layer reads.
-    gradient : node
-        That arrives at the loss.
-    forward, backward : tuple of node
-        Those between the layer's input and the loss, and back.
-    of_x, of_weight, of_bias : node
-        What makes the gradients.
-    """
-
+    # x, weight, bias: what the layer reads
     x: fx.Node
     weight: fx.Node
     bias: fx.Node | None
-    gradient: fx.Node
+    gradient: fx.Node  # that arrives at the loss
+    # forward, backward: those between the layer's input and the loss, and back
     forward: tuple[fx.Node, ...]
     backward: tuple[fx.Node, ...]
+    # of_x, of_weight, of_bias: what makes the gradients
     of_x: fx.Node
     of_weight: fx.Node
     of_bias: fx.Node | None

@@ -42,20 +42,11 @@ _BYTE = 256
 
 @dataclass(frozen=True)
 class Windows:
-    """Where the windows of a pooling lie.
+    """Where the windows of a pooling lie."""
 
-    Parameters
-    ----------
-    sizes : tuple of int
-        Of the image: (height, width) or (depth, height, width).
-    extents : tuple of int
-        What a window spans, dilation included.
-    strides, padding : tuple of int
-        From window to window, and how far the first lies outside.
-    """
-
-    sizes: tuple[int, ...]
-    extents: tuple[int, ...]
+    sizes: tuple[int, ...]  # of the image: (height, width) or (depth, height, width)
+    extents: tuple[int, ...]  # what a window spans, dilation included
+    # strides, padding: from window to window, and how far the first lies outside
     strides: tuple[int, ...]
     padding: tuple[int, ...]
 
@@ -101,12 +92,8 @@ class Windows:
 def offsets(indices: torch.Tensor, windows: Windows) -> torch.Tensor:
     """Return for each maximum its offset inside its window.
 
-    Parameters
-    ----------
-    indices : int64 Tensor, [..., height, width] (or [..., depth, height, width])
-        Places in the image, as pooling returns them.
-    windows : Windows
-        Where the windows lie.
+    `indices` [..., height, width] (or [..., depth, height, width]): places in the image, as pooling
+    returns them.
     """
     if runs_on(indices) and indices.is_contiguous():
         from tightfit.alternatives.kernels.max_pool import offsets_of
@@ -128,18 +115,9 @@ def gradient_from_offsets(
 ) -> torch.Tensor:
     """Return the gradient of the image.
 
-    Parameters
-    ----------
-    gradient : Tensor, [..., height, width] (or [..., depth, height, width])
-        Of the maxima.
-    offsets : uint8 Tensor, as the gradient
-        From `offsets`.
-    windows : Windows
-        Where the windows lie.
-    strides : tuple of int
-        Of the image.
-    arguments
-        Kernel, strides, padding, dilation and rounding, as the operator takes them.
+    `gradient` [..., height, width] (or [..., depth, height, width]): of the maxima. `offsets`: from
+    `offsets`. `arguments`: kernel, strides, padding, dilation and rounding, as the operator takes
+    them.
     """
     dimensions = len(windows.sizes)
     shape = (*gradient.shape[:-dimensions], *windows.sizes)

@@ -56,25 +56,14 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Entry:
-    """A contributor, and what it is asked about.
+    """A contributor, and what it is asked about."""
 
-    Parameters
-    ----------
-    contributor : callable
-        From an `OpView` to an `Extension` or None.
-    group : str
-        What kind of alternatives it offers, for comparisons (MONeT, section 6.3); "again": ways
-        of doing once more what runs by itself once only, which every comparison has.
-    operators : tuple or None
-        The ops it is asked about; None: all.
-    exactness : str
-        Of what it offers; asked only where that is allowed.
-    """
-
-    contributor: Contributor
+    contributor: Contributor  # from an `OpView` to an `Extension` or None
+    # What kind of alternatives it offers, for comparisons (MONeT, section 6.3); "again": ways of
+    # doing once more what runs by itself once only, which every comparison has
     group: str
-    operators: tuple[Any, ...] | None
-    exactness: Exactness = "bitwise"
+    operators: tuple[Any, ...] | None  # the ops it is asked about; None: all
+    exactness: Exactness = "bitwise"  # of what it offers; asked only where that is allowed
 
 
 ENTRIES = (
@@ -164,22 +153,10 @@ def with_alternatives(
 ) -> Captured:
     """Return the captured step with the alternatives that the registry knows for its ops.
 
-    Parameters
-    ----------
-    captured : Captured
-        As it was traced.
-    exactness : str
-        The least exact class that is allowed.
-    group : str
-        Only these, for comparisons: a name of `GROUPS`.
-    present : mapping of fx.Node to Tensor, optional
-        Parameters of which somebody watches whether `Captured.conditions` hold in every step;
-        None: conditions are taken to hold, as for a plan that nobody runs.
-
-    Raises
-    ------
-    BadInput
-        For an unknown group; lists the known ones.
+    `exactness`: the least exact class that is allowed. `group`: only these, for comparisons: a name
+    of `GROUPS`. `present`: parameters of which somebody watches whether `Captured.conditions` hold
+    in every step; None: conditions are taken to hold, as for a plan that nobody runs. Raises
+    `BadInput` for an unknown group; lists the known ones.
     """
     if group not in GROUPS:
         raise BadInput(f"no alternatives are called {group!r} (known: {', '.join(GROUPS)})")

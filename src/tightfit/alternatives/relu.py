@@ -46,16 +46,8 @@ def pass_marked(
 ) -> torch.Tensor:
     """Return the gradient where it passes and zero elsewhere, even where it is infinite.
 
-    Parameters
-    ----------
-    gradient : Tensor
-        Of the ReLU's output.
-    bits : uint8 Tensor
-        From `passed`.
-    strides : tuple of int
-        Of the ReLU's output.
-    out : Tensor, optional
-        Dense, of these strides: written over.
+    `gradient`: of the ReLU's output. `bits`: from `passed`. `strides`: of the ReLU's output. `out`:
+    dense, of these strides: written over.
     """
     if out is None:
         out = torch.empty_strided(

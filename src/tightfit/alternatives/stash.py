@@ -58,18 +58,9 @@ def compressed(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     A bit for each element says whether it is stored, which takes less than a column for each
     stored one. Whatever the numbers are, the work needs the same memory.
 
-    Parameters
-    ----------
-    x : float32 Tensor
-        Dense.
-    strides : tuple of int
-        Of `x`; its elements are taken as they lie in memory.
-
-    Returns
-    -------
-    uint8 Tensor, [compressed_bytes]
-        The values and the bits. Of a tensor with fewer zeros than there is room for: its elements
-        as halves.
+    `strides`: of `x`; its elements are taken as they lie in memory. Returns uint8 Tensor,
+    [compressed_bytes]: the values and the bits. Of a tensor with fewer zeros than there is room
+    for: its elements as halves.
     """
     elements = flat(x, strides)
     packed = torch.empty(compressed_bytes(x.numel()), dtype=torch.uint8, device=x.device)
@@ -92,12 +83,7 @@ def compressed(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 def restored(packed: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
     """Return the tensor that `compressed` was given.
 
-    Parameters
-    ----------
-    packed : uint8 Tensor
-        From `compressed`.
-    shape, strides : tuple of int
-        Of the tensor.
+    `packed`: from `compressed`.
     """
     made = torch.empty_strided(shape, strides, dtype=torch.float32, device=packed.device)
     elements = flat(made, strides)

@@ -28,16 +28,9 @@ def add_embedding_gradient_(
 ) -> torch.Tensor:
     """Add the gradient of an embedding to `total`, in place.
 
-    Parameters
-    ----------
-    total : Tensor, [vocabulary, width]
-        Written over.
-    gradient : Tensor, [..., width]
-        Of the embedded words.
-    indices : Tensor, [...]
-        The words.
-    vocabulary, padding, scale_by_frequency
-        As in ``embedding_dense_backward``.
+    `total` [vocabulary, width]: written over. `gradient` [..., width]: of the embedded words.
+    `indices` [...]: the words. `vocabulary`, `padding`, `scale_by_frequency`: as in
+    ``embedding_dense_backward``.
     """
     words = indices.reshape(-1)
     rows = gradient.reshape(-1, gradient.shape[-1])

@@ -28,8 +28,8 @@ from tightfit.capture.nodes import is_getitem
 
 __all__ = [
     "TOGETHER",
+    "Intermediate",
     "Link",
-    "Made",
     "Norm",
     "Read",
     "run_together",
@@ -95,7 +95,7 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Made:
+class Intermediate:
     """What an earlier link of a chain made, by the link's position."""
 
     position: int
@@ -103,21 +103,13 @@ class Made:
 
 @dataclass(frozen=True)
 class Link:
-    """One elementwise operator of a chain.
+    """One elementwise operator of a chain."""
 
-    Parameters
-    ----------
-    function : callable
-        The operator.
-    arguments : tuple
-        As it takes them; tensors are given by a `Read` or a `Made`.
-    keywords : tuple of (str, object)
-        Further ones, none of them tensors.
-    """
-
-    function: Any
-    arguments: tuple[Any, ...]
-    keywords: tuple[tuple[str, Any], ...] = ()
+    function: Any  # the operator
+    arguments: tuple[
+        Any, ...
+    ]  # as it takes them; tensors are given by a `Read` or an `Intermediate`
+    keywords: tuple[tuple[str, Any], ...] = ()  # further ones, none of them tensors
 
     def run(self, stretches: Stretches, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return what the operator makes of a stretch, in `out` if that is given."""
@@ -134,17 +126,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Norm:
-    """A BatchNorm as the first link of a chain, by the statistics of its first run.
+    """A BatchNorm as the first link of a chain, by the statistics of its first run."""
 
-    Parameters
-    ----------
-    x, mean, deviation : Read
-        What is normalised, and both statistics.
-    weight, bias : Read or None
-        One number for each channel.
-    """
-
+    # x, mean, deviation: what is normalised, and both statistics
     x: Read
+    # weight, bias: one number for each channel
     weight: Read | None
     bias: Read | None
     mean: Read
@@ -159,14 +145,7 @@ class Norm:
 class Stretches:
     """The stretches of all tensors of a chain between two cuts.
 
-    Parameters
-    ----------
-    tensors : sequence of Tensor
-        What the chain is given.
-    cuts : tuple of (dimension, start, length)
-        Where the stretch lies in the result.
-    dimensions : int
-        Of the result.
+    `cuts` (tuple of (dimension, start, length)): where the stretch lies in the result.
     """
 
     def __init__(
@@ -179,7 +158,7 @@ class Stretches:
         """Return what an argument of a link stands for."""
         if isinstance(argument, Read):
             return self._tensors[argument.position]
-        return self._made[argument.position] if isinstance(argument, Made) else argument
+        return self._made[argument.position] if isinstance(argument, Intermediate) else argument
 
     def run(self, links: Sequence[Link | Norm], out: torch.Tensor, over: Sequence[bool]) -> None:
         """Write what the last link makes; `over`: which links may write there."""
@@ -196,17 +175,10 @@ def run_together(
 ) -> torch.Tensor:
     """Return what the last link of a chain makes, a stretch at a time.
 
-    Parameters
-    ----------
-    links : tuple of (Link or Norm)
-        In the order in which they run.
-    shape, strides : tuple of int
-        Of the result, which is dense.
-    tensors : Tensor
-        What the chain is given: of the result's shape, or broadcast to it, or one number for each
-        channel (dimension 1).
-    out : Tensor, optional
-        Of the result's geometry: written over; may be one of the tensors.
+    `links` (tuple of (Link or Norm)): in the order in which they run. `shape`, `strides`: of the
+    result, which is dense. `tensors`: what the chain is given: of the result's shape, or broadcast
+    to it, or one number for each channel (dimension 1). `out`: of the result's geometry: written
+    over; may be one of the tensors.
     """
     over = [False] * (len(links) - 1) + [True]
     if out is None:
@@ -223,7 +195,7 @@ def _over_each_other(links: Sequence[Link | Norm]) -> list[bool]:
     last_read = [0] * len(links)
     for number, link in enumerate(links):
         for argument in link.arguments if isinstance(link, Link) else ():
-            if isinstance(argument, Made):
+            if isinstance(argument, Intermediate):
                 last_read[argument.position] = number
     over: list[bool] = []
     for number in range(len(links)):
@@ -331,13 +303,7 @@ def _elements(shape: tuple[int, ...], cuts: tuple[Cut, ...]) -> int:
 
 
 class _Chain:
-    """An operator and those before it, as links.
-
-    Parameters
-    ----------
-    view : OpView
-        The last operator.
-    """
+    """An operator and those before it, as links."""
 
     def __init__(self, view: OpView) -> None:
         self._view = view
@@ -345,7 +311,7 @@ class _Chain:
         self.reads: list[fx.Node] = []
         self.rests_on: list[fx.Node] = []
 
-    def add(self, node: fx.Node) -> Made:
+    def add(self, node: fx.Node) -> Intermediate:
         """Add an elementwise operator, after those that make its arguments."""
         arguments = tuple(
             self._argument(node, argument) if isinstance(argument, fx.Node) else argument
@@ -368,7 +334,7 @@ class _Chain:
                 return False
         return True
 
-    def _argument(self, reader: fx.Node, node: fx.Node) -> Read | Made:
+    def _argument(self, reader: fx.Node, node: fx.Node) -> Read | Intermediate:
         maker = self._maker(reader, node)
         if maker is None:
             return self._read(node)
@@ -394,7 +360,7 @@ class _Chain:
             return maker if picked and statistics_of(view, maker) is not None else None
         return maker
 
-    def _add_norm(self, norm: fx.Node) -> Made:
+    def _add_norm(self, norm: fx.Node) -> Intermediate:
         self.rests_on.append(norm)
         x, weight, bias, *_ = norm.args
         statistics = statistics_of(self._view, norm)
@@ -407,6 +373,6 @@ class _Chain:
             self.reads.append(node)
         return Read(self.reads.index(node))
 
-    def _link(self, link: Link | Norm) -> Made:
+    def _link(self, link: Link | Norm) -> Intermediate:
         self.links.append(link)
-        return Made(len(self.links) - 1)
+        return Intermediate(len(self.links) - 1)

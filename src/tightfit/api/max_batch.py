@@ -12,6 +12,7 @@ from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients, Outcome
 from tightfit.planners.base import Limits
 from tightfit.planners.questions.batch import proven_batch
+from tightfit.planners.questions.request import PlanRequest
 from tightfit.planners.registry import DEFAULT
 from tightfit.progress import SILENT, Progress
 from tightfit.session.memory.budget import usable_bytes
@@ -121,12 +122,8 @@ def max_batch_size(
     try:
         found = proven_batch(
             captured,
-            asked - spared,
-            max_overhead=max_overhead,
-            gradients=gradients,
-            planner=planner,
-            limits=limits,
-            progress=progress,
+            PlanRequest(asked - spared, gradients, planner, limits or Limits(), max_overhead),
+            progress,
         )
     except InfeasibleBudget as error:
         parts = f"the budget of {format_bytes(asked)} less a reserve of {format_bytes(spared)}"

@@ -372,11 +372,8 @@ class _Step:
     ) -> bool:
         """Compare the step with its layout; return whether it was laid out anew.
 
-        Parameters
-        ----------
-        at_once : bool
-            Whether the first recorded step is laid out: others went as planned, so what happens
-            only once is over, and a step that is only recorded takes about twice its time.
+        `at_once`: whether the first recorded step is laid out: others went as planned, so what
+        happens only once is over, and a step that is only recorded takes about twice its time.
         """
         if replayed is not None and self._layout is not None:
             count = len(self._layout.blocks)

@@ -37,7 +37,6 @@ class CallArena:
     def __init__(self) -> None:
         self._thread: _ThreadArena | None = None
         self._number = next(_NUMBERS)
-        self._calls_without = 0
         self._exact_height_bytes = 0
 
     def end_step(self) -> None:
@@ -48,7 +47,6 @@ class CallArena:
     def begin_step(self, shape: Hashable, caller: Caller) -> None:
         """End the step before, and begin one that is called by its shape."""
         if self._thread is not None and not self._thread.is_current:
-            self._calls_without += 1
             return
         try:
             if self._thread is None:
@@ -56,7 +54,6 @@ class CallArena:
             self._thread.begin_step((self._number, shape), self, caller)
         except (BadInput, RuntimeError, MemoryError):
             # another arena is entered, another recording runs, or there is no room for a mapping
-            self._calls_without += 1
             self.leave()
 
     def leave(self) -> None:
@@ -99,11 +96,6 @@ class CallArena:
     def resident_bytes(self) -> int:
         """Bytes of the arena's pages that are in memory now."""
         return 0 if self._thread is None else self._thread.arena.resident_bytes
-
-    @property
-    def calls_without(self) -> int:
-        """How many calls could not begin a step."""
-        return self._calls_without
 
 
 class _ThreadArena:

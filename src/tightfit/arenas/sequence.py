@@ -19,28 +19,17 @@ _LIMITS = PackingLimits(seconds=1.0)
 
 @dataclass(frozen=True)
 class Sequenced:
-    """A step's requests in their order, laid out.
+    """A step's requests in their order, laid out."""
 
-    Parameters
-    ----------
-    blocks : tuple of Block
-        One per request of the thread that takes the steps; empty lifetimes: it lies outside.
-    offsets : tuple of int
-        The place of each; -1: outside, because it outlived the step.
-    height_bytes, lower_bound_bytes : int
-        Of the arena it needs, and the largest load.
-    predecessors : tuple of tuple of int
-        Of each request.
-    outlived_bytes, elsewhere_bytes : int
-        What lies outside: blocks that outlived the step; the most that other threads, and whatever
-        was interrupted, held at one time.
-    """
-
+    # One per request of the thread that takes the steps; empty lifetimes: it lies outside
     blocks: tuple[Block, ...]
-    offsets: tuple[int, ...]
+    offsets: tuple[int, ...]  # the place of each; -1: outside, because it outlived the step
+    # height_bytes, lower_bound_bytes: of the arena it needs, and the largest load
     height_bytes: int
     lower_bound_bytes: int
-    predecessors: tuple[tuple[int, ...], ...]
+    predecessors: tuple[tuple[int, ...], ...]  # of each request
+    # outlived_bytes, elsewhere_bytes: what lies outside: blocks that outlived the step; the most
+    # that other threads, and whatever was interrupted, held at one time
     outlived_bytes: int = 0
     elsewhere_bytes: int = 0
 

@@ -39,25 +39,12 @@ def capture(
     Only opaque modules run, to be measured. Buffers and generators are left as they were. Python
     that changes anything else is not seen: who follows Python hands over graphs.
 
-    Parameters
-    ----------
-    call : TracedCall
-        The callable, its modules, example inputs.
-    name : str
-        A name for the graph.
-    strides : mapping, optional
-        Those of results where fake kernels say otherwise.
-    recalls : bool
-        Whether a trace that an earlier process has made may serve, and this one is kept.
-    stepper : Stepper, optional
-        Takes the gradients of the parameters that it steps; `with_parameter_steps` has it do so.
-
-    Raises
-    ------
-    NothingToTrain
-        If neither a parameter nor an input requires a gradient.
-    CaptureError
-        If the step cannot be captured; names the module, the reason and a way out.
+    `call`: the callable, its modules, example inputs. `strides`: those of results where fake
+    kernels say otherwise. `recalls`: whether a trace that an earlier process has made may serve,
+    and this one is kept. `stepper`: takes the gradients of the parameters that it steps;
+    `with_parameter_steps` has it do so. Raises `NothingToTrain` if neither a parameter nor an input
+    requires a gradient. Raises `CaptureError` if the step cannot be captured; names the module, the
+    reason and a way out.
     """
     _require_training(call)
     joint = _joint(call, strides, recalls=recalls)
@@ -92,10 +79,7 @@ def _traced(call: TracedCall, strides: TrueStrides | None) -> JointGraph:
 def device_of(call: TracedCall) -> Device:
     """Return the device the modules and inputs of a call lie on.
 
-    Raises
-    ------
-    CaptureError
-        If they lie on several devices.
+    Raises `CaptureError` if they lie on several devices.
     """
     tensors = [p for m in call.modules.values() for p in m.parameters()]
     tensors += [b for m in call.modules.values() for b in m.buffers()]

@@ -32,14 +32,9 @@ _NEAR = 1e-2  # beside its bias: below, a single-precision weight leaves fewer t
 
 @dataclass(frozen=True)
 class FarFromZero:
-    """What an alternative asks of parameters: no weight is near zero beside its bias.
+    """What an alternative asks of parameters: no weight is near zero beside its bias."""
 
-    Parameters
-    ----------
-    weight, bias : fx.Node
-        Placeholders; a bias may be None.
-    """
-
+    # weight, bias: placeholders; a bias may be None
     weight: fx.Node
     bias: fx.Node | None
 
@@ -60,41 +55,23 @@ class FarFromZero:
 
 @dataclass(frozen=True)
 class Call:
-    """How one alternative of an op is run.
+    """How one alternative of an op is run."""
 
-    Parameters
-    ----------
-    function : callable
-        An ATen overload or any function of tensors.
-    args, kwargs
-        Arguments; an `fx.Node` in them stands for the value (or view) of that node.
-    outputs : tuple of (int or None)
-        The value each output becomes; None: it is dropped.
-    is_tuple : bool
-        Whether the function returns a tuple.
-    rests_on : tuple of fx.Node
-        Of an alternative: ops whose results fit each other among its arguments and the default's.
-        Where the two are compared these run, and only their inputs are drawn.
-    compiles : bool
-        Whether it is of use to a compiler.
-    stretches : str
-        Of an alternative that runs element by element, on stretches of bounded size: equal for
-        those that compare and cost alike at any size.
-    by_rows : bool
-        Of an alternative: whether it and the default treat each row by itself.
-    condition : FarFromZero or None
-        What must be true of parameters in every step that may run it.
-    """
-
-    function: Callable[..., Any]
+    function: Callable[..., Any]  # an ATen overload or any function of tensors
+    # args, kwargs: arguments; an `fx.Node` in them stands for the value (or view) of that node
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    outputs: tuple[ValueId | None, ...]
-    is_tuple: bool
+    outputs: tuple[ValueId | None, ...]  # the value each output becomes; None: it is dropped
+    is_tuple: bool  # whether the function returns a tuple
+    # Of an alternative: ops whose results fit each other among its arguments and the default's.
+    # Where the two are compared these run, and only their inputs are drawn.
     rests_on: tuple[fx.Node, ...] = ()
-    compiles: bool = True
+    compiles: bool = True  # whether it is of use to a compiler
+    # Of an alternative that runs element by element, on stretches of bounded size: equal for those
+    # that compare and cost alike at any size
     stretches: str = ""
-    by_rows: bool = False
+    by_rows: bool = False  # of an alternative: whether it and the default treat each row by itself
+    # What must be true of parameters in every step that may run it
     condition: FarFromZero | None = None
 
     def nodes(self) -> Iterator[fx.Node]:
@@ -106,47 +83,27 @@ class Call:
 
 @dataclass(frozen=True)
 class Captured:
-    """A captured step: the planner's graph and how to run each part of it.
+    """A captured step: the planner's graph and how to run each part of it."""
 
-    Parameters
-    ----------
-    graph : Graph
-        Without costs.
-    joint : JointGraph
-        The normalised trace.
-    calls : tuple of tuple of Call
-        For each op, one call for each alternative.
-    nodes : tuple of fx.Node
-        The node each op came from.
-    value_of : mapping of fx.Node to int
-        The value a base node (placeholder, op or getitem of an op) holds.
-    beyond : Graph or None
-        The graph with alternatives, too, that only a larger budget has room to compare at their
-        own size: a refusal names the least budget by it. None: there are none.
-    hoped : Captured or None
-        The step with alternatives, too, that are still to be compared with their defaults: priced
-        as if they were as exact as they say. None: there are none.
-    in_turn : mapping of int to int
-        Placeholders whose gradients are handed over after those of others: autograd adds up the
-        gradients of one tensor in the order in which they come.
-    plain : Captured or None
-        The step before alternatives were added; None: it has none.
-    stepper : object
-        Takes the optimizer's steps of parameters that are ops of the step; None: none are.
-    foretold : frozenset of int
-        Ops whose workspace there was no room to measure: it is foretold from other calls.
-    """
-
-    graph: Graph
-    joint: JointGraph
-    calls: tuple[tuple[Call, ...], ...]
-    nodes: tuple[fx.Node, ...]
+    graph: Graph  # without costs
+    joint: JointGraph  # the normalised trace
+    calls: tuple[tuple[Call, ...], ...]  # for each op, one call for each alternative
+    nodes: tuple[fx.Node, ...]  # the node each op came from
+    # The value a base node (placeholder, op or getitem of an op) holds
     value_of: Mapping[fx.Node, ValueId]
+    # The graph with alternatives, too, that only a larger budget has room to compare at their own
+    # size: a refusal names the least budget by it. None: there are none.
     beyond: Graph | None = None
+    # The step with alternatives, too, that are still to be compared with their defaults: priced as
+    # if they were as exact as they say. None: there are none.
     hoped: Captured | None = None
+    # Placeholders whose gradients are handed over after those of others: autograd adds up the
+    # gradients of one tensor in the order in which they come
     in_turn: Mapping[int, int] = field(default_factory=dict)
-    plain: Captured | None = None
+    plain: Captured | None = None  # the step before alternatives were added; None: it has none
+    # Takes the optimizer's steps of parameters that are ops of the step; None: none are
     stepper: Any = None
+    # Ops whose workspace there was no room to measure: it is foretold from other calls
     foretold: frozenset[OpId] = frozenset()
 
     @functools.cached_property
@@ -168,10 +125,7 @@ class Captured:
     def with_foretold(self, times: float) -> Captured:
         """Return the step with other workspaces where there was no room to measure them.
 
-        Parameters
-        ----------
-        times : float
-            What they are multiplied by; 0: they count as nothing.
+        `times`: what they are multiplied by; 0: they count as nothing.
         """
         if not self.foretold:
             return self
@@ -254,12 +208,7 @@ def parameters_of(joint: JointGraph, modules: Mapping[str, nn.Module]) -> dict[f
 def tensors_of(joint: JointGraph, leaves: Sequence[Any], member: Callable[[str], Any]) -> list[Any]:
     """Return the tensors of the placeholders of a call, tangents left out.
 
-    Parameters
-    ----------
-    leaves : sequence
-        The call's flattened inputs.
-    member : callable
-        Returns a parameter or buffer by its name.
+    `leaves`: the call's flattened inputs. `member`: returns a parameter or buffer by its name.
     """
     return [
         leaves[source.index]

@@ -44,12 +44,7 @@ class ForeignGraph:
     ) -> tuple[list[fx.Node], list[fx.Node]]:
         """Return what a forward hands to its backward, and what the backward makes again of it.
 
-        Parameters
-        ----------
-        alive : frozenset of int
-            The values that stay; inputs of the graph are always there.
-        backward : sequence of fx.Node
-            The nodes of the backward.
+        `alive`: the values that stay; inputs of the graph are always there.
         """
         kept = {self.node_of[value] for value in alive}
         own = set(backward)
@@ -78,17 +73,10 @@ def lift_foreign(
 ) -> ForeignGraph:
     """Return the planner's graph of a joint graph.
 
-    Parameters
-    ----------
-    module : fx.GraphModule
-        Its nodes carry fake tensors as ``meta["val"]``. It stays as it is.
-    is_backward, is_tangent : callable
-        Whether an operator belongs to the backward, and an input is a gradient of an output.
-
-    Raises
-    ------
-    CaptureError
-        If sizes are symbols, since a plan in bytes needs numbers; if nothing is of a backward.
+    `module`: its nodes carry fake tensors as ``meta["val"]``. It stays as it is. `is_backward`,
+    `is_tangent`: whether an operator belongs to the backward, and an input is a gradient of an
+    output. Raises `CaptureError` if sizes are symbols, since a plan in bytes needs numbers; if
+    nothing is of a backward.
     """
     note_views(module.graph)
     return _Lifter(is_backward, is_tangent, device).run(module)

@@ -21,11 +21,6 @@ class GraphCalls:
 
     A graph is called with modules and modes as in its first call only: they are looked at then.
     Which inputs share memory, and whether casts are kept, nobody else looks at.
-
-    Parameters
-    ----------
-    graphs : HandedGraphs
-        What is called.
     """
 
     def __init__(self, graphs: HandedGraphs) -> None:

@@ -29,29 +29,16 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class HandedGraph:
-    """One graph of a callable: everything it uses is among its inputs.
+    """One graph of a callable: everything it uses is among its inputs."""
 
-    Parameters
-    ----------
-    module : fx.GraphModule
-        Runs the graph on its inputs; its output is a tuple.
-    numbers : tuple of int
-        Which inputs are plain numbers that may be others in every call.
-    reason : str
-        Why the callable goes on behind the graph; "" if it ends there.
-    place : str
-        Tells the code it was made of, the same for all its graphs; "" if that is not known.
-    modules : mapping of fx.Node to int
-        The identity of the module in whose forward a node was made, where that is known.
-    beside_loss : frozenset of int
-        Which of its outputs the callable returns beside a loss.
-    """
-
-    module: fx.GraphModule
-    numbers: tuple[int, ...] = ()
-    reason: str = ""
+    module: fx.GraphModule  # runs the graph on its inputs; its output is a tuple
+    numbers: tuple[int, ...] = ()  # which inputs are plain numbers that may be others in every call
+    reason: str = ""  # why the callable goes on behind the graph; "" if it ends there
+    # Tells the code it was made of, the same for all its graphs; "" if that is not known
     place: str = ""
+    # The identity of the module in whose forward a node was made, where that is known
     modules: Mapping[fx.Node, int] = field(default_factory=dict)
+    # Which of its outputs the callable returns beside a loss
     beside_loss: frozenset[int] = frozenset()
 
     @cached_property
@@ -91,14 +78,9 @@ class HandedGraph:
 
 @dataclass(frozen=True)
 class GraphArguments(Arguments):
-    """The inputs of one call of a handed graph: what modules hold is no argument.
+    """The inputs of one call of a handed graph: what modules hold is no argument."""
 
-    Parameters
-    ----------
-    inputs : sequence
-        All that the graph is called with, plain numbers as tensors; last the graph's own number.
-    """
-
+    # All that the graph is called with, plain numbers as tensors; last the graph's own number
     inputs: Sequence[Any] = ()
 
 
@@ -121,26 +103,13 @@ class _Placed:
     """A graph with the parameters and buffers of certain modules.
 
     Modules of one class have one graph, which is called with the parameters of each.
-
-    Parameters
-    ----------
-    number : int
-        Its own.
-    graph : HandedGraph
-        What is run.
-    members : tuple of _Member
-        Which inputs modules hold.
-    rest : tuple of int
-        The other inputs.
-    leaves : tuple of nn.Module
-        Those whose forwards are called as they are.
     """
 
-    number: int
-    graph: HandedGraph
-    members: tuple[_Member, ...]
-    rest: tuple[int, ...]
-    leaves: tuple[nn.Module, ...]
+    number: int  # its own
+    graph: HandedGraph  # what is run
+    members: tuple[_Member, ...]  # which inputs modules hold
+    rest: tuple[int, ...]  # the other inputs
+    leaves: tuple[nn.Module, ...]  # those whose forwards are called as they are
 
     @cached_property
     def _held(self) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...], tuple[int, ...]]:
@@ -159,10 +128,7 @@ class _Placed:
     def recurrent(self) -> dict[fx.Node, nn.RNNBase]:
         """Return the modules that call recurrent kernels: they hold one of the weights.
 
-        Raises
-        ------
-        CaptureError
-            If one holds none, or what it is given is packed.
+        Raises `CaptureError` if one holds none, or what it is given is packed.
         """
         if not self.graph.recurrent_calls:
             return {}
@@ -186,10 +152,7 @@ class HandedGraphs:
 
     So a step of any of the graphs is captured as a call of one function with these modules.
 
-    Parameters
-    ----------
-    modules : mapping of str to nn.Module
-        Whose parameters and buffers the graphs use.
+    `modules`: whose parameters and buffers the graphs use.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
@@ -200,10 +163,7 @@ class HandedGraphs:
     def arguments(self, graph: HandedGraph, inputs: Sequence[Any]) -> GraphArguments:
         """Return what to call this with for a call of a graph: its number comes last.
 
-        Raises
-        ------
-        CaptureError
-            If it takes a tensor whose class decides what operators do.
+        Raises `CaptureError` if it takes a tensor whose class decides what operators do.
         """
         placed = self._place(graph, inputs)
         if graph.numbers:
@@ -347,10 +307,7 @@ class _Named(fx.Interpreter):
     def _refuse_other_sizes(self, node: fx.Node, returned: tuple[Any, ...]) -> None:
         """Refuse what a leaf returns if Python was followed for other sizes.
 
-        Raises
-        ------
-        OpaqueVaries
-            If data decide how large it is.
+        Raises `OpaqueVaries` if data decide how large it is.
         """
         expected = dynamo.example_of(node)
         for mine, known in zip(returned, expected, strict=True):

@@ -29,12 +29,8 @@ def captured_by_uses(
 ) -> tuple[Captured, tuple[int, ...]]:
     """Capture a call such that inputs with several uses have a gradient for each.
 
-    Returns
-    -------
-    captured : Captured
-        Of a call with further flattened inputs behind its own.
-    repeated : tuple of int
-        Which of its own flattened inputs each of these is again.
+    Returns the capture of a call with further flattened inputs behind its own, and which of its own
+    each of these is again.
     """
     uses = _Uses(call, ())
     captured = capture(uses.call)
@@ -69,20 +65,8 @@ def _in_turn(captured: Captured, uses: _Uses) -> dict[int, int]:
 class _Uses:
     """A call in whose forward every use of an input stands for itself.
 
-    Parameters
-    ----------
-    call : TracedCall
-        The call.
-    order : sequence of int
-        For each use, the last first: the place of the input among the flattened ones. Empty:
-        they are only found out.
-
-    Attributes
-    ----------
-    around : callable
-        What the call runs.
-    given : int
-        How many flattened inputs the call has.
+    `order`: for each use, the last first: the place of the input among the flattened ones. Empty:
+    they are only found out. `given`: how many flattened inputs the call has.
     """
 
     def __init__(self, call: TracedCall, order: Sequence[int]) -> None:

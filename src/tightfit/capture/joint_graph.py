@@ -23,75 +23,42 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Source:
-    """Where the tensor of a placeholder comes from.
+    """Where the tensor of a placeholder comes from."""
 
-    Parameters
-    ----------
-    kind : str
-        ``"parameter"``, ``"buffer"``, ``"input"``, ``"base"`` (what an input is a view of) or
-        ``"tangent"``.
-    name : str
-        Qualified name of a parameter or buffer; ``"input 3"`` or ``"tangent 0"`` otherwise.
-    index : int
-        Position among the flattened inputs, or (tangents) among the raw outputs; -1 otherwise.
-    """
-
+    # ``"parameter"``, ``"buffer"``, ``"input"``, ``"base"`` (what an input is a view of) or
+    # ``"tangent"``
     kind: str
-    name: str
+    name: str  # qualified name of a parameter or buffer; ``"input 3"`` or ``"tangent 0"`` otherwise
+    # Position among the flattened inputs, or (tangents) among the raw outputs; -1 otherwise
     index: int = -1
 
 
 @dataclass(frozen=True)
 class JointGraph:
-    """A traced step.
+    """A traced step."""
 
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        Placeholders (in the order of `sources`), operators, one output node.
-    placeholders : tuple of node
-        The input nodes.
-    sources : tuple of Source
-        One for each placeholder.
-    write_backs : tuple of (node, int)
-        New content and the placeholder position of each mutated buffer or input.
-    raw_outputs : tuple of node or constant
-        Tensor outputs, bases that several outputs view, and what inputs become that are changed
-        other than by the program alone.
-    metadata : RuntimeMetadata
-        How outputs and changed inputs follow from the raw ones. An output that is known to receive
-        no gradient is as in eager; should it receive one after all, the call is planned anew.
-    gradients : tuple of (node, int)
-        Gradient and the placeholder position of what it is the gradient of.
-    structure : Structure
-        The call's output without its tensors.
-    origins : Origins
-        Where its operators come from: modules, and regions of autocast.
-    decisions : Decisions
-        The values the step read in Python: the trace holds as long as they are the same.
-    opaque : OpaqueModules
-        The modules that run as one op.
-    detached : frozenset of int
-        Outputs that receive no gradient: those that the call names, and those beside its loss.
-    checkpoints : Checkpoints
-        Those of `torch.utils.checkpoint` that its forward goes through.
-    stepped : tuple of (node, int)
-        Gradients that leave it by a step of the optimizer, as `gradients` do by a hand-over.
-    """
-
-    module: fx.GraphModule
-    placeholders: tuple[fx.Node, ...]
-    sources: tuple[Source, ...]
+    module: fx.GraphModule  # placeholders (in the order of `sources`), operators, one output node
+    placeholders: tuple[fx.Node, ...]  # the input nodes
+    sources: tuple[Source, ...]  # one for each placeholder
+    # New content and the placeholder position of each mutated buffer or input
     write_backs: tuple[tuple[fx.Node, int], ...]
+    # Tensor outputs, bases that several outputs view, and what inputs become that are changed other
+    # than by the program alone
     raw_outputs: tuple[Any, ...]
+    # How outputs and changed inputs follow from the raw ones. An output that is known to receive no
+    # gradient is as in eager; should it receive one after all, the call is planned anew.
     metadata: RuntimeMetadata
+    # Gradient and the placeholder position of what it is the gradient of
     gradients: tuple[tuple[fx.Node, int], ...]
-    structure: Structure
-    origins: Origins
+    structure: Structure  # the call's output without its tensors
+    origins: Origins  # where its operators come from: modules, and regions of autocast
+    # The values the step read in Python: the trace holds as long as they are the same
     decisions: Decisions
-    opaque: OpaqueModules
+    opaque: OpaqueModules  # the modules that run as one op
+    # Outputs that receive no gradient: those that the call names, and those beside its loss
     detached: frozenset[int]
-    checkpoints: Checkpoints
+    checkpoints: Checkpoints  # those of `torch.utils.checkpoint` that its forward goes through
+    # Gradients that leave it by a step of the optimizer, as `gradients` do by a hand-over
     stepped: tuple[tuple[fx.Node, int], ...] = ()
 
     @property
@@ -115,10 +82,7 @@ class JointGraph:
     def made_from_gradients(self, outputs: Set[int]) -> set[fx.Node]:
         """Return the gradients of some outputs, and all that is computed from any of them.
 
-        Parameters
-        ----------
-        outputs : set of int
-            Positions among the raw outputs.
+        `outputs`: positions among the raw outputs.
         """
         made = {
             node

@@ -52,16 +52,8 @@ tie would go the other way, and a router would send a token elsewhere than its g
 def lift(joint: JointGraph, device: Device, name: str, tied: Sequence[Sequence[int]]) -> Captured:
     """Return the planner's graph of a normalised joint graph.
 
-    Parameters
-    ----------
-    joint : JointGraph
-        Normalised.
-    device : Device
-        Sizes are rounded up to its granularity.
-    name : str
-        A name for the graph.
-    tied : sequence of sequence of int
-        Placeholder positions that share a storage; they become one value.
+    `device`: sizes are rounded up to its granularity. `tied`: placeholder positions that share a
+    storage; they become one value.
     """
     return _Lifter(joint, device, tied).run(name)
 

@@ -184,12 +184,7 @@ def ancestors_of(
 ) -> set[fx.Node]:
     """Return some nodes and all that they are computed from.
 
-    Parameters
-    ----------
-    roots : iterable of fx.Node
-        Where to begin.
-    reads : callable
-        Which nodes one is computed from: all that it reads, unless given.
+    `reads`: which nodes one is computed from: all that it reads, unless given.
     """
     found: set[fx.Node] = set()
     waiting = list(roots)

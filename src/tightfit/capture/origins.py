@@ -29,10 +29,8 @@ __all__ = [
 def module_names(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Return the modules of a step and all inside them, by the names that messages use.
 
-    Parameters
-    ----------
-    modules : mapping of str to nn.Module
-        The outermost ones. Names begin with that of the outermost only where there are several.
+    `modules`: the outermost ones. Names begin with that of the outermost only where there are
+    several.
     """
     alone = len(modules) == 1
     return {
@@ -44,18 +42,10 @@ def module_names(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 @dataclass(frozen=True)
 class Stretches:
-    """What held while a step was traced, from which autograd sequence number on.
+    """What held while a step was traced, from which autograd sequence number on."""
 
-    Parameters
-    ----------
-    starts : tuple of int
-        Rising.
-    values : tuple
-        What held from each of them on.
-    """
-
-    starts: tuple[int, ...]
-    values: tuple[Any, ...]
+    starts: tuple[int, ...]  # rising
+    values: tuple[Any, ...]  # what held from each of them on
 
     def at(self, sequence: int | None, otherwise: Any) -> Any:
         """Return what held at a number; something else for no number, or one before the first."""
@@ -68,17 +58,10 @@ class Origins:
     """Where each operator of a step comes from, by the autograd sequence number that it carries.
 
     Its backward carries the same number, and so does what is put in its place later.
-
-    Parameters
-    ----------
-    modules : Stretches
-        The names of the modules that ran.
-    regions : Stretches
-        The stretches in which autocast kept casts, numbered; None: it kept none.
     """
 
-    modules: Stretches
-    regions: Stretches
+    modules: Stretches  # the names of the modules that ran
+    regions: Stretches  # the stretches in which autocast kept casts, numbered; None: it kept none
 
     def module_at(self, sequence: int | None) -> str:
         """Return the name of the module that was running at a number; "": the outermost."""

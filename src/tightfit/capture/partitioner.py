@@ -34,25 +34,11 @@ class Schedule:
 def min_cut_schedule(captured: Captured, share: float = 1.0) -> Schedule:
     """Return what the min-cut partitioner chooses.
 
-    Parameters
-    ----------
-    captured : Captured
-        A captured step.
-    share : float
-        ``torch._functorch.config.activation_memory_budget``: between 0, keep the inputs only,
-        and 1, the default.
-
-    Returns
-    -------
-    Schedule
-        The forward pass in the graph's order; the backward pass, recomputations among it, in the
-        order in which the partitioner's backward module runs. Merging equal operators is off, so
-        that its operators are those of the graph.
-
-    Raises
-    ------
-    BadInput
-        If it would compute an op again that may not be, such as one that updates a buffer.
+    `share`: ``torch._functorch.config.activation_memory_budget``: between 0, keep the inputs only,
+    and 1, the default. Returns the forward pass in the graph's order; the backward pass,
+    recomputations among it, in the order in which the partitioner's backward module runs. Merging
+    equal operators is off, so that its operators are those of the graph. Raises `BadInput` if it
+    would compute an op again that may not be, such as one that updates a buffer.
     """
     module, forward_outputs = _joint_module(captured)
     forward, backward = private.min_cut_partition(module, forward_outputs, share)
@@ -164,17 +150,8 @@ def _block(module: str, depth: int) -> str:
 def checkpoint_schedule(captured: Captured, blocks: list[str], setting: str) -> Schedule:
     """Return the schedule of ``torch.utils.checkpoint`` around blocks.
 
-    Parameters
-    ----------
-    blocks : list of str
-        For each op the block it belongs to; "": none.
-    setting : str
-        What it is called.
-
-    Raises
-    ------
-    BadInput
-        If an op would be computed again that may not be.
+    `blocks`: for each op the block it belongs to; "": none. Raises `BadInput` if an op would be
+    computed again that may not be.
     """
     graph = captured.graph
     computed = _Computes(captured)

@@ -33,18 +33,10 @@ _BACKWARD = "backward"
 
 @dataclass(frozen=True)
 class Stretch:
-    """A part of a parameter that is stepped by itself.
+    """A part of a parameter that is stepped by itself."""
 
-    Parameters
-    ----------
-    elements : int
-        How many.
-    workspace_bytes : int
-        What a step of it works with.
-    """
-
-    elements: int
-    workspace_bytes: int
+    elements: int  # how many
+    workspace_bytes: int  # what a step of it works with
 
 
 class Stepper(Protocol):
@@ -87,18 +79,10 @@ class Stepper(Protocol):
 
 @dataclass(frozen=True)
 class Foretold:
-    """What an op of the optimizer's step runs: it says itself what it takes.
+    """What an op of the optimizer's step runs: it says itself what it takes."""
 
-    Parameters
-    ----------
-    workspace_bytes : int
-        What it works with.
-    moved_bytes : int
-        What it reads and writes.
-    """
-
-    workspace_bytes: int
-    moved_bytes: int
+    workspace_bytes: int  # what it works with
+    moved_bytes: int  # what it reads and writes
 
     def measure(self, *, briefly: bool = False) -> Measurement:
         """Return what it takes, foretold; its time is learned from steps."""
@@ -123,15 +107,9 @@ class GradientNorm(Foretold):
 
 @dataclass(frozen=True)
 class ClipFactor(Foretold):
-    """Returns what gradients are multiplied with, as `clip_grad_norm_` computes it.
+    """Returns what gradients are multiplied with, as `clip_grad_norm_` computes it."""
 
-    Parameters
-    ----------
-    max_norm : float
-        To which they are clipped.
-    """
-
-    max_norm: float = 1.0
+    max_norm: float = 1.0  # to which they are clipped
 
     def __call__(self, norms: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return it: a number of at most 1."""
@@ -141,27 +119,13 @@ class ClipFactor(Foretold):
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterStep(Foretold):
-    """Takes the optimizer's step of one parameter inside a program.
+    """Takes the optimizer's step of one parameter inside a program."""
 
-    Parameters
-    ----------
-    stepper : Stepper
-        Knows the optimizer.
-    layout : str
-        What it is a step of: equal for those that cost the same.
-    state_bytes : int
-        Of the parameter's state.
-    copies : bool
-        Whether others hold the gradient, too: an optimizer may write into its own.
-    elements : int or None
-        How many are stepped at a time; None: all at once.
-    """
-
-    stepper: Stepper
-    layout: str
-    state_bytes: int
-    copies: bool
-    elements: int | None = None
+    stepper: Stepper  # knows the optimizer
+    layout: str  # what it is a step of: equal for those that cost the same
+    state_bytes: int  # of the parameter's state
+    copies: bool  # whether others hold the gradient, too: an optimizer may write into its own
+    elements: int | None = None  # how many are stepped at a time; None: all at once
 
     def __repr__(self) -> str:
         return f"step of {self.layout}" + f" by {self.elements}" * (self.elements is not None)
@@ -174,10 +138,7 @@ class ParameterStep(Foretold):
     ) -> None:
         """Take the step, with the gradient laid out as autograd lays out that of a leaf.
 
-        Parameters
-        ----------
-        factor : Tensor, optional
-            What the gradient is multiplied with.
+        `factor`: what the gradient is multiplied with.
         """
         if self.copies or not _is_laid_out_as(gradient, parameter):
             own = torch.empty_like(parameter) if _is_dense(parameter) else gradient.contiguous()
@@ -297,10 +258,7 @@ class _Placing:
     def _refuse_to_clip(self, stepped: Sequence[torch.Tensor]) -> None:
         """Raise where not all gradients of parameters can be clipped together.
 
-        Raises
-        ------
-        BadInput
-            Names the reason.
+        Raises `BadInput`: names the reason.
         """
         joint = self.captured.joint
         others = [i for _, i in joint.gradients if joint.sources[i].kind == "parameter"]

@@ -58,18 +58,10 @@ class StoredGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class StoredTrace:
-    """The trace that was stored for a call of a handed graph.
+    """The trace that was stored for a call of a handed graph."""
 
-    Parameters
-    ----------
-    call : TracedCall
-        What is about to be traced.
-    key : str
-        A digest of all that the trace follows from.
-    """
-
-    call: TracedCall
-    key: str
+    call: TracedCall  # what is about to be traced
+    key: str  # a digest of all that the trace follows from
 
     @classmethod
     def of(cls, call: TracedCall, strides: TrueStrides | None) -> StoredTrace | None:
@@ -114,10 +106,7 @@ def graph_key(graphs: HandedGraphs, number: int) -> Any:
 def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]:
     """Return all that the trace of a call follows from, as plain values.
 
-    Raises
-    ------
-    NotKept
-        If something of it means nothing in another process.
+    Raises `NotKept` if something of it means nothing in another process.
     """
     graphs, number = call.function, call.args[-1]
     if not isinstance(graphs, HandedGraphs):
@@ -168,10 +157,8 @@ def _nodes(module: fx.GraphModule) -> list[Any]:
 def _target(module: fx.GraphModule, node: fx.Node) -> Any:
     """Return what a node calls or fetches.
 
-    Raises
-    ------
-    NotKept
-        If it is neither PyTorch's nor Python's own function, a small tensor, or another graph.
+    Raises `NotKept` if it is neither PyTorch's nor Python's own function, a small tensor, or
+    another graph.
     """
     if node.op in ("placeholder", "output"):
         return None

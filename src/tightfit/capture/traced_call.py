@@ -13,28 +13,15 @@ __all__ = ["TracedCall"]
 
 @dataclass(frozen=True)
 class TracedCall:
-    """What is traced: a callable, the modules whose parameters it uses, example inputs.
+    """What is traced: a callable, the modules whose parameters it uses, example inputs."""
 
-    Parameters
-    ----------
-    function : callable
-        The model's own forward, or a function of the inputs.
-    modules : mapping of str to nn.Module
-        The modules whose parameters it uses.
-    args, kwargs
-        Real or fake.
-    detached_outputs : frozenset of int
-        Flattened outputs known to receive no gradient.
-    loss_alone : bool
-        Whether outputs beside a loss that the output carries receive none either.
-    numbers : bool
-        Whether numbers that it reads and only computes with become inputs of the step.
-    """
-
-    function: Callable[..., Any]
-    modules: Mapping[str, nn.Module]
+    function: Callable[..., Any]  # the model's own forward, or a function of the inputs
+    modules: Mapping[str, nn.Module]  # the modules whose parameters it uses
+    # args, kwargs: real or fake
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    detached_outputs: frozenset[int] = frozenset()
+    detached_outputs: frozenset[int] = frozenset()  # flattened outputs known to receive no gradient
+    # Whether outputs beside a loss that the output carries receive none either
     loss_alone: bool = False
+    # Whether numbers that it reads and only computes with become inputs of the step
     numbers: bool = False

@@ -14,10 +14,7 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 fits, 3 infeasible, 2 bad input.
 
-    Parameters
-    ----------
-    arguments : sequence of str or None
-        The words after ``tightfit``; None: those of this process.
+    `arguments`: the words after ``tightfit``; None: those of this process.
     """
     from tightfit.cli.app import run
 

@@ -13,7 +13,7 @@ from tightfit.cli.options import Json
 from tightfit.cli.output import print_result
 from tightfit.errors import BadInput
 from tightfit.files import cache_folder
-from tightfit.plan.cache import Kept, PlanCache
+from tightfit.plan.cache import CacheFile, PlanCache
 from tightfit.plan.shared import load_shared, save_shared
 from tightfit.reporting.text import render_table
 from tightfit.units import format_bytes, format_percent
@@ -172,7 +172,7 @@ def _beside() -> list[Path]:
     return [path for kind in ("traces", "earlier") for path in cache_folder(kind).glob("*.gz")]
 
 
-def _chosen(store: PlanCache, names: Sequence[str]) -> list[Kept]:
+def _chosen(store: PlanCache, names: Sequence[str]) -> list[CacheFile]:
     """Return the plans that were named; all if none was."""
     plans = store.kept()
     for name in names:
@@ -181,20 +181,20 @@ def _chosen(store: PlanCache, names: Sequence[str]) -> list[Kept]:
     return [kept for kept in plans if not names or any(_is(kept, name) for name in names)]
 
 
-def _short(kept: Kept) -> str:
+def _short(kept: CacheFile) -> str:
     return kept.name.rpartition("-")[2][:_SHORT]
 
 
-def _is(kept: Kept, name: str) -> bool:
+def _is(kept: CacheFile, name: str) -> bool:
     return kept.name.rpartition("-")[2].startswith(name)
 
 
-def _budget(kept: Kept) -> int:
+def _budget(kept: CacheFile) -> int:
     plan = kept.entry.outcome.plan
     return plan.budget_bytes if plan is not None else kept.entry.key.budget_bytes
 
 
-def _described(kept: Kept) -> dict[str, object]:
+def _described(kept: CacheFile) -> dict[str, object]:
     return {
         "plan": kept.name,
         "model": kept.entry.key.name,

@@ -20,6 +20,7 @@ from tightfit.cli.options import (
     Json,
     ModelOptions,
     SearchOptions,
+    StepName,
     StepOptionsWithoutState,
     is_model,
 )
@@ -45,7 +46,7 @@ _WITHOUT_STATE = StepOptionsWithoutState()
 
 
 def compare_planners(
-    target: str,
+    target: StepName,
     /,
     *,
     budgets: str,
@@ -70,9 +71,6 @@ def compare_planners(
 
     Parameters
     ----------
-    target
-        A graph file (.json or .json.gz), or zoo:NAME, package.module:factory or
-        path/to/file.py:factory.
     budgets
         Separated by commas: shares of the activation peak, such as 0.3,0.5, or sizes with a unit.
     planners
@@ -230,12 +228,8 @@ def _write(output: Path, graph: Graph, rows: Sequence[ComparisonRow]) -> None:
 def comparison_table(rows: Sequence[ComparisonRow], ratios: Sequence[float | None]) -> str:
     """Return rows as aligned text, one block per budget.
 
-    Parameters
-    ----------
-    rows : sequence of ComparisonRow
-        What planners found.
-    ratios : sequence of float or None
-        For each row, the budget as a share of the activation peak, if it was given so.
+    `rows`: what planners found. `ratios`: for each row, the budget as a share of the activation
+    peak, if it was given so.
     """
     lines: list[str] = []
     budget = None

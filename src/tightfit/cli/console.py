@@ -23,13 +23,7 @@ __all__ = ["TerminalProgress", "terminal_progress"]
 
 
 class TerminalProgress:
-    """Draws nested tasks on the error output.
-
-    Parameters
-    ----------
-    console : Console
-        Where to draw.
-    """
+    """Draws nested tasks on the error output."""
 
     def __init__(self, console: Console) -> None:
         self._bars = Bars(

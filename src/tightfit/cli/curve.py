@@ -19,6 +19,7 @@ from tightfit.cli.options import (
     Json,
     ModelOptions,
     SearchOptions,
+    StepName,
     StepOptions,
 )
 from tightfit.cli.output import check_output, percent_or_dash, print_result
@@ -39,7 +40,7 @@ _COLUMNS = ("budget_bytes", "ratio", "overhead", "bound", "status", "peak_bytes"
 
 
 def curve(
-    target: str,
+    target: StepName,
     /,
     *,
     budgets: str = _BUDGETS,
@@ -60,9 +61,6 @@ def curve(
 
     Parameters
     ----------
-    target
-        A graph file (.json or .json.gz), or a model: zoo:NAME, package.module:factory or
-        path/to/file.py:factory.
     budgets
         Separated by commas: shares of the activation peak, such as 0.3,0.5, or sizes with a unit.
     output

@@ -8,6 +8,7 @@ from tightfit.cli.options import (
     DEFAULT_STEP_OPTIONS,
     Json,
     ModelOptions,
+    StepName,
     StepOptions,
     chosen_limits,
 )
@@ -22,7 +23,7 @@ __all__ = ["minimum"]
 
 
 def minimum(
-    target: str,
+    target: StepName,
     /,
     *,
     time_limit: float = Limits().seconds,
@@ -39,9 +40,6 @@ def minimum(
 
     Parameters
     ----------
-    target
-        A graph file (.json or .json.gz), or a model: zoo:NAME, package.module:factory or
-        path/to/file.py:factory.
     time_limit
         Seconds to search at most.
     """

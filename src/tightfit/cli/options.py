@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from cyclopts import Parameter, Token
@@ -18,11 +19,16 @@ __all__ = [
     "DEFAULT_STEP_OPTIONS",
     "ActivationShare",
     "BudgetText",
+    "GraphOfPlan",
     "Json",
     "ModelOptions",
+    "OtherCosts",
+    "PlanFile",
     "PlannerName",
     "SearchOptions",
     "Share",
+    "StepBudget",
+    "StepName",
     "StepOptions",
     "StepOptionsWithoutState",
     "chosen_limits",
@@ -43,6 +49,24 @@ def _is_readable(_: object, text: str | None) -> None:
 
 BudgetText: TypeAlias = Annotated[
     str | None, Parameter(allow_leading_hyphen=True, validator=_is_readable)
+]
+StepBudget: TypeAlias = Annotated[
+    BudgetText, Parameter(help="The budget with a unit, such as 8GiB, constants included.")
+]
+StepName: TypeAlias = Annotated[
+    str,
+    Parameter(
+        help=(
+            "A graph file (.json or .json.gz), or a model: zoo:NAME, package.module:factory or "
+            "path/to/file.py:factory."
+        )
+    ),
+]
+PlanFile: TypeAlias = Annotated[Path, Parameter(help="A plan file (.json or .json.gz).")]
+GraphOfPlan: TypeAlias = Annotated[str, Parameter(help="The graph file the plan was made for.")]
+OtherCosts: TypeAlias = Annotated[
+    str | None,
+    Parameter(help="Modelled costs instead of those in the file, such as unit, flops, v100, a100."),
 ]
 PlannerName: TypeAlias = Annotated[
     str,
@@ -201,15 +225,7 @@ def is_model(target: str) -> bool:
 def require_model(target: str, otherwise: str) -> None:
     """Refuse what names no model.
 
-    Parameters
-    ----------
-    otherwise : str
-        What to say of a graph file.
-
-    Raises
-    ------
-    BadInput
-        If it names none.
+    `otherwise`: what to say of a graph file. Raises `BadInput` if it names none.
     """
     if target.endswith(".py"):
         raise BadInput(

@@ -45,16 +45,10 @@ _KEYS = (
 def print_result(text: str, *, as_json: bool, status: str, **numbers: Any) -> int:
     """Print what a command found; return its exit code.
 
-    Parameters
-    ----------
-    text : str
-        For people.
-    as_json : bool
-        Print one JSON object instead. It always has the same keys, null where a command has
-        nothing to say; a command may add others.
-    status : str
-        ``"optimal"``, ``"feasible"``, ``"infeasible"``, or ``"error"`` for a proof that failed; of
-        a simulation ``"ok"``, ``"oom"`` or ``"thrash"``.
+    `as_json`: print one JSON object instead. It always has the same keys, null where a command has
+    nothing to say; a command may add others. `status`: ``"optimal"``, ``"feasible"``,
+    ``"infeasible"``, or ``"error"`` for a proof that failed; of a simulation ``"ok"``, ``"oom"`` or
+    ``"thrash"``.
     """
     if as_json:
         _print_json({**dict.fromkeys(_KEYS), "status": status, **numbers})
@@ -82,17 +76,8 @@ def print_error(
 def check_output(output: Path | None, suffixes: Sequence[str]) -> None:
     """Refuse a file for rows or their picture before any work is done for it.
 
-    Parameters
-    ----------
-    suffixes : sequence of str
-        Those of files with rows; pictures have their own besides.
-
-    Raises
-    ------
-    BadInput
-        If its name ends otherwise.
-    MissingExtra
-        If it is a picture and none can be drawn here.
+    `suffixes`: those of files with rows; pictures have their own besides. Raises `BadInput` if its
+    name ends otherwise. Raises `MissingExtra` if it is a picture and none can be drawn here.
     """
     if output is None:
         return

@@ -14,11 +14,12 @@ from tightfit.cli.options import (
     DEFAULT_SEARCH_OPTIONS,
     DEFAULT_STEP_OPTIONS,
     ActivationShare,
-    BudgetText,
     Json,
     ModelOptions,
     PlannerName,
     SearchOptions,
+    StepBudget,
+    StepName,
     StepOptions,
 )
 from tightfit.cli.output import print_result
@@ -40,10 +41,10 @@ __all__ = ["plan"]
 
 
 def plan(
-    target: str,
+    target: StepName,
     /,
     *,
-    budget: BudgetText = None,
+    budget: StepBudget = None,
     budget_ratio: ActivationShare = None,
     planner: PlannerName = DEFAULT,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
@@ -64,11 +65,6 @@ def plan(
 
     Parameters
     ----------
-    target
-        A graph file (.json or .json.gz), or a model: zoo:NAME, package.module:factory or
-        path/to/file.py:factory.
-    budget
-        The budget with a unit, such as 8GiB, constants included.
     output
         Write the plan to this file (.json or .json.gz).
     graph_output

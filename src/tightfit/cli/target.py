@@ -86,16 +86,9 @@ def load_model(
 def load_target(target: str, costs: str | None = None) -> Graph:
     """Return the graph that a command's first argument names: a ``.json`` or ``.json.gz`` file.
 
-    Parameters
-    ----------
-    costs : str or None
-        Modelled costs instead of those in the file; a GPU's also round sizes as its allocator
-        does.
-
-    Raises
-    ------
-    BadInput
-        If it names no graph file, or one that cannot be read, or for unknown costs.
+    `costs`: modelled costs instead of those in the file; a GPU's also round sizes as its allocator
+    does. Raises `BadInput` if it names no graph file, or one that cannot be read, or for unknown
+    costs.
     """
     if not target.endswith((".json", ".json.gz")):
         raise BadInput(
@@ -109,15 +102,8 @@ def load_target(target: str, costs: str | None = None) -> Graph:
 def budget_named(graph: Graph, text: str, gradients: Gradients) -> tuple[int, float | None]:
     """Return a budget in bytes that is written as a size or as a share of the activation peak.
 
-    Returns
-    -------
-    (bytes, share)
-        The share is None where a size was given.
-
-    Raises
-    ------
-    BadInput
-        If it is neither.
+    Returns (bytes, share): the share is None where a size was given. Raises `BadInput` if it is
+    neither.
     """
     try:
         ratio = float(text)
@@ -134,10 +120,7 @@ def chosen_budget(
 ) -> int:
     """Return the budget in bytes from the two options, of which exactly one is given.
 
-    Raises
-    ------
-    BadInput
-        If both or none are given, or one cannot be read.
+    Raises `BadInput` if both or none are given, or one cannot be read.
     """
     if (budget is None) == (budget_ratio is None):
         raise BadInput(

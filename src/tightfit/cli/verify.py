@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
-from tightfit.cli.options import Json
+from tightfit.cli.options import GraphOfPlan, Json, OtherCosts, PlanFile
 from tightfit.cli.output import print_result
 from tightfit.cli.target import load_target
 from tightfit.plan.io import load_plan
@@ -17,11 +16,11 @@ __all__ = ["verify"]
 
 
 def verify(
-    plan: Path,
-    graph: str,
+    plan: PlanFile,
+    graph: GraphOfPlan,
     /,
     *,
-    costs: str | None = None,
+    costs: OtherCosts = None,
     json: Json = False,
 ) -> int:
     """Check every instruction of a plan, and its peak, against its graph and budget.
@@ -29,15 +28,6 @@ def verify(
     ```sh
     tightfit verify plan.json graph.json
     ```
-
-    Parameters
-    ----------
-    plan
-        A plan file (.json or .json.gz).
-    graph
-        The graph file the plan was made for.
-    costs
-        Modelled costs instead of those in the file, such as unit, flops, v100, a100.
     """
     started = time.perf_counter()
     step = load_target(graph, costs)

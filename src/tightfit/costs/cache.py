@@ -35,14 +35,9 @@ class Cache:
     versions) names the file. A missing, damaged or unwritable file is an empty cache. Each file
     keeps the entries used most recently.
 
-    Parameters
-    ----------
-    environment : str
-        Everything beyond the key that a record depends on.
-    folder : Path, optional
-        Default: ``costs`` in the folder of `tightfit.files.cache_folder`.
-    most_entries : int
-        How many entries the file may have.
+    `environment`: everything beyond the key that a record depends on. `folder`: default: ``costs``
+    in the folder of `tightfit.files.cache_folder`. `most_entries`: how many entries the file may
+    have.
     """
 
     def __init__(

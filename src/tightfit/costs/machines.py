@@ -8,34 +8,18 @@ __all__ = ["MACHINES", "Machine"]
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a roofline needs to know about a device; rates are the reachable ones.
+    """What a roofline needs to know about a device; rates are the reachable ones."""
 
-    Parameters
-    ----------
-    name : str
-        A name for people.
-    bytes_per_s : float
-        Reachable memory bandwidth.
-    convolution_flops_per_s, matrix_flops_per_s : float
-        Reachable single-precision rates of convolutions and of matrix products.
-    launch_s : float
-        The least an op costs.
-    granularity_bytes : int
-        What the device's allocator rounds sizes up to.
-    memory_bytes : int
-        The device's memory; 0 if it is not part of the model.
-    source : str
-        Where the numbers come from.
-    """
-
-    name: str
-    bytes_per_s: float
+    name: str  # a name for people
+    bytes_per_s: float  # reachable memory bandwidth
+    # convolution_flops_per_s, matrix_flops_per_s: reachable single-precision rates of convolutions
+    # and of matrix products
     convolution_flops_per_s: float
     matrix_flops_per_s: float
-    launch_s: float
-    granularity_bytes: int = 512
-    memory_bytes: int = 0
-    source: str = ""
+    launch_s: float  # the least an op costs
+    granularity_bytes: int = 512  # what the device's allocator rounds sizes up to
+    memory_bytes: int = 0  # the device's memory; 0 if it is not part of the model
+    source: str = ""  # where the numbers come from
 
 
 _SHARES = "peaks: {}; reachable shares as in the study's graphs: {}"

@@ -50,12 +50,7 @@ def _names(op: Op) -> list[str]:
 def scaled_from(graph: Graph, neighbour: Graph) -> Graph:
     """Return the graph with the costs of matched ops scaled from a neighbour's; workspaces stay.
 
-    Parameters
-    ----------
-    graph : Graph
-        Ops without a like keep their costs.
-    neighbour : Graph
-        Priced.
+    `graph`: ops without a like keep their costs.
     """
     ops = list(graph.ops)
     for place, like in matched(graph, neighbour).items():

@@ -27,10 +27,7 @@ def with_costs(graph: Graph, source: str) -> Graph:
     ``"(estimate)"``. ``"cpu"`` needs torch, to measure the CPU's peaks. Measured costs need the
     captured step, not only its graph: see `tightfit.costs.measured.call`.
 
-    Raises
-    ------
-    BadInput
-        For an unknown name; lists the known ones.
+    Raises `BadInput` for an unknown name; lists the known ones.
     """
     if source == "unit":
         return with_unit_costs(graph)

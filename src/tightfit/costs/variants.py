@@ -14,12 +14,8 @@ __all__ = ["operator_name", "price", "traffic_bytes"]
 def price(graph: Graph, cost_of: Callable[[Op, Alternative], float], source: str) -> Graph:
     """Return the graph with costs; variants of one alternative get the same modelled cost.
 
-    Parameters
-    ----------
-    cost_of : callable
-        The cost of running an op by one of its alternatives, in seconds.
-    source : str
-        Where the costs come from; kept in `Graph.cost_source`.
+    `cost_of`: the cost of running an op by one of its alternatives, in seconds. `source`: where the
+    costs come from; kept in `Graph.cost_source`.
     """
     replace = msgspec.structs.replace
 

@@ -25,17 +25,10 @@ _MOST_KNOWN = 4096
 
 
 class Given(NamedTuple):
-    """An operator and what it is given.
+    """An operator and what it is given."""
 
-    Parameters
-    ----------
-    operator : Operator
-        What its schema says.
-    args, kwargs
-        Its arguments.
-    """
-
-    operator: Operator
+    operator: Operator  # what its schema says
+    # args, kwargs: its arguments
     args: Any
     kwargs: Any
 
@@ -45,13 +38,7 @@ class HasBegun(RuntimeError):
 
 
 class Attempts:
-    """Runs operators.
-
-    Parameters
-    ----------
-    room : RetryingRoom
-        The limit.
-    """
+    """Runs operators."""
 
     def __init__(self, room: RetryingRoom) -> None:
         self._room = room
@@ -60,19 +47,8 @@ class Attempts:
     def run(self, call: Given, run: Callable[[], Any], drawn_from: Drawn | None = None) -> Any:
         """Return what an operator returns.
 
-        Parameters
-        ----------
-        call : Given
-            The operator and its arguments.
-        run : callable
-            Runs it.
-        drawn_from : tuple or None
-            The generator that it draws from, and its state before.
-
-        Raises
-        ------
-        HasBegun
-            If it cannot run again, and was refused memory.
+        `drawn_from`: the generator that it draws from, and its state before. Raises `HasBegun` if
+        it cannot run again, and was refused memory.
         """
         operator, args, kwargs = call.operator, call.args, call.kwargs
         writes = operator.written

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tightfit.dynamic.history import MARK, Content, Lies
+from tightfit.dynamic.history import MARK, Content, StorageMark
 from tightfit.dynamic.pool import Pool
 from tightfit.dynamic.room import Room, allocated_bytes
 from tightfit.torch_private.storages import storage_of
@@ -23,18 +23,13 @@ class NotPlain(Exception):
 class Contents:
     """The contents of all storages that are known.
 
-    Parameters
-    ----------
-    room : Room
-        Is told when something ends that was there before.
-    pool : Pool
-        Is told what comes and goes.
+    `room`: is told when something ends that was there before. `pool`: is told what comes and goes.
     """
 
     def __init__(self, room: Room, pool: Pool) -> None:
         self._room = room
         self._pool = pool
-        self._ended: deque[Lies] = deque()
+        self._ended: deque[StorageMark] = deque()
         self._held: dict[Content, None] = {}
         self._before: dict[Content, int] = {}
 
@@ -59,10 +54,7 @@ class Contents:
     def lying_in(self, tensor: torch.Tensor) -> tuple[Content, torch.UntypedStorage]:
         """Return what a tensor lies in; what nobody has seen before stays where it is.
 
-        Raises
-        ------
-        NotPlain
-            If it lies in no storage.
+        Raises `NotPlain` if it lies in no storage.
         """
         storage = _plain_storage_of(tensor)
         lies = getattr(storage, MARK, None)
@@ -72,7 +64,7 @@ class Contents:
 
     def put(self, storage: torch.UntypedStorage, content: Content) -> Content:
         """A storage holds something new, or is met for the first time."""
-        lies: Lies | None = getattr(storage, MARK, None)
+        lies: StorageMark | None = getattr(storage, MARK, None)
         if lies is None:
             return self.put_first(storage, content)
         old = lies.content
@@ -89,7 +81,7 @@ class Contents:
 
     def put_first(self, storage: torch.UntypedStorage, content: Content) -> Content:
         """A storage is met for the first time."""
-        lies = Lies(storage, self._ended.append)
+        lies = StorageMark(storage, self._ended.append)
         lies.becomes(content)
         setattr(storage, MARK, lies)
         self._held[content] = None
@@ -99,10 +91,7 @@ class Contents:
     def new_among(self, outputs: Any) -> list[torch.UntypedStorage]:
         """Return the storages of results that nobody has seen, each once.
 
-        Raises
-        ------
-        NotPlain
-            If a result lies in no storage.
+        Raises `NotPlain` if a result lies in no storage.
         """
         here = self._room.device
         found: dict[int, torch.UntypedStorage] = {}

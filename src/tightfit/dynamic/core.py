@@ -22,13 +22,7 @@ __all__ = ["Core"]
 
 
 class Core(ABC):
-    """Sees every operator from its beginning to its end, and keeps to the room there is.
-
-    Parameters
-    ----------
-    room : Room
-        The limit.
-    """
+    """Sees every operator from its beginning to its end, and keeps to the room there is."""
 
     name: str
     """How reports call it."""
@@ -146,12 +140,7 @@ class Core(ABC):
     def exceeded(self, name: str, *, has_begun: bool = False) -> BudgetExceeded:
         """Return the error of an operator that cannot fit.
 
-        Parameters
-        ----------
-        name : str
-            Of the operator.
-        has_begun : bool
-            Whether it may have begun to write into what it was given.
+        `has_begun`: whether it may have begun to write into what it was given.
         """
         room = self._room
         last = room.refusals()

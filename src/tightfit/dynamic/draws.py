@@ -16,13 +16,7 @@ Drawn = tuple[torch.Generator, torch.Tensor]
 
 
 class Draws:
-    """Reads states; states alike are kept once.
-
-    Parameters
-    ----------
-    room : Room
-        The limit.
-    """
+    """Reads states; states alike are kept once."""
 
     def __init__(self, room: Room) -> None:
         self._room = room

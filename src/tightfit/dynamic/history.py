@@ -17,13 +17,13 @@ import torch
 
 from tightfit.torch_private import storages
 
-__all__ = ["MARK", "Blank", "Call", "Content", "Lies", "Place"]
+__all__ = ["MARK", "Blank", "Call", "Content", "Place", "StorageMark"]
 
 MARK = "tightfit_online"
 """The attribute of a storage that says what it holds."""
 
 
-class Lies(weakref.ref[torch.UntypedStorage]):
+class StorageMark(weakref.ref[torch.UntypedStorage]):
     """A storage, held weakly, and what lies in it; its callback is told where the storage ends.
 
     The storage has it as `MARK`, so that its content is found.
@@ -41,18 +41,9 @@ class Lies(weakref.ref[torch.UntypedStorage]):
 class Content:
     """One content of one storage.
 
-    Parameters
-    ----------
-    size_bytes : int
-        Of the storage.
-    maker : Call or None
-        What computes it; None: it cannot be computed again, and stays.
-    is_backward : bool
-        Whether it is a gradient under way.
-    is_blank : bool
-        Nobody has been seen writing it.
-    used_at, last_op : int
-        The clock, and the number of operators that had run, when it was last used.
+    `maker`: what computes it; None: it cannot be computed again, and stays. `is_backward`: whether
+    it is a gradient under way. `is_blank`: nobody has been seen writing it. `used_at`, `last_op`:
+    the clock, and the number of operators that had run, when it was last used.
     """
 
     is_resident = True
@@ -62,7 +53,7 @@ class Content:
     node: tuple[Any, int] | None = None
     known_cost: int | None = None
     """What the pool has found it to cost with all that it needs first; None: to be found."""
-    _lies: Lies | None = None
+    _lies: StorageMark | None = None
     _own: torch.UntypedStorage | None = None
     _readers: list[weakref.ref[Call]] | None = None
 
@@ -99,7 +90,7 @@ class Content:
         """The calls that read it and may be needed again."""
         return (call for ref in self._readers or () if (call := ref()) is not None)
 
-    def lie_in(self, lies: Lies) -> None:
+    def lie_in(self, lies: StorageMark) -> None:
         """Lie in a storage that the program holds."""
         self._lies = lies
 
@@ -201,15 +192,7 @@ class Place:
 
 
 class Blank:
-    """A tensor argument that is written and not read: any memory will do.
-
-    Parameters
-    ----------
-    place : Place
-        How the tensor lay.
-    device : torch.device
-        Where.
-    """
+    """A tensor argument that is written and not read: any memory will do."""
 
     __slots__ = ("device", "place", "size_bytes")
 
@@ -222,23 +205,13 @@ class Blank:
 class Call:
     """An operator that ran, and all that is needed to run it again.
 
-    Parameters
-    ----------
-    function : callable
-        The overload.
-    args, kwargs
-        Its arguments, with `Place` and `Blank` for tensors.
-    reads : dict
-        The contents it read, with their storages.
-    cost : int
-        What the policy thinks it costs.
-    with_grad : bool
-        Whether gradients were enabled: some kernels return more then.
-    drawn_from : tuple or None
-        The generator it drew from, and its state before.
+    `args`, `kwargs`: its arguments, with `Place` and `Blank` for tensors. `reads`: the contents it
+    read, with their storages. `cost`: what the policy thinks it costs. `with_grad`: whether
+    gradients were enabled: some kernels return more then.
     """
 
     written: Sequence[Content | Blank] = ()
+    # The generator it drew from, and its state before
     drawn_from: tuple[torch.Generator, torch.Tensor] | None = None
     _outputs: tuple[weakref.ref[Content], ...] = ()
     _kept: dict[Content, torch.UntypedStorage] | None = None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter_ns
+from typing import NamedTuple
 
 from tightfit.errors import InfeasibleBudget
 from tightfit.units import format_bytes
 
-__all__ = ["Ledger", "OnlineReport"]
+__all__ = ["Counts", "Ledger", "OnlineReport"]
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,23 @@ class OnlineReport:
         return "\n".join(lines)
 
 
+class Counts(NamedTuple):
+    """What the core in C++ has counted since it was asked last, in its order."""
+
+    operators: int
+    evictions: int
+    again: int
+    all_ns: int
+    first_ns: int
+    again_ns: int
+    scoring_ns: int
+    search_ns: int
+
+
 class Ledger:
     """The clock, which runs by costs and not by time, so that every run decides alike.
 
-    Parameters
-    ----------
-    budget_bytes : int
-        What was given.
-    most_again : float
-        How often a step's own cost may be spent on computing again.
+    `most_again`: how often a step's own cost may be spent on computing again.
     """
 
     def __init__(self, budget_bytes: int, most_again: float) -> None:
@@ -110,10 +119,7 @@ class Ledger:
     def stop_if_thrashing(self) -> None:
         """Raise if a step has cost its limit.
 
-        Raises
-        ------
-        InfeasibleBudget
-            If computing again has cost more than the limit allows.
+        Raises `InfeasibleBudget` if computing again has cost more than the limit allows.
         """
         own_cost = max(self._step_cost, self._last_step_cost)
         if self._again_cost > self.most_again * own_cost:
@@ -146,26 +152,16 @@ class Ledger:
         self._search_ns += perf_counter_ns() - started_ns
         self._scoring_ns += scoring_ns
 
-    def add(
-        self,
-        operators: int,
-        evictions: int,
-        again: int,
-        all_ns: int,
-        first_ns: int,
-        again_ns: int,
-        scoring_ns: int,
-        search_ns: int,
-    ) -> None:
+    def add(self, counts: Counts) -> None:
         """Add what was counted elsewhere."""
-        self.operators += operators
-        self.evictions += evictions
-        self._again += again
-        self._all_ns += all_ns
-        self._first_ns += first_ns
-        self._again_ns += again_ns
-        self._scoring_ns += scoring_ns
-        self._search_ns += search_ns
+        self.operators += counts.operators
+        self.evictions += counts.evictions
+        self._again += counts.again
+        self._all_ns += counts.all_ns
+        self._first_ns += counts.first_ns
+        self._again_ns += counts.again_ns
+        self._scoring_ns += counts.scoring_ns
+        self._search_ns += counts.search_ns
 
     def report(self, peak_bytes: int, core: str) -> OnlineReport:
         """Return what happened so far."""

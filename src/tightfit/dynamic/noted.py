@@ -16,16 +16,7 @@ __all__ = ["Noted"]
 class Noted:
     """The arguments of a call, with places for tensors.
 
-    Parameters
-    ----------
-    contents : Contents
-        Tells what a tensor lies in.
-    operator : Operator
-        What runs.
-    args, kwargs
-        Its arguments.
-    overwritten : list of torch.Tensor
-        Those that it overwrites.
+    `contents`: tells what a tensor lies in.
     """
 
     __slots__ = ("_contents", "_written", "args", "kwargs", "reads", "repeats", "unread")

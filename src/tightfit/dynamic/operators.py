@@ -15,18 +15,10 @@ __all__ = ["Argument", "Operator", "operator_of"]
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of an operator.
+    """An argument of an operator."""
 
-    Parameters
-    ----------
-    position : int
-        Among all arguments.
-    name : str
-        As a keyword.
-    """
-
-    position: int
-    name: str
+    position: int  # among all arguments
+    name: str  # as a keyword
 
     def of(self, args: Any, kwargs: Any) -> Any:
         """Return what a call gives for it; None if nothing."""
@@ -35,50 +27,23 @@ class Argument:
 
 @dataclass(frozen=True)
 class Operator:
-    """What the runtime must know of an operator.
+    """What the runtime must know of an operator."""
 
-    Parameters
-    ----------
-    name : str
-        As torch writes it.
-    is_composite : bool
-        It is made of others, which are seen one by one.
-    is_view : bool
-        Its result lies in its argument; nothing is computed.
-    makes_blank : bool
-        Its result has no content yet: whoever called it may write it out of sight.
-    draws : bool
-        It draws random numbers.
-    repeats : bool
-        It may run again: it has no effects but its results and what the schema says it writes.
-    weight : int
-        How much a byte costs, compared with an elementwise operator.
-    written : tuple of Argument
-        Those it overwrites.
-    replaces : bool
-        It does not read what it overwrites.
-    statistics : tuple of Argument
-        Running statistics: written in training only, and not read then.
-    training : Argument or None
-        What says whether it is training.
-    takes_dtype : bool
-        It may be told the type of its result.
-    written_unsaid : tuple of Argument
-        Those it overwrites although its schema does not say so.
-    """
-
-    name: str
-    is_composite: bool
-    is_view: bool
-    makes_blank: bool
-    draws: bool
+    name: str  # as torch writes it
+    is_composite: bool  # it is made of others, which are seen one by one
+    is_view: bool  # its result lies in its argument; nothing is computed
+    makes_blank: bool  # its result has no content yet: whoever called it may write it out of sight
+    draws: bool  # it draws random numbers
+    # It may run again: it has no effects but its results and what the schema says it writes
     repeats: bool
-    weight: int
-    written: tuple[Argument, ...]
-    replaces: bool
+    weight: int  # how much a byte costs, compared with an elementwise operator
+    written: tuple[Argument, ...]  # those it overwrites
+    replaces: bool  # it does not read what it overwrites
+    # Running statistics: written in training only, and not read then
     statistics: tuple[Argument, ...]
-    training: Argument | None
-    takes_dtype: bool
+    training: Argument | None  # what says whether it is training
+    takes_dtype: bool  # it may be told the type of its result
+    # Those it overwrites although its schema does not say so
     written_unsaid: tuple[Argument, ...] = ()
 
     def repeats_with(self, args: Any, kwargs: Any) -> bool:

@@ -29,17 +29,10 @@ _SHARE_OF_SAMPLE = 4
 class Pool:
     """The contents that may be evicted.
 
-    Parameters
-    ----------
-    policy : Policy
-        Who goes first.
-    ledger : Ledger
-        The clock, and where times are written down.
-    smallest_bytes : int
-        Smaller ones are left alone.
-    look_at_all : bool
-        Whether every candidate is scored at every eviction. False: a sample as large as the square
-        root of their number, but of 64 at least (Kirisame et al., appendix E.2).
+    `policy`: who goes first. `ledger`: the clock, and where times are written down.
+    `smallest_bytes`: smaller ones are left alone. `look_at_all`: whether every candidate is scored
+    at every eviction. False: a sample as large as the square root of their number, but of 64 at
+    least (Kirisame et al., appendix E.2).
     """
 
     def __init__(

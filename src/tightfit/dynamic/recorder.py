@@ -33,12 +33,7 @@ _Geometry: TypeAlias = tuple[Any, ...]
 class _Known:
     """A storage that has a name, and the names of its views by their geometry.
 
-    Parameters
-    ----------
-    name : str
-        Of the storage.
-    root : tuple
-        The geometry of the tensor that it was met as.
+    `root`: the geometry of the tensor that it was met as.
     """
 
     def __init__(self, name: str, root: _Geometry) -> None:
@@ -73,11 +68,8 @@ class _Ending:
 class Recorder(private.TorchDispatchMode):
     """Records the ops that run while it is entered.
 
-    Parameters
-    ----------
-    step : int or None
-        Record only what runs from the end of the optimizer step before this one to its
-        beginning: forward and backward of one training step. None: everything.
+    `step`: record only what runs from the end of the optimizer step before this one to its
+    beginning: forward and backward of one training step. None: everything.
     """
 
     def __init__(self, step: int | None = None) -> None:
@@ -95,10 +87,7 @@ class Recorder(private.TorchDispatchMode):
     def instructions(self) -> list[Instruction]:
         """Return what was recorded, what existed before first.
 
-        Raises
-        ------
-        BadInput
-            If nothing was.
+        Raises `BadInput` if nothing was.
         """
         if not any(isinstance(instruction, Call) for instruction in self._instructions):
             asked = "" if self._step is None else f" in optimizer step {self._step}"

@@ -33,14 +33,7 @@ __all__ = ["Repeater"]
 class Repeater:
     """Computes again.
 
-    Parameters
-    ----------
-    room : Room
-        The limit.
-    pool : Pool
-        What may be evicted.
-    ledger : Ledger
-        The clock.
+    `pool`: what may be evicted.
     """
 
     def __init__(self, room: Room, pool: Pool, ledger: Ledger) -> None:
@@ -182,12 +175,7 @@ class Repeater:
 class Pinned:
     """What an operator of the program reads, all of which was there.
 
-    Parameters
-    ----------
-    contents : iterable of Content
-        It lies in storages of the program.
-    clock, op : int
-        When.
+    `contents`: it lies in storages of the program.
     """
 
     __slots__ = ("_contents",)
@@ -209,10 +197,7 @@ class Held:
     While others are computed, they may be evicted if nothing else is left: only what a running
     operator reads must stay.
 
-    Parameters
-    ----------
-    pool : Pool
-        What may be evicted.
+    `pool`: what may be evicted.
     """
 
     __slots__ = ("_fast", "_lent", "_pool", "_storages")
@@ -271,16 +256,8 @@ class Held:
 class _Frame:
     """A call that waits until all it reads is there.
 
-    Parameters
-    ----------
-    wanted : Content or None
-        Why it runs; None: for the operator of the program, which runs elsewhere.
-    reads : list of Content
-        What has to be there.
-    held : Held
-        What of it is there already.
-    missing : list of Content
-        What is not.
+    `wanted`: why it runs; None: for the operator of the program, which runs elsewhere. `missing`:
+    what is not.
     """
 
     __slots__ = ("_missing", "_reads", "_rounds", "call", "held", "wanted")

@@ -35,19 +35,8 @@ _CPU = torch.device("cpu")
 class Room(ABC):
     """What is given out on a device, what was there before, and the limit of both.
 
-    Parameters
-    ----------
-    limit_bytes : int
-        The limit.
-    before_bytes : int
-        What is there already.
-    device : torch.device
-        With its index, if it is a GPU.
-
-    Raises
-    ------
-    HookUnavailable
-        If the allocator hook cannot be installed.
+    `device`: with its index, if it is a GPU. Raises `HookUnavailable` if the allocator hook cannot
+    be installed.
     """
 
     retries = False
@@ -73,10 +62,7 @@ class Room(ABC):
     def keep(self, free: Callable[[int], bool] | int) -> None:
         """Keep to the limit from now on; a function frees something when it is reached.
 
-        Parameters
-        ----------
-        free : callable or int
-            The function, or the address of one in C.
+        `free`: the function, or the address of one in C.
         """
 
     @abstractmethod

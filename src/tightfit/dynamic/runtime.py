@@ -40,14 +40,7 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 class Runtime(Core, private.TorchDispatchMode):
     """Sees every operator; keeps what is needed to run it again.
 
-    Parameters
-    ----------
-    room : Room
-        The limit.
-    pool : Pool
-        What may be evicted.
-    ledger : Ledger
-        The clock.
+    `pool`: what may be evicted.
     """
 
     name = "Python"

@@ -19,16 +19,7 @@ __all__ = ["Settled"]
 class Settled:
     """Makes contents stay, so that nothing has to compute them again.
 
-    Parameters
-    ----------
-    room : Room
-        The limit.
-    contents : Contents
-        What lies in which storage.
-    pool : Pool
-        What may be evicted.
-    repeater : Repeater
-        Brings back.
+    `contents`: what lies in which storage. `pool`: what may be evicted. `repeater`: brings back.
     """
 
     def __init__(self, room: Room, contents: Contents, pool: Pool, repeater: Repeater) -> None:

@@ -38,10 +38,7 @@ def handing_over_to(
 ) -> HandOver:
     """Return what takes graphs for a method; Dynamo keeps it, and must not keep its owner alive.
 
-    Parameters
-    ----------
-    run : weakref.ref of callable
-        Runs one call of a graph. Once it is gone, graphs run as they are.
+    `run`: runs one call of a graph. Once it is gone, graphs run as they are.
     """
 
     def hand_over(graph: HandedGraph) -> GraphCall:
@@ -57,10 +54,7 @@ def handing_over_to(
 def backend_of(hand_over: HandOver) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
     """Return a backend of Dynamo.
 
-    Parameters
-    ----------
-    hand_over : callable
-        Given a graph, returns what runs it where a backward may follow.
+    `hand_over`: given a graph, returns what runs it where a backward may follow.
     """
 
     def backend(module: fx.GraphModule, _: Sequence[Any]) -> DynamoGraph:
@@ -77,14 +71,8 @@ class RunsPlainly(Exception):
 class DynamoGraph:
     """One graph of Dynamo's.
 
-    Parameters
-    ----------
-    module : fx.GraphModule or HandedGraph
-        The graph; parameters and buffers are among its inputs.
-    hand_over : callable
-        As of `backend_of`.
-    trains : bool
-        Whether a backward may follow a call of it.
+    `module`: the graph; parameters and buffers are among its inputs. `hand_over`: as of
+    `backend_of`. `trains`: whether a backward may follow a call of it.
     """
 
     def __init__(

@@ -15,8 +15,8 @@ from tightfit.capture.alone import wait_for_traces
 from tightfit.capture.opaque.leaves import leaf_forwards
 from tightfit.capture.opaque.only_computes import only_computes
 from tightfit.dynamo.backend import HandOver, backend_of
+from tightfit.dynamo.frame_cache import FrameCache
 from tightfit.dynamo.guards import Unguarded
-from tightfit.dynamo.kept import Kept
 from tightfit.dynamo.one_ops import OneOps
 from tightfit.dynamo.outside import Outside
 from tightfit.errors import BadInput, CaptureError
@@ -28,16 +28,9 @@ __all__ = ["Compiled", "Following"]
 class Following:
     """What Dynamo asks while it follows a callable.
 
-    Parameters
-    ----------
-    modules : mapping of str to nn.Module
-        Those that the callable uses.
-    outside : Outside
-        Notes what is left to Python.
-    account : Unlimited
-        Has a limit that what Dynamo needs for itself is not to meet.
-    one_ops : OneOps, optional
-        Decides which modules run as one op though nobody has marked them.
+    `outside`: notes what is left to Python. `account`: has a limit that what Dynamo needs for
+    itself is not to meet. `one_ops`: decides which modules run as one op though nobody has marked
+    them.
     """
 
     def __init__(
@@ -158,23 +151,10 @@ class Unlimited(Protocol):
 class Compiled:
     """Runs a callable through Dynamo.
 
-    Parameters
-    ----------
-    function : callable
-        A module's own forward, another method of it, or a function.
-    name : str
-        For messages.
-    hand_over : callable
-        Given a graph, returns what runs it where a backward may follow.
-    follower : Following
-        Is asked and told while Dynamo follows the callable.
-    kept : Kept, optional
-        Keeps what Dynamo finds for other processes.
-
-    Raises
-    ------
-    BadInput
-        If this PyTorch lacks what that takes.
+    `function`: a module's own forward, another method of it, or a function. `hand_over`: given a
+    graph, returns what runs it where a backward may follow. `follower`: is asked and told while
+    Dynamo follows the callable. `kept`: keeps what Dynamo finds for other processes. Raises
+    `BadInput` if this PyTorch lacks what that takes.
     """
 
     def __init__(
@@ -183,7 +163,7 @@ class Compiled:
         name: str,
         hand_over: HandOver,
         follower: Following,
-        kept: Kept | None = None,
+        kept: FrameCache | None = None,
     ) -> None:
         if not private.follows_in_place():
             raise BadInput(f"tightfit needs PyTorch 2.11 or later; here is {torch.__version__}")
@@ -204,10 +184,7 @@ class Compiled:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the callable.
 
-        Raises
-        ------
-        CaptureError
-            If Dynamo makes ever new graphs of it.
+        Raises `CaptureError` if Dynamo makes ever new graphs of it.
         """
         key = self._unguarded.now()
         if key != self._last_key or not self._compiled:

@@ -28,13 +28,7 @@ _Place = tuple[Any, Any]
 
 
 class Unguarded:
-    """What Dynamo does not guard, for some modules.
-
-    Parameters
-    ----------
-    modules : mapping of str to nn.Module
-        Those that a callable uses.
-    """
+    """What Dynamo does not guard, for some modules."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = modules

@@ -19,13 +19,7 @@ _LARGE_SHARE = 0.5
 
 
 class OneOps:
-    """Decides which modules of a callable run as one op though nobody has marked them.
-
-    Parameters
-    ----------
-    modules : mapping of str to nn.Module
-        Those that the callable uses.
-    """
+    """Decides which modules of a callable run as one op though nobody has marked them."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = modules
@@ -35,10 +29,7 @@ class OneOps:
     def at(self, places: Sequence[tuple[str, int]]) -> Any:
         """Return the innermost forward in which a call lies, if it may become one op.
 
-        Parameters
-        ----------
-        places : sequence of (str, int)
-            The file and line of each call, the outermost first.
+        `places`: the file and line of each call, the outermost first.
         """
         forwards = self._forwards()
         for file, line in reversed(places):

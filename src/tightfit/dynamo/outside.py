@@ -25,17 +25,7 @@ _UNPLANNED = "parameters got gradients that no plan has made"
 class Outside:
     """Notes what is left to Python.
 
-    Parameters
-    ----------
-    name : str
-        Of the callable, for messages.
-    modules : mapping of str to nn.Module
-        Those that it uses.
-
-    Attributes
-    ----------
-    left : int
-        How often a frame or a graph was left to plain Python, so that calls have other graphs.
+    `left`: how often a frame or a graph was left to plain Python, so that calls have other graphs.
     """
 
     def __init__(self, name: str, modules: Mapping[str, nn.Module]) -> None:
@@ -98,10 +88,7 @@ class Outside:
     ) -> None:
         """Note a frame that Dynamo leaves alone, if it is the forward of a module.
 
-        Raises
-        ------
-        RuntimeError
-            If there was no room to look at it: it says nothing of the frame.
+        Raises `RuntimeError` if there was no room to look at it: it says nothing of the frame.
         """
         refusal = error
         while refusal is not None:
@@ -125,10 +112,7 @@ class Outside:
     def runs_as_compiled(self, place: str) -> None:
         """Say, once, that code asks whether it is compiled, and where plain PyTorch looks at data.
 
-        Parameters
-        ----------
-        place : str
-            File and line.
+        `place`: file and line.
         """
         if not self._says_compiled:
             return

@@ -16,30 +16,19 @@ __all__ = ["KeptHandedGraph", "graph_again", "kept_graph"]
 
 
 class KeptHandedGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A graph.
+    """A graph."""
 
-    Parameters
-    ----------
-    nodes : list of tuples
-        What each does, its name, what it calls, and packed arguments.
-    made_in : mapping of str to str
-        The module in whose forward a node was made.
-    beside_loss : list of int
-        Outputs that the callable returns beside a loss.
-    """
-
+    # What each does, its name, what it calls, and packed arguments
     nodes: list[tuple[str, str, str, Any, Any]]
-    made_in: dict[str, str]
-    beside_loss: list[int]
+    made_in: dict[str, str]  # the module in whose forward a node was made
+    beside_loss: list[int]  # outputs that the callable returns beside a loss
 
 
 def kept_graph(graph: HandedGraph, modules: Mapping[str, nn.Module]) -> KeptHandedGraph:
     """Return the record of a graph.
 
-    Raises
-    ------
-    NotKept
-        If it is not all of its callable, or holds something that only this process has.
+    Raises `NotKept` if it is not all of its callable, or holds something that only this process
+    has.
     """
     if graph.reason or graph.numbers or graph.calls_unseen:
         raise NotKept("a graph that ends in a break, takes numbers, or calls modules")
@@ -71,10 +60,7 @@ _OF_PYTORCH = ("torch.ops.aten.", "torch.ops.prims.")
 def graph_again(kept: KeptHandedGraph, modules: Mapping[str, nn.Module]) -> HandedGraph:
     """Return the graph of a record.
 
-    Raises
-    ------
-    NotKept
-        If it names what is not there.
+    Raises `NotKept` if it names what is not there.
     """
     graph = fx.Graph()
     nodes: list[fx.Node] = []

@@ -44,10 +44,7 @@ class Tokens:
     def of(self, value: Any) -> Any:
         """Return the token of a value.
 
-        Raises
-        ------
-        NotKept
-            If nothing tells it from another one.
+        Raises `NotKept` if nothing tells it from another one.
         """
         if isinstance(value, type):
             return self._class(value)
@@ -71,10 +68,8 @@ class Tokens:
     def cover(self, traced: Sequence[types.CodeType]) -> None:
         """Make sure that whatever was followed is told by the tokens so far.
 
-        Raises
-        ------
-        NotKept
-            If it is not: code that no class and no guard leads to, or that reads the environment.
+        Raises `NotKept` if it is not: code that no class and no guard leads to, or that reads the
+        environment.
         """
         for code in traced:
             if code.co_filename == os.getenv.__code__.co_filename:

@@ -37,13 +37,7 @@ class _Piece(NamedTuple):
 
 
 class Arena:
-    """Which addresses belong to whom.
-
-    Parameters
-    ----------
-    size_bytes : int
-        How many there are.
-    """
+    """Which addresses belong to whom."""
 
     def __init__(self, size_bytes: int) -> None:
         self._pieces = [_Piece(0, size_bytes, None)] if size_bytes > 0 else []
@@ -97,15 +91,8 @@ class Arena:
     ) -> list[int] | None:
         """Return whose ranges, with the holes between them, make room at the least sum of costs.
 
-        Parameters
-        ----------
-        cost : callable
-            Of an owner; None if it may not go.
-
-        Returns
-        -------
-        list of int or None
-            Owners by address, of equal sums the first; None if no window is large enough.
+        `cost`: of an owner; None if it may not go. Returns owners by address, of equal sums the
+        first; None if no window is large enough.
         """
         needed = rounded_up(size_bytes, GRANULARITY_BYTES)
         best: list[int] | None = None

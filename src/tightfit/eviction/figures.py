@@ -19,27 +19,13 @@ __all__ = ["COMPARISONS", "Compared", "Comparison", "sweep"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """One figure.
+    """One figure."""
 
-    Parameters
-    ----------
-    figure : int
-        Its number in the paper.
-    title : str
-        What it compares.
-    policies : tuple of Policy
-        Its lines, or one policy if they are ways of deallocation.
-    deallocations : tuple of str
-        One, or as many as lines.
-    measure : str
-        What is drawn.
-    """
-
-    figure: int
-    title: str
-    policies: tuple[Policy, ...]
-    deallocations: tuple[Deallocation, ...] = ("eager",)
-    measure: Literal["slowdown", "accesses"] = "slowdown"
+    figure: int  # its number in the paper
+    title: str  # what it compares
+    policies: tuple[Policy, ...]  # its lines, or one policy if they are ways of deallocation
+    deallocations: tuple[Deallocation, ...] = ("eager",)  # one, or as many as lines
+    measure: Literal["slowdown", "accesses"] = "slowdown"  # what is drawn
 
 
 COMPARISONS = (

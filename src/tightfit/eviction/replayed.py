@@ -17,66 +17,42 @@ MomentKind: TypeAlias = Literal["evict", "evict_eager", "remat", "remat_sibling"
 
 
 class Moment(NamedTuple):
-    """An eviction or a rematerialisation, for those who look closely.
+    """An eviction or a rematerialisation, for those who look closely."""
 
-    Parameters
-    ----------
-    kind : str
-        ``"evict"`` for want of memory, ``"evict_eager"`` because nobody holds it; ``"remat"`` of
-        a tensor that was asked for, ``"remat_sibling"`` of another output of its operator.
-    clock_ns : int
-        Nanoseconds computed so far, from 1.
-    operator : int
-        The operator that was to run for the first time.
-    tensor : int
-        Which tensor; of an evicted storage the root.
-    memory_bytes : int
-        Bytes resident afterwards.
-    """
-
+    # ``"evict"`` for want of memory, ``"evict_eager"`` because nobody holds it; ``"remat"`` of a
+    # tensor that was asked for, ``"remat_sibling"`` of another output of its operator
     kind: MomentKind
-    clock_ns: int
-    operator: int
-    tensor: int
-    memory_bytes: int
+    clock_ns: int  # nanoseconds computed so far, from 1
+    operator: int  # the operator that was to run for the first time
+    tensor: int  # which tensor; of an evicted storage the root
+    memory_bytes: int  # bytes resident afterwards
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """What came of one replay.
+    """What came of one replay."""
 
-    Parameters
-    ----------
-    status : str
-        ``"ok"``; ``"oom"``: nothing was left to evict; ``"thrash"``: recomputation came to cost
-        more than the limit. What follows then counts up to that point.
-    budget_bytes, max_memory_bytes : int
-        What was given, and the most that was resident.
-    total_cost_ns : int
-        Nanoseconds of all operators that ran.
-    evictions_pressure, evictions_eager : int
-        Storages evicted for want of memory, and because nobody held them.
-    rematerialisations, rematerialised_outputs : int
-        Operators that ran again, and outputs that came back by that.
-    evaluations, accesses : int
-        Scores computed; these, and storages and classes looked at for them (appendix D.3).
-    max_depth : int
-        Operators that waited for one another at once.
-    moments : tuple of Moment
-        Each eviction and rematerialisation, if they were asked for.
-    """
-
+    # ``"ok"``; ``"oom"``: nothing was left to evict; ``"thrash"``: recomputation came to cost more
+    # than the limit. What follows then counts up to that point.
     status: Status
+    # budget_bytes, max_memory_bytes: what was given, and the most that was resident
     budget_bytes: int
     max_memory_bytes: int
-    total_cost_ns: int
+    total_cost_ns: int  # nanoseconds of all operators that ran
+    # evictions_pressure, evictions_eager: storages evicted for want of memory, and because nobody
+    # held them
     evictions_pressure: int
     evictions_eager: int
+    # rematerialisations, rematerialised_outputs: operators that ran again, and outputs that came
+    # back by that
     rematerialisations: int
     rematerialised_outputs: int
+    # evaluations, accesses: scores computed; these, and storages and classes looked at for them
+    # (appendix D.3)
     evaluations: int
     accesses: int
-    max_depth: int
+    max_depth: int  # operators that waited for one another at once
+    # Each eviction and rematerialisation, if they were asked for
     moments: tuple[Moment, ...] = field(default=(), repr=False)
 
     @property

@@ -24,13 +24,7 @@ _MOMENTS: tuple[MomentKind, ...] = get_args(MomentKind)
 
 
 class Simulator:
-    """Replays one log, as often as asked.
-
-    Parameters
-    ----------
-    log : Log
-        The recorded program.
-    """
+    """Replays one log, as often as asked."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -53,31 +47,15 @@ class Simulator:
     ) -> Replayed:
         """Return what happens when the program runs in a budget.
 
-        Parameters
-        ----------
-        policy : Policy
-            What is evicted.
-        budget_bytes : int
-            Bytes for everything resident, constants included.
-        deallocation : str
-            When the program drops its last hold of a storage it is evicted (``"eager"``), gone
-            for good as soon as nothing evicted may need it (``"banish"``), or nothing happens.
-        placement : str
-            ``"bytes"``: memory is a number, as in the paper. Otherwise the budget is an arena, and
-            an eviction must make a hole in it (`tightfit.eviction.arena.Placement`).
-        thrash : float
-            Give up when the time computed exceeds the program's own by this factor.
-        seed : int
-            Of the random policy.
-        with_moments : bool
-            Also return every eviction and rematerialisation.
-        in_python : bool
-            Use the readable reference instead of the C++ core: the same result, slowly.
-
-        Raises
-        ------
-        BadInput
-            If the log uses a tensor that banishing has freed.
+        `budget_bytes`: bytes for everything resident, constants included. `deallocation`: when the
+        program drops its last hold of a storage it is evicted (``"eager"``), gone for good as soon
+        as nothing evicted may need it (``"banish"``), or nothing happens. `placement`: ``"bytes"``:
+        memory is a number, as in the paper. Otherwise the budget is an arena, and an eviction must
+        make a hole in it (`tightfit.eviction.arena.Placement`). `thrash`: give up when the time
+        computed exceeds the program's own by this factor. `seed`: of the random policy.
+        `with_moments`: also return every eviction and rematerialisation. `in_python`: use the
+        readable reference instead of the C++ core: the same result, slowly. Raises `BadInput` if
+        the log uses a tensor that banishing has freed.
         """
         draw = random.Random(seed).randrange
         most_again_ns = int(self.log.base_cost_ns * (thrash - 1.0))

@@ -24,21 +24,12 @@ __all__ = ["Again", "RanPlainly", "Repeated"]
 
 @dataclass(frozen=True)
 class RanPlainly:
-    """What a forward that was run again under autograd has given.
+    """What a forward that was run again under autograd has given."""
 
-    Parameters
-    ----------
-    outputs : sequence
-        What it has returned, flattened.
-    inputs : sequence
-        Its placeholders.
-    owners : sequence
-        The same where they are those of the call itself; None where another call was run again,
-        too, and has made what stands for one.
-    """
-
-    outputs: Sequence[Any]
-    inputs: Sequence[Any]
+    outputs: Sequence[Any]  # what it has returned, flattened
+    inputs: Sequence[Any]  # its placeholders
+    # The same where they are those of the call itself; None where another call was run again, too,
+    # and has made what stands for one
     owners: Sequence[Any]
 
 
@@ -82,14 +73,7 @@ class Again:
     takes are run again before it: all of them are one graph of autograd's, whose gradients the last
     call computes for those before.
 
-    Parameters
-    ----------
-    joint : JointGraph
-        What was planned of it.
-    ran : RanPlainly
-        Its forward that was run again.
-    before : sequence of Again
-        The calls that have made what it was run on.
+    `ran`: its forward that was run again.
     """
 
     def __init__(self, joint: JointGraph, ran: RanPlainly, before: Sequence[Again]) -> None:
@@ -112,12 +96,8 @@ class Again:
     ) -> dict[int, torch.Tensor | None]:
         """Return the gradients that a backward asks for, by positions of placeholders.
 
-        Parameters
-        ----------
-        by_position : mapping of int to Tensor or None
-            Gradients of raw outputs.
-        canonical : mapping of int to int
-            Which of the raw outputs stands for others that are the same.
+        `by_position`: gradients of raw outputs. `canonical`: which of the raw outputs stands for
+        others that are the same.
         """
         came = {
             base: gradient

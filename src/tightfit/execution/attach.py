@@ -138,10 +138,8 @@ def attached_methods(module: nn.Module) -> Mapping[str, Attached]:
 def original_method(module: nn.Module, name: str) -> Callable[..., Any]:
     """Return a method that a module has without tightfit.
 
-    Raises
-    ------
-    BadInput
-        If the module's class has no method of that name, or the instance one of its own.
+    Raises `BadInput` if the module's class has no method of that name, or the instance one of its
+    own.
     """
     kind, method = type(module), getattr(type(module), name, None)
     if not inspect.isfunction(method) or name in vars(nn.Module) or name == "forward":
@@ -187,21 +185,10 @@ def attach(
 ) -> None:
     """Let something run in place of the forward of a module.
 
-    Parameters
-    ----------
-    module : nn.Module
-        Fitted in place; what was attached before is replaced.
-    made : Attached
-        Called with (args, kwargs) instead of the module's forward.
-    refit : callable
-        Attaches something new to a deep copy of the module and returns it.
-    methods : mapping of str to Attached, optional
-        What runs in place of further methods, when none of the others is running.
-
-    Raises
-    ------
-    BadInput
-        If the module cannot be fitted; see `refuse_unfittable`.
+    `module`: fitted in place; what was attached before is replaced. `made`: called with (args,
+    kwargs) instead of the module's forward. `refit`: attaches something new to a deep copy of the
+    module and returns it. `methods`: what runs in place of further methods, when none of the others
+    is running. Raises `BadInput` if the module cannot be fitted; see `refuse_unfittable`.
     """
     refuse_unfittable(module)
     _put(module, _Attachment(made, refit, methods or {}))
@@ -210,17 +197,9 @@ def attach(
 def attach_part(module: nn.Module, part: Attached) -> None:
     """Replace the forward of a module inside a model that is fitted part by part.
 
-    Parameters
-    ----------
-    module : nn.Module
-        Inside the model; its ancestors may be fitted.
-    part : Attached
-        Called with (args, kwargs) instead of the module's forward.
-
-    Raises
-    ------
-    BadInput
-        If the module's forward was replaced by somebody else.
+    `module`: inside the model; its ancestors may be fitted. `part`: called with (args, kwargs)
+    instead of the module's forward. Raises `BadInput` if the module's forward was replaced by
+    somebody else.
     """
     _refuse_foreign(module)
 
@@ -236,11 +215,8 @@ def attach_part(module: nn.Module, part: Attached) -> None:
 def refuse_unfittable(module: nn.Module) -> None:
     """Refuse a module whose forward cannot be replaced.
 
-    Raises
-    ------
-    BadInput
-        If an ancestor or a child of the module is fitted, if the module is compiled or wrapped,
-        if its forward was replaced by somebody else, or if it has no weights yet.
+    Raises `BadInput` if an ancestor or a child of the module is fitted, if the module is compiled
+    or wrapped, if its forward was replaced by somebody else, or if it has no weights yet.
     """
     _refuse_lazy(module)
     _refuse_wrapped(module)

@@ -32,32 +32,24 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class StepPeaks:
-    """What one step held, in bytes on top of its start.
+    """What one step held, in bytes on top of its start."""
 
-    Parameters
-    ----------
-    constant_bytes : int
-        What was resident at the start of the step.
-    forward_bytes, between_bytes, backward_bytes, after_bytes : int
-        Peaks of the forward program, of user code until backward, of the backward program, of
-        everything until the next forward (the optimizer step).
-    boundary_bytes, entered_bytes : int
-        Alive when the forward program had ended, and when the backward program began.
-    beside_bytes : int
-        The budgets of other callables whose steps were under way at the same time: who holds what
-        cannot be told apart, so all of them keep to the sum.
-    others_ran : bool
-        Whether any of them ran a forward or a backward meanwhile: peaks may be theirs.
-    """
-
-    constant_bytes: int
+    constant_bytes: int  # what was resident at the start of the step
+    # forward_bytes, between_bytes, backward_bytes, after_bytes: peaks of the forward program, of
+    # user code until backward, of the backward program, of everything until the next forward (the
+    # optimizer step)
     forward_bytes: int = 0
+    # boundary_bytes, entered_bytes: alive when the forward program had ended, and when the backward
+    # program began
     boundary_bytes: int = 0
     entered_bytes: int = 0
     between_bytes: int = 0
     backward_bytes: int = 0
     after_bytes: int = 0
+    # The budgets of other callables whose steps were under way at the same time: who holds what
+    # cannot be told apart, so all of them keep to the sum
     beside_bytes: int = 0
+    # Whether any of them ran a forward or a backward meanwhile: peaks may be theirs
     others_ran: bool = False
 
     @property
@@ -148,19 +140,9 @@ class _Exceeded:
 class Guard:
     """Measures steps; raises or warns when one exceeds the budget.
 
-    Parameters
-    ----------
-    device : str
-        ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
-    on_exceed : str
-        ``"raise"`` or ``"warn"``.
-    advice : str
-        What to try, for the message of a step that exceeded the budget.
-
-    Attributes
-    ----------
-    steps : list of StepPeaks
-        The last ones of which every peak is known: not those that were only checked.
+    `device`: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. `on_exceed`: ``"raise"`` or ``"warn"``.
+    `advice`: what to try, for the message of a step that exceeded the budget. `steps`: the last
+    ones of which every peak is known: not those that were only checked.
     """
 
     def __init__(
@@ -203,20 +185,12 @@ class Guard:
 
         Steps of models with budgets of their own that have had their backward are over.
 
-        Parameters
-        ----------
-        constant_bytes : callable
-            Returns the bytes resident now: parameters, buffers, inputs, gradients, optimizer
-            state. Asked once the window before is closed.
-        budget_bytes : int
-            The limit of the step that begins, constants included.
-        shared : object, optional
-            What it shares its budget with, if it does.
-        runs : iterable of Opened
-            Always tells which of its calls await a backward.
-        is_known : bool
-            Whether nothing is learned from the step any more: it is only checked, and a peak that
-            the device has for all who ask is left to the user.
+        `constant_bytes`: returns the bytes resident now: parameters, buffers, inputs, gradients,
+        optimizer state. Asked once the window before is closed. `budget_bytes`: the limit of the
+        step that begins, constants included. `shared`: what it shares its budget with, if it does.
+        `runs`: always tells which of its calls await a backward. `is_known`: whether nothing is
+        learned from the step any more: it is only checked, and a peak that the device has for all
+        who ask is left to the user.
         """
         self._shared, self._runs = shared, runs
         self._is_checked_only = is_known and self.meter is not None and self.meter.shares_peak
@@ -319,15 +293,8 @@ class Guard:
     def close(self, where: str | None = None) -> StepPeaks | None:
         """End the window of the open step; return what it held, at least if it was only checked.
 
-        Parameters
-        ----------
-        where : str, optional
-            Where its peak was, if somebody knows better.
-
-        Raises
-        ------
-        BudgetExceeded
-            If it held more than the budget and the user asked to raise.
+        `where`: where its peak was, if somebody knows better. Raises `BudgetExceeded` if it held
+        more than the budget and the user asked to raise.
         """
         if self._open is None or self.meter is None:
             return None

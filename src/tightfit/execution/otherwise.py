@@ -60,21 +60,8 @@ def gradients_in_turn(
 ) -> Iterator[dict[int, torch.Tensor | None]]:
     """Run the forward of a call; return what runs its backward, a group of gradients at a time.
 
-    Parameters
-    ----------
-    planned : Planned
-        The plan that has room for them.
-    inputs : sequence
-        The placeholders.
-    came : mapping of int to Tensor
-        The gradients of outputs.
-    begun : callable
-        Tells what the sum that a gradient is begins with, as of `Program`.
-
-    Raises
-    ------
-    PlanMismatch
-        If the plan takes other outputs.
+    `came`: the gradients of outputs. `begun`: tells what the sum that a gradient is begins with, as
+    of `Program`. Raises `PlanMismatch` if the plan takes other outputs.
     """
     ready = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
     same = planned.returned.canonical
@@ -125,14 +112,8 @@ def refuse_others(
 ) -> None:
     """Refuse gradients of placeholders for which autograd expects none from a call.
 
-    Parameters
-    ----------
-    found : mapping of int to Tensor or None
-        The gradients.
-    groups : sequence of sequence of int
-        The placeholders that had gradients by the plan the call was run with.
-    late : sequence of int
-        The outputs that were to have no gradient.
+    `groups`: the placeholders that had gradients by the plan the call was run with. `late`: the
+    outputs that were to have no gradient.
     """
     expected = {position for group in groups for position in group}
     if any(g is not None for position, g in found.items() if position not in expected):

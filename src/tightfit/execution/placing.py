@@ -63,14 +63,7 @@ class Turns:
 def placed_program(program: Program, turns: Turns, places: Places) -> Program:
     """Return a program that begins and ends its steps at their places.
 
-    Parameters
-    ----------
-    program : Program
-        Lowered with these turns.
-    turns : Turns
-        What it calls before instructions.
-    places : Places
-        Where its steps lie.
+    `program`: lowered with these turns. `turns`: what it calls before instructions.
     """
 
     def forward(inputs: list[Any]) -> tuple[list[Any], list[Any]]:

@@ -12,15 +12,9 @@ __all__ = ["Reached"]
 class Reached:
     """What the backwards of one call have reached.
 
-    Attributes
-    ----------
-    backwards : int
-        How many have begun.
-    is_retained : bool
-        Whether the last of them may be followed by another one.
-    missing, unplanned : tuple of int
-        The outputs without a gradient that were planned to have one in the last backward, and
-        those with one that were not.
+    `backwards`: how many have begun. `is_retained`: whether the last of them may be followed by
+    another one. `missing`, `unplanned`: the outputs without a gradient that were planned to have
+    one in the last backward, and those with one that were not.
     """
 
     def __init__(self) -> None:
@@ -42,16 +36,9 @@ class Reached:
     ) -> None:
         """Note the gradients with which a backward begins.
 
-        Parameters
-        ----------
-        came : mapping of int to Tensor or None
-            The gradients of the raw outputs.
-        planned : frozenset of int
-            The raw outputs that are planned to receive one.
-        outputs : int
-            How many outputs the call has; further raw ones are bases that several of them view.
-        retained : bool
-            Whether another backward may come.
+        `came`: the gradients of the raw outputs. `planned`: the raw outputs that are planned to
+        receive one. `outputs`: how many outputs the call has; further raw ones are bases that
+        several of them view. `retained`: whether another backward may come.
         """
         if self.backwards:
             self._before = self.used

@@ -21,10 +21,7 @@ def looks_at_parts() -> TightfitError:
 def second_time(*, is_let_go: bool) -> TightfitError:
     """Return the error that a backward came after another one.
 
-    Parameters
-    ----------
-    is_let_go : bool
-        Whether that one was to keep what it had (retain_graph).
+    `is_let_go`: whether that one was to keep what it had (retain_graph).
     """
     why, first = "", "say retain_graph=True to the first, "
     if is_let_go:
@@ -52,12 +49,7 @@ def differentiated() -> TightfitError:
 def changed(source: Source | None, shape: tuple[int, ...]) -> TightfitError:
     """Return the error that a tensor was changed between forward and backward.
 
-    Parameters
-    ----------
-    source : Source or None
-        The placeholder that it is; None: it is none.
-    shape : tuple of int
-        Its own.
+    `source`: the placeholder that it is; None: it is none.
     """
     what = f"a tensor that the forward returned or was given (shape {shape})"
     way_out = "change parameters after backward, and clone outputs before changing them"

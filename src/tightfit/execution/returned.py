@@ -36,21 +36,9 @@ _VIEW_OF_OUTPUT = OutputType.alias_of_intermediate_base_is_user_output
 class Returned:
     """Makes the outputs of one captured step.
 
-    Parameters
-    ----------
-    joint : JointGraph
-        The step.
-    chain : callable
-        Runs the chain of nodes on the inputs and what more follows them; returns the raw outputs
-        by their positions.
-
-    Attributes
-    ----------
-    canonical : dict of int to int
-        Of each raw output that leaves the chain, the one that is returned in place of all that are
-        the same.
-    plain : list of int
-        Those that are returned.
+    `chain`: runs the chain of nodes on the inputs and what more follows them; returns the raw
+    outputs by their positions. `canonical`: of each raw output that leaves the chain, the one that
+    is returned in place of all that are the same.
     """
 
     def __init__(self, joint: JointGraph, chain: Callable[[list[Any]], Mapping[int, Any]]) -> None:
@@ -163,12 +151,7 @@ def inputs_viewed(joint: JointGraph) -> frozenset[int]:
 def raw_outputs(joint: JointGraph, outputs: Sequence[Any]) -> dict[int, Any]:
     """Return the raw outputs with a history of their own, by position, of what a forward returned.
 
-    Parameters
-    ----------
-    joint : JointGraph
-        The captured step of that forward.
-    outputs : sequence
-        What it returned, flattened, when it was run plainly.
+    `outputs`: what it returned, flattened, when it was run plainly.
     """
     infos = joint.metadata.output_info
     found = {i: x for i, x in enumerate(outputs) if infos[i].output_type in _OWN}

@@ -34,21 +34,8 @@ def refuse_other_backward(
 ) -> None:
     """Raise if a backward that steps parameters is to do something else than one whole step.
 
-    Parameters
-    ----------
-    runner : Steps
-        Runs the plan.
-    came : mapping of int to Tensor or None
-        The gradients of outputs.
-    node : object
-        The first of its chain in autograd's graph.
-    state : str
-        Of the call.
-
-    Raises
-    ------
-    TightfitError
-        Says what, and a way out.
+    `came`: the gradients of outputs. `node`: the first of its chain in autograd's graph. Raises
+    `TightfitError`: says what, and a way out.
     """
     if not runner.stepped:
         return

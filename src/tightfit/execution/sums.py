@@ -35,18 +35,10 @@ _Edge: TypeAlias = tuple[Any, int]
 
 @dataclass(frozen=True)
 class FirstSum:
-    """The sum of the first two terms of a gradient.
+    """The sum of the first two terms of a gradient."""
 
-    Parameters
-    ----------
-    position : int
-        The placeholder whose gradient it is.
-    term : fx.Node
-        The first of them.
-    """
-
-    position: int
-    term: fx.Node
+    position: int  # the placeholder whose gradient it is
+    term: fx.Node  # the first of them
 
 
 def is_sum(node: Any) -> bool:
@@ -157,13 +149,9 @@ _OPEN: weakref.WeakSet[Sums] = weakref.WeakSet()
 class Sums:
     """The gradients of one call, on their way to where those of other calls may meet them.
 
-    Parameters
-    ----------
-    announce : callable
-        Told of a placeholder to whose sum code outside the plan has added, in another order than
-        plain PyTorch.
-    gradients : sequence of (node, int)
-        Those of the call's graph, each with the placeholder whose it is.
+    `announce`: told of a placeholder to whose sum code outside the plan has added, in another order
+    than plain PyTorch. `gradients`: those of the call's graph, each with the placeholder whose it
+    is.
     """
 
     def __init__(
@@ -201,12 +189,8 @@ class Sums:
     def start(self, node: Any, groups: Sequence[Sequence[int]]) -> None:
         """Note where gradients go, if others may go there, too.
 
-        Parameters
-        ----------
-        node : object
-            The first node of the call's chain in autograd's graph.
-        groups : sequence of sequence of int
-            The placeholders whose gradients each node of the chain hands over.
+        `node`: the first node of the call's chain in autograd's graph. `groups`: the placeholders
+        whose gradients each node of the chain hands over.
         """
         if len(_OPEN) == 1 and _ON_THEIR_WAY.is_empty:
             return
@@ -227,12 +211,8 @@ class Sums:
     def hand_over(self, positions: Sequence[int], gradients: list[torch.Tensor | None]) -> None:
         """Note gradients that are handed over; what is added to those on their way goes out.
 
-        Parameters
-        ----------
-        positions : sequence of int
-            The placeholders of the gradients.
-        gradients : list of Tensor or None
-            Those; None takes the place of one that was added to what is on its way.
+        `positions`: the placeholders of the gradients. `gradients`: those; None takes the place of
+        one that was added to what is on its way.
         """
         if not (self._edges or self._watched):
             return

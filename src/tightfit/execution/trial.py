@@ -25,14 +25,10 @@ _ENOUGH_S = 5.0  # of running all programs, beyond the fewest rounds
 
 @dataclass(frozen=True)
 class TrialPeaks:
-    """What one run held on top of what was there before it, in bytes.
+    """What one run held on top of what was there before it, in bytes."""
 
-    Parameters
-    ----------
-    forward_bytes, boundary_bytes, backward_bytes : int
-        The peak of the forward pass, what was alive behind it, the peak of the backward pass.
-    """
-
+    # forward_bytes, boundary_bytes, backward_bytes: the peak of the forward pass, what was alive
+    # behind it, the peak of the backward pass
     forward_bytes: int
     boundary_bytes: int
     backward_bytes: int
@@ -51,16 +47,8 @@ def try_program(
     are put back; gradients are kept or dropped as autograd will. The peak may lie above any
     budget: that is what is to be found out. Where memory runs out it counts as endless.
 
-    Parameters
-    ----------
-    captured : Captured
-        The step.
-    program : Program
-        A lowered plan, compiled or not.
-    inputs : sequence
-        The tensors of the placeholders.
-    gradients : str
-        Whether finished gradients stay (``"fresh"``) or are added to others (``"accumulated"``).
+    `program`: a lowered plan, compiled or not. `gradients`: whether finished gradients stay
+    (``"fresh"``) or are added to others (``"accumulated"``).
     """
     with _without_trace(captured, inputs) as (given, device):
         try:

@@ -20,17 +20,9 @@ def graph_to_json(graph: Graph) -> bytes:
 def graph_from_json(content: bytes, *, source: str = "the graph") -> Graph:
     """Return the valid graph a JSON text describes.
 
-    Parameters
-    ----------
-    source : str
-        Where the text comes from; named in errors.
-
-    Raises
-    ------
-    BadInput
-        If the text is no graph of a format this version reads.
-    InvalidGraph
-        If the graph breaks a rule of `validate_graph`.
+    `source`: where the text comes from; named in errors. Raises `BadInput` if the text is no graph
+    of a format this version reads. Raises `InvalidGraph` if the graph breaks a rule of
+    `validate_graph`.
     """
     graph = decode_record(content, Graph, source=source, newest=FORMAT)
     try:
@@ -42,10 +34,8 @@ def graph_from_json(content: bytes, *, source: str = "the graph") -> Graph:
 def load_graph(path: Path | str) -> Graph:
     """Return the valid graph in a ``.json`` or ``.json.gz`` file.
 
-    Raises
-    ------
-    BadInput, InvalidGraph
-        If the file cannot be read, is no graph, or is a graph that breaks a rule.
+    Raises `BadInput` or `InvalidGraph` if the file cannot be read, is no graph, or is a graph that
+    breaks a rule.
     """
     return graph_from_json(read_limited(path), source=str(path))
 

@@ -59,38 +59,22 @@ class _Frozen(
 
 
 class Value(_Frozen, frozen=True):
-    """One storage.
+    """One storage."""
 
-    Parameters
-    ----------
-    id : int
-        Its position in ``graph.values``.
-    name : str
-        A name for people: of the parameter, or of the operator that makes it.
-    size_bytes : int
-        Bytes, rounded as the device's allocator rounds.
-    role : str
-        What it is. Parameters, buffers, inputs and states are *constants*: resident the whole
-        step, counted in ``graph.constants_bytes`` and never allocated or freed by a plan.
-        A tangent appears when the first backward segment of its program is entered. A gradient
-        is computed by an op and handed over. Everything else is ``"computed"``.
-    fate : str
-        ``"returned"``: the caller keeps it to the end of the step. ``"handed_over"``: a finished
-        gradient that leaves by a `HandOver`. ``"written_back"``: the new content of the buffer
-        or input `replaces`, copied there and freed when the segment that computes it ends.
-    replaces : int or None
-        The constant a written-back value replaces.
-    segment : int or None
-        For tangents: the segment at whose entry it appears.
-    """
-
-    id: ValueId
-    name: str
-    size_bytes: int
+    id: ValueId  # its position in ``graph.values``
+    name: str  # a name for people: of the parameter, or of the operator that makes it
+    size_bytes: int  # bytes, rounded as the device's allocator rounds
+    # What it is. Parameters, buffers, inputs and states are *constants*: resident the whole step,
+    # counted in ``graph.constants_bytes`` and never allocated or freed by a plan. A tangent appears
+    # when the first backward segment of its program is entered. A gradient is computed by an op and
+    # handed over. Everything else is ``"computed"``.
     role: Role = "computed"
+    # ``"returned"``: the caller keeps it to the end of the step. ``"handed_over"``: a finished
+    # gradient that leaves by a `HandOver`. ``"written_back"``: the new content of the buffer or
+    # input `replaces`, copied there and freed when the segment that computes it ends.
     fate: Fate = "none"
-    replaces: ValueId | None = None
-    segment: SegmentId | None = None
+    replaces: ValueId | None = None  # the constant a written-back value replaces
+    segment: SegmentId | None = None  # for tangents: the segment at whose entry it appears
 
     @property
     def is_constant(self) -> bool:
@@ -106,79 +90,40 @@ class Variant(_Frozen, frozen=True):
 
 
 class Alternative(_Frozen, frozen=True):
-    """One way to compute an op.
+    """One way to compute an op."""
 
-    Parameters
-    ----------
-    name : str
-        ``"default"`` for the first one, else such as ``"relu.mask1"``.
-    reads, writes : tuple of int
-        Ids of the values it needs alive and of the values it makes. An alternative may write
-        more (a mask) or less (a recomputation without the statistics) than the default.
-    overwrites : int or None
-        The read value whose storage the first written one takes over (equal sizes); that value
-        is gone afterwards.
-    variants : tuple of Variant
-        At least one.
-    use : str
-        ``"first"``: only for the first computation of the op in a step; ``"again"``: only for
-        later ones; ``"any"``: both.
-    exactness : str
-        How its bits compare with the default's.
-    flops : int or None
-        Floating-point operations, if it does not do those of the op.
-    """
-
+    # reads, writes: ids of the values it needs alive and of the values it makes. An alternative may
+    # write more (a mask) or less (a recomputation without the statistics) than the default.
     reads: tuple[ValueId, ...]
     writes: tuple[ValueId, ...]
-    name: str = "default"
+    name: str = "default"  # ``"default"`` for the first one, else such as ``"relu.mask1"``
+    # The read value whose storage the first written one takes over (equal sizes); that value is
+    # gone afterwards
     overwrites: ValueId | None = None
-    variants: tuple[Variant, ...] = (Variant(),)
+    variants: tuple[Variant, ...] = (Variant(),)  # at least one
+    # ``"first"``: only for the first computation of the op in a step; ``"again"``: only for later
+    # ones; ``"any"``: both
     use: Use = "any"
-    exactness: Exactness = "bitwise"
-    flops: int | None = None
+    exactness: Exactness = "bitwise"  # how its bits compare with the default's
+    flops: int | None = None  # floating-point operations, if it does not do those of the op
 
 
 class Op(_Frozen, frozen=True):
-    """One execution of an operator.
+    """One execution of an operator."""
 
-    Parameters
-    ----------
-    id : int
-        Its position in ``graph.ops``.
-    target : str
-        The operator, such as ``"aten.relu"``.
-    alternatives : tuple of Alternative
-        The default first.
-    module : str
-        The module that called it, such as ``"layer3.0.act"``.
-    segment : int
-        The segment in which it is computed first.
-    partner : int or None
-        For a backward op: the forward op it differentiates.
-    required : bool
-        False: computed only if somebody reads it (a mask, pool offsets).
-    pinned : str or None
-        Why it may not be computed again, or None.
-    random_state_bytes : int
-        Bytes of random-number state kept from the first to the last computation, if it is
-        computed more than once.
-    flops : int
-        Floating-point operations, for modelled costs.
-    changes : tuple of int
-        Constants that it writes over: nothing reads them after it. Such an op runs once.
-    """
-
-    id: OpId
-    target: str
-    alternatives: tuple[Alternative, ...]
-    module: str = ""
-    segment: SegmentId = 0
-    partner: OpId | None = None
-    required: bool = True
-    pinned: str | None = None
+    id: OpId  # its position in ``graph.ops``
+    target: str  # the operator, such as ``"aten.relu"``
+    alternatives: tuple[Alternative, ...]  # the default first
+    module: str = ""  # the module that called it, such as ``"layer3.0.act"``
+    segment: SegmentId = 0  # the segment in which it is computed first
+    partner: OpId | None = None  # for a backward op: the forward op it differentiates
+    required: bool = True  # False: computed only if somebody reads it (a mask, pool offsets)
+    pinned: str | None = None  # why it may not be computed again, or None
+    # Bytes of random-number state kept from the first to the last computation, if it is computed
+    # more than once
     random_state_bytes: int = 0
-    flops: int = 0
+    flops: int = 0  # floating-point operations, for modelled costs
+    # Constants that it writes over: nothing reads them after it. Such an op runs once.
     changes: tuple[ValueId, ...] = ()
 
     def flops_of(self, alternative: Alternative) -> int:
@@ -187,24 +132,14 @@ class Op(_Frozen, frozen=True):
 
 
 class Segment(_Frozen, frozen=True):
-    """A stretch of a step that runs without returning to user code.
+    """A stretch of a step that runs without returning to user code."""
 
-    Parameters
-    ----------
-    id : int
-        Its position in ``graph.segments``; segments are entered in this order.
-    phase : str
-        ``"forward"`` or ``"backward"``.
-    program : int
-        The captured program it belongs to. An op is recomputed only in segments of its program.
-    outside_bytes : int
-        The most that user code holds while control passes into this segment (the loss and what
-        it saves, tangents included).
-    """
-
-    id: SegmentId
-    phase: Phase
+    id: SegmentId  # its position in ``graph.segments``; segments are entered in this order
+    phase: Phase  # ``"forward"`` or ``"backward"``
+    # The captured program it belongs to. An op is recomputed only in segments of its program.
     program: int = 0
+    # The most that user code holds while control passes into this segment (the loss and what it
+    # saves, tangents included)
     outside_bytes: int = 0
 
 
@@ -218,21 +153,11 @@ class Choice(_Frozen, frozen=True):
 
 
 class Device(_Frozen, frozen=True):
-    """Where the step runs and how its allocator rounds.
+    """Where the step runs and how its allocator rounds."""
 
-    Parameters
-    ----------
-    kind : str
-        ``"cpu"``, ``"cuda"``, or the name of a modelled device such as ``"a100"``.
-    granularity_bytes : int
-        Sizes are multiples of this.
-    name : str
-        A name for people.
-    """
-
-    kind: str = "cpu"
-    granularity_bytes: int = 1
-    name: str = ""
+    kind: str = "cpu"  # ``"cpu"``, ``"cuda"``, or the name of a modelled device such as ``"a100"``
+    granularity_bytes: int = 1  # sizes are multiples of this
+    name: str = ""  # a name for people
 
     def rounded(self, size_bytes: int) -> int:
         """Return what the allocator takes for a size."""
@@ -240,24 +165,18 @@ class Device(_Frozen, frozen=True):
 
 
 class Graph(_Frozen, frozen=True):
-    """A training step: values, ops in one valid order, segments.
-
-    Parameters
-    ----------
-    constants_bytes : dict of str to int
-        What is resident the whole step, by kind: at least the parameters, buffers, inputs and
-        states among `values`; also gradients and optimizer state that exist.
-    cost_source : str
-        Where costs come from (``"unit"``, ``"roofline:a100"``, ``"measured"``), for people.
-    """
+    """A training step: values, ops in one valid order, segments."""
 
     values: tuple[Value, ...]
     ops: tuple[Op, ...]
     segments: tuple[Segment, ...] = (Segment(id=0, phase="forward"),)
     choices: tuple[Choice, ...] = ()
+    # What is resident the whole step, by kind: at least the parameters, buffers, inputs and states
+    # among `values`; also gradients and optimizer state that exist
     constants_bytes: dict[str, int] = {}
     device: Device = Device()
     name: str = ""
+    # Where costs come from (``"unit"``, ``"roofline:a100"``, ``"measured"``), for people
     cost_source: str = ""
     format: int = FORMAT
 

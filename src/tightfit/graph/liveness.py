@@ -23,21 +23,12 @@ __all__ = [
 
 
 class Lifetime(msgspec.Struct, frozen=True):
-    """When a value is alive if nothing is recomputed.
-
-    Parameters
-    ----------
-    value : int
-        The value.
-    first : int
-        The op that makes it; for a tangent the first op computed after its segment is entered.
-    last : int
-        The last op during which it is alive; ``len(graph.ops)`` if it is alive to the end.
-    """
+    """When a value is alive if nothing is recomputed."""
 
     value: ValueId
+    # The op that makes it; for a tangent the first op computed after its segment is entered
     first: OpId
-    last: OpId
+    last: OpId  # the last op during which it is alive; ``len(graph.ops)`` if it is alive to the end
 
 
 def producers(graph: Graph) -> dict[ValueId, OpId]:
@@ -77,11 +68,8 @@ def lifetimes(
 ) -> tuple[Lifetime, ...]:
     """Return the lifetimes of a step that recomputes nothing, one per value that is not constant.
 
-    Parameters
-    ----------
-    gradients : str
-        Finished gradients live to the end (``"fresh"``) or to their last use
-        (``"accumulated"``).
+    `gradients`: finished gradients live to the end (``"fresh"``) or to their last use
+    (``"accumulated"``).
     """
     ops = computed_ops(graph)
     first: dict[ValueId, OpId] = {}
@@ -150,15 +138,8 @@ def budget_of_ratio(
 ) -> int:
     """Return the budget in bytes that is a share of the activation peak with nothing recomputed.
 
-    Parameters
-    ----------
-    ratio : float
-        The budget is ``constants + ratio * (peak - constants)``.
-
-    Raises
-    ------
-    BadInput
-        If the ratio is not a positive finite number.
+    `ratio`: the budget is ``constants + ratio * (peak - constants)``. Raises `BadInput` if the
+    ratio is not a positive finite number.
     """
     if not (math.isfinite(ratio) and ratio > 0):
         raise BadInput(f"the budget ratio must be a positive number such as 0.5, got {ratio!r}")

@@ -17,10 +17,7 @@ def name_op(op: Op) -> str:
 def name_value(graph: Graph, producers: Mapping[ValueId, OpId], value: ValueId) -> str:
     """Return such as ``"value 9 ('relu' of layer3.0.act)"``.
 
-    Parameters
-    ----------
-    producers : mapping of int to int
-        The op that makes each value, from `tightfit.graph.liveness.producers`.
+    `producers`: the op that makes each value, from `tightfit.graph.liveness.producers`.
     """
     record = graph.values[value]
     if value not in producers:

@@ -23,13 +23,10 @@ _LARGEST_BYTES = 2**56
 def validate_graph(graph: Graph) -> Graph:
     """Return the graph unchanged if it keeps every rule of the format.
 
-    Raises
-    ------
-    InvalidGraph
-        Names the first broken rule and where: ids that are no positions, unknown ids, a value
-        with no or two producers, an op that reads a later value (a cycle), sizes that are
-        negative or not rounded, a written-back value without a target, a constant that is needed
-        after an op has changed it, linked choices that overlap, constants that are not counted.
+    Raises `InvalidGraph`: names the first broken rule and where: ids that are no positions, unknown
+    ids, a value with no or two producers, an op that reads a later value (a cycle), sizes that are
+    negative or not rounded, a written-back value without a target, a constant that is needed after
+    an op has changed it, linked choices that overlap, constants that are not counted.
     """
     if graph.format != FORMAT:
         raise InvalidGraph(

@@ -10,12 +10,7 @@ __all__ = ["number_among"]
 def number_among(before: Graph, after: Graph, op: OpId, alternative: int) -> int | None:
     """Return the number that an alternative of an op of one graph has in another; None: none.
 
-    Parameters
-    ----------
-    before, after : Graph
-        Of the same ops, but for their alternatives.
-    op, alternative : int
-        In the first graph.
+    `before`, `after`: of the same ops, but for their alternatives.
     """
     name = before.ops[op].alternatives[alternative].name
     ways = after.ops[op].alternatives

@@ -17,23 +17,14 @@ CPU_ALIGNMENT_BYTES = 64
 
 
 class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One lifetime of one allocation, planned or recorded.
+    """One lifetime of one allocation, planned or recorded."""
 
-    Parameters
-    ----------
-    id : int
-        Its name; no two blocks of a layout share one.
-    lower, upper : int
-        Alive at the ticks [lower, upper). At equal ticks what ends frees its place before what
-        begins takes it.
-    size_bytes : int
-        As requested, not rounded.
-    """
-
-    id: int
+    id: int  # its name; no two blocks of a layout share one
+    # lower, upper: alive at the ticks [lower, upper). At equal ticks what ends frees its place
+    # before what begins takes it.
     lower: int
     upper: int
-    size_bytes: int
+    size_bytes: int  # as requested, not rounded
 
     def rounded_bytes(self, alignment_bytes: int) -> int:
         """Return its size as a layout counts it: up to the next multiple of the alignment."""
@@ -41,20 +32,11 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An offset for every block.
+    """An offset for every block."""
 
-    Parameters
-    ----------
-    blocks : tuple of Block
-        What is laid out.
-    offsets : tuple of int
-        The first byte of each, counted from the start of the arena.
-    alignment_bytes : int
-        Divides every offset; a block takes its size rounded up to it.
-    """
-
-    blocks: tuple[Block, ...]
-    offsets: tuple[int, ...]
+    blocks: tuple[Block, ...]  # what is laid out
+    offsets: tuple[int, ...]  # the first byte of each, counted from the start of the arena
+    # Divides every offset; a block takes its size rounded up to it
     alignment_bytes: int = CPU_ALIGNMENT_BYTES
     format: int = FORMAT
 
@@ -66,27 +48,13 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Packed(msgspec.Struct, frozen=True, kw_only=True):
-    """A validated layout and what is known of it.
+    """A validated layout and what is known of it."""
 
-    Parameters
-    ----------
-    layout : Layout
-        What a packer found.
-    packer : str
-        Its name.
-    lower_bound_bytes : int
-        The largest load: the most rounded bytes alive at one time.
-    proven_bytes : int
-        No layout of these blocks is lower; at least the lower bound.
-    seconds : float
-        Wall time spent.
-    """
-
-    layout: Layout
-    packer: str
-    lower_bound_bytes: int
-    proven_bytes: int
-    seconds: float
+    layout: Layout  # what a packer found
+    packer: str  # its name
+    lower_bound_bytes: int  # the largest load: the most rounded bytes alive at one time
+    proven_bytes: int  # no layout of these blocks is lower; at least the lower bound
+    seconds: float  # wall time spent
 
     @property
     def height_bytes(self) -> int:

@@ -14,19 +14,12 @@ __all__ = ["blocks_of_history"]
 def blocks_of_history(events: Iterable[Mapping[str, Any]]) -> tuple[Block, ...]:
     """Return the blocks that a history of one device allocates, in the order of allocation.
 
-    Parameters
-    ----------
-    events : iterable of mapping
-        A list of ``device_traces`` in a memory snapshot of PyTorch: ``alloc`` begins a block of
-        `size` bytes at `addr`; ``free_completed`` ends it, when no stream needs it any more. The
-        other actions concern segments, and frees that are only requested. Ticks count allocations
-        and completed frees from 1 on; frees of older blocks are passed over, and what is not
-        freed ends with the history.
-
-    Raises
-    ------
-    BadInput
-        If a block is allocated where another one is alive: events are missing.
+    `events`: a list of ``device_traces`` in a memory snapshot of PyTorch: ``alloc`` begins a block
+    of `size` bytes at `addr`; ``free_completed`` ends it, when no stream needs it any more. The
+    other actions concern segments, and frees that are only requested. Ticks count allocations and
+    completed frees from 1 on; frees of older blocks are passed over, and what is not freed ends
+    with the history. Raises `BadInput` if a block is allocated where another one is alive: events
+    are missing.
     """
     tick = 0
     begun: dict[int, tuple[int, int, int]] = {}  # address: id, lower, size

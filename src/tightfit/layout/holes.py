@@ -50,17 +50,11 @@ GRANULARITY_BYTES = 512
 
 @dataclass(frozen=True)
 class Filler:
-    """A stretch that is held while nothing lies there.
+    """A stretch that is held while nothing lies there."""
 
-    Parameters
-    ----------
-    number : int or None
-        Its name within a script; None: it is the place of a request, held for a moment.
-    offset, size_bytes : int
-        Where it lies.
-    """
-
+    # Its name within a script; None: it is the place of a request, held for a moment
     number: int | None
+    # offset, size_bytes: where it lies
     offset: int
     size_bytes: int
 
@@ -72,62 +66,37 @@ class Filler:
 
 @dataclass(frozen=True)
 class Opening:
-    """One free stretch, made of fillers, that is divided anew.
+    """One free stretch, made of fillers, that is divided anew."""
 
-    Parameters
-    ----------
-    drops : tuple of int
-        Fillers to let go of: they lie side by side, and nothing else is free then.
-    pieces : tuple of Filler
-        To hold then, from its begin to its end; places of the instruction are among them.
-    """
-
+    # Fillers to let go of: they lie side by side, and nothing else is free then
     drops: tuple[int, ...]
+    # To hold then, from its begin to its end; places of the instruction are among them
     pieces: tuple[Filler, ...]
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What is done before an instruction.
+    """What is done before an instruction."""
 
-    Parameters
-    ----------
-    is_inside : bool
-        Whether the instruction's requests lie in the arena; if not, nothing else is done.
-    refills : tuple of Filler
-        What has become free since the turn before, each of it to be held first.
-    openings : tuple of Opening
-        To make then, one after the other. Their places are let go of at last.
-    """
-
+    # Whether the instruction's requests lie in the arena; if not, nothing else is done
     is_inside: bool
+    # What has become free since the turn before, each of it to be held first
     refills: tuple[Filler, ...] = ()
+    # To make then, one after the other. Their places are let go of at last.
     openings: tuple[Opening, ...] = ()
 
 
 @dataclass(frozen=True)
 class Script:
-    """The fillers of a step.
+    """The fillers of a step."""
 
-    Parameters
-    ----------
-    height_bytes, lower_bound_bytes : int
-        Of the arena it needs, and the largest load in it.
-    outside_bytes : int
-        The most that the step holds outside of it at one time.
-    peak_bytes : int
-        The most that it holds at one time in both.
-    places : tuple of int
-        Of each block.
-    turns : mapping of int to Turn
-        By the number of the instruction. Before the first one, filler 0 holds everything.
-    """
-
+    # height_bytes, lower_bound_bytes: of the arena it needs, and the largest load in it
     height_bytes: int
     lower_bound_bytes: int
-    outside_bytes: int
-    peak_bytes: int
-    places: tuple[int, ...]
+    outside_bytes: int  # the most that the step holds outside of it at one time
+    peak_bytes: int  # the most that it holds at one time in both
+    places: tuple[int, ...]  # of each block
+    # By the number of the instruction. Before the first one, filler 0 holds everything.
     turns: Mapping[int, Turn]
 
     @property
@@ -150,12 +119,8 @@ def script_of_plan(
     may outlive the step: what the caller gets, and gradients if they are not to be inside. What
     user code holds amid the step comes in addition to the arena, all of which is held then.
 
-    Parameters
-    ----------
-    with_gradients : bool
-        Whether gradients that the plan hands over lie inside.
-    elsewhere : iterable of int
-        Further instructions whose requests lie elsewhere.
+    `with_gradients`: whether gradients that the plan hands over lie inside. `elsewhere`: further
+    instructions whose requests lie elsewhere.
     """
     lives = sorted(
         lives_of(graph, plan),
@@ -192,14 +157,8 @@ def script_of(
 ) -> Script:
     """Lay blocks out whose ticks are twice the numbers of instructions; return their fillers.
 
-    Parameters
-    ----------
-    blocks : sequence of Block
-        Larger than `SMALL_BYTES` each.
-    outside_bytes, peak_bytes : int
-        What the step holds elsewhere, and in all, at most.
-    outside_at : sequence of int
-        Instructions whose large requests lie elsewhere.
+    `blocks`: larger than `SMALL_BYTES` each. `outside_bytes`, `peak_bytes`: what the step holds
+    elsewhere, and in all, at most. `outside_at`: instructions whose large requests lie elsewhere.
     """
     rooms = _rooms(blocks)
     reserved = [

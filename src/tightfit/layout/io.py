@@ -34,11 +34,8 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 def load_blocks(path: Path | str) -> tuple[Block, ...]:
     """Return the blocks of a ``.csv``, ``.csv.gz``, ``.json`` or ``.json.gz`` file.
 
-    Raises
-    ------
-    BadInput
-        If it cannot be read, a column or number is missing, a lifetime is empty, a size is
-        negative, or two blocks share an id.
+    Raises `BadInput` if it cannot be read, a column or number is missing, a lifetime is empty, a
+    size is negative, or two blocks share an id.
     """
     return _load(path).blocks
 
@@ -46,10 +43,7 @@ def load_blocks(path: Path | str) -> tuple[Block, ...]:
 def load_layout(path: Path | str) -> Layout:
     """Return the layout in a file; `validate_layout` judges it.
 
-    Raises
-    ------
-    BadInput
-        As `load_blocks`; also if blocks have no offsets.
+    Raises `BadInput` as `load_blocks`; also if blocks have no offsets.
     """
     record = _load(path)
     if len(record.offsets) != len(record.blocks):

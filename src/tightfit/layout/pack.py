@@ -23,23 +23,10 @@ def pack(
 ) -> Packed:
     """Return the lowest layout that a packer finds, validated.
 
-    Parameters
-    ----------
-    blocks : iterable of Block
-        What to lay out.
-    packer : str
-        A name in `PACKERS`.
-    limits : PackingLimits or None
-        When to stop; by default after 5 s.
-    alignment_bytes : int
-        Sizes are rounded up to it, and every offset is a multiple of it.
-
-    Raises
-    ------
-    BadInput
-        For an unknown packer, or blocks it does not take.
-    MissingExtra
-        If the packer needs a package that is not installed.
+    `blocks`: what to lay out. `packer`: a name in `PACKERS`. `limits`: when to stop; by default
+    after 5 s. `alignment_bytes`: sizes are rounded up to it, and every offset is a multiple of it.
+    Raises `BadInput` for an unknown packer, or blocks it does not take. Raises `MissingExtra` if
+    the packer needs a package that is not installed.
     """
     if packer not in PACKERS:
         raise BadInput(f"no packer is called {packer!r} (known: {', '.join(PACKERS)})")

@@ -13,10 +13,8 @@ def predecessors(sizes: Sequence[int], offsets: Sequence[int]) -> tuple[tuple[in
 
     If every earlier request lies in its place or was freed, only these can be in the way.
 
-    Parameters
-    ----------
-    sizes, offsets : sequence of int
-        Bytes of each request, in the order of requests; a negative offset: it lies elsewhere.
+    `sizes`, `offsets`: bytes of each request, in the order of requests; a negative offset: it lies
+    elsewhere.
     """
     begins: list[int] = []  # disjoint intervals from the lowest up: where each begins and ends,
     ends: list[int] = []  # and who was planned there last

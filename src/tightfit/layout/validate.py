@@ -13,16 +13,9 @@ __all__ = ["validate_layout"]
 def validate_layout(layout: Layout) -> int:
     """Check a layout block by block, in the order of time.
 
-    Returns
-    -------
-    int
-        Its height in bytes, counted here.
-
-    Raises
-    ------
-    InvalidLayout
-        If an offset is missing, negative or not aligned, two blocks share an id, or two blocks
-        that live at the same time share a byte.
+    Returns its height in bytes, counted here. Raises `InvalidLayout` if an offset is missing,
+    negative or not aligned, two blocks share an id, or two blocks that live at the same time share
+    a byte.
     """
     _check_numbers(layout)
     height = 0

@@ -19,25 +19,13 @@ _ROUNDS = 3
 
 
 class LaidOut(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan and what the process holds for it.
+    """A plan and what the process holds for it."""
 
-    Parameters
-    ----------
-    outcome : Outcome
-        Of the last round; its plan keeps the budget of that round.
-    height_bytes : int or None
-        What the plan takes with an address for every byte, constants included; None without a
-        plan.
-    outside_bytes : int
-        What lies outside and counts as well.
-    rounds : int
-        How often it was planned.
-    """
-
-    outcome: Outcome
+    outcome: Outcome  # of the last round; its plan keeps the budget of that round
+    # What the plan takes with an address for every byte, constants included; None without a plan
     height_bytes: int | None
-    outside_bytes: int
-    rounds: int
+    outside_bytes: int  # what lies outside and counts as well
+    rounds: int  # how often it was planned
 
     @property
     def held_bytes(self) -> int:
@@ -65,23 +53,11 @@ def plan_within(
     of it exceeds that, the next round plans with as much less than the last plan's peak; there
     are three rounds at most.
 
-    Parameters
-    ----------
-    task : Task
-        The problem; its budget is for everything.
-    planned : callable
-        Plans a task.
-    outside_bytes : int
-        What the process holds besides, such as workspaces that libraries take for themselves.
-    height_of : callable, optional
-        Returns the height of a plan in bytes, constants included, for instance of a recorded
-        step; by default that of the plan's own layout.
-
-    Returns
-    -------
-    LaidOut
-        If no round keeps the budget, that of the last plan found, and the outcome's note says
-        by how much it is exceeded.
+    `task`: the problem; its budget is for everything. `outside_bytes`: what the process holds
+    besides, such as workspaces that libraries take for themselves. `height_of`: returns the height
+    of a plan in bytes, constants included, for instance of a recorded step; by default that of the
+    plan's own layout. If no round keeps the budget, returns the last plan found, and
+    the outcome's note says by how much it is exceeded.
     """
     height_of = height_of or (lambda plan: height_of_plan(task.graph, plan))
     room_bytes = task.budget_bytes - outside_bytes

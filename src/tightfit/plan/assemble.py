@@ -61,20 +61,9 @@ def assemble(
     groups of about `group_bytes` (fresh gradients; accumulated ones one by one, at once). A
     stored value leaves near memory at the `Free` among the steps, else after its last reader.
 
-    Parameters
-    ----------
-    graph : Graph
-        The step.
-    steps : sequence of Compute, Store, Load and Free
-        First-time computations in a valid order, recomputations wherever they are needed, moves.
-    budget_bytes : int
-        The budget the plan is made for, recorded in it.
-    gradients : str
-        ``"fresh"`` or ``"accumulated"``.
-    group_bytes : int
-        Size of a group of fresh gradients that is handed over together.
-    far : Far or None
-        The far memory of stores and loads.
+    `steps`: first-time computations in a valid order, recomputations wherever they are needed,
+    moves. `gradients`: ``"fresh"`` or ``"accumulated"``. `group_bytes`: size of a group of fresh
+    gradients that is handed over together. `far`: the far memory of stores and loads.
     """
     crossings = _crossings(graph, steps)
     frees = _last_uses(graph, steps, crossings)

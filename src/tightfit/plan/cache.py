@@ -26,7 +26,7 @@ from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
 from tightfit.version import __version__
 
-__all__ = ["CachedPlan", "Kept", "PlanCache", "PlanKey", "plan_key", "role_key"]
+__all__ = ["CacheFile", "CachedPlan", "PlanCache", "PlanKey", "plan_key", "role_key"]
 
 _FORMAT = 1
 _SUFFIX = ".json.gz"
@@ -37,31 +37,17 @@ _NEAR = 0.98
 
 
 class PlanKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan is kept under.
+    """What a plan is kept under."""
 
-    Parameters
-    ----------
-    digest : str
-        A hash of everything that decides what a planner answers, measured costs among it.
-    graph, device : str
-        The graph's fingerprint and the kind of its device: what decides which plans can run.
-    budget_bytes : int
-        The budget, constants included.
-    gradients : str
-        ``"fresh"`` or ``"accumulated"``.
-    planner : str
-        Who was asked.
-    name : str
-        The step's name, for people.
-    """
-
-    digest: str
+    digest: str  # a hash of everything that decides what a planner answers, measured costs among it
+    # graph, device: the graph's fingerprint and the kind of its device: what decides which plans
+    # can run
     graph: str = ""
     device: str = ""
-    budget_bytes: int = 0
-    gradients: Gradients = "fresh"
-    planner: str = ""
-    name: str = ""
+    budget_bytes: int = 0  # the budget, constants included
+    gradients: Gradients = "fresh"  # ``"fresh"`` or ``"accumulated"``
+    planner: str = ""  # who was asked
+    name: str = ""  # the step's name, for people
 
     def __str__(self) -> str:
         return self.digest
@@ -75,19 +61,11 @@ class CachedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     format: int = _FORMAT
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of the cache.
+class CacheFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of the cache."""
 
-    Parameters
-    ----------
-    name : str
-        By which it is named on the command line.
-    imported : bool
-        Whether it came from a file of somebody's, not from a search here.
-    """
-
-    name: str
-    imported: bool
+    name: str  # by which it is named on the command line
+    imported: bool  # whether it came from a file of somebody's, not from a search here
     size_bytes: int
     used_s: float
     entry: CachedPlan
@@ -98,12 +76,8 @@ def plan_key(
 ) -> PlanKey:
     """Return what a plan of a graph is kept under.
 
-    Parameters
-    ----------
-    graph : Graph
-        Counts with its fingerprint, costs, workspaces, constants and what user code holds.
-    limits : Struct
-        The planner's limits, such as `tightfit.planners.base.Limits`.
+    `graph`: counts with its fingerprint, costs, workspaces, constants and what user code holds.
+    `limits`: the planner's limits, such as `tightfit.planners.base.Limits`.
     """
     structure = fingerprint(graph)
     asked = (
@@ -138,12 +112,7 @@ def role_key(
 ) -> PlanKey:
     """Return what a plan is kept under that was used for something, whatever costs were.
 
-    Parameters
-    ----------
-    role : str
-        What for.
-    budget_bytes : int, optional
-        The user's, if that matters.
+    `budget_bytes`: the user's, if that matters.
     """
     structure = fingerprint(graph)
     asked = __version__, structure, role, gradients, budget_bytes
@@ -161,13 +130,9 @@ def role_key(
 class PlanCache:
     """A folder of outcomes, bounded in size; whatever is read from it is verified before use.
 
-    Parameters
-    ----------
-    folder : Path or None
-        Where; None: ``plans`` in the folder that ``TIGHTFIT_CACHE_DIR`` names, or in the
-        platform's cache folder.
-    largest_bytes : int
-        The least recently used files go once the folder holds more.
+    `folder`: where; None: ``plans`` in the folder that ``TIGHTFIT_CACHE_DIR`` names, or in the
+    platform's cache folder. `largest_bytes`: the least recently used files go once the folder holds
+    more.
     """
 
     def __init__(self, folder: Path | None = None, *, largest_bytes: int = 256 << 20) -> None:
@@ -223,9 +188,9 @@ class PlanCache:
         except (BadInput, OSError) as error:
             warnings.warn(f"the plan is not cached: {error}", stacklevel=2)
 
-    def kept(self) -> tuple[Kept, ...]:
+    def kept(self) -> tuple[CacheFile, ...]:
         """Return what is kept, used last first; what cannot be read is left out."""
-        found: list[Kept] = []
+        found: list[CacheFile] = []
         for path in self.folder.glob("*" + _SUFFIX):
             try:
                 entry, stat = _read(path), path.stat()
@@ -234,7 +199,7 @@ class PlanCache:
             name = path.name.removesuffix(_SUFFIX)
             imported = name.startswith(_IMPORTED)
             found.append(
-                Kept(
+                CacheFile(
                     name=name,
                     imported=imported,
                     size_bytes=stat.st_size,
@@ -257,10 +222,7 @@ class PlanCache:
 
         They are verified when they are used, against the graph at hand.
 
-        Raises
-        ------
-        BadInput
-            If the folder cannot be written to.
+        Raises `BadInput` if the folder cannot be written to.
         """
         entries = tuple(plans)
         for entry in entries:
@@ -305,10 +267,7 @@ def _imported_prefix(key: PlanKey) -> str:
 def _judged(entry: CachedPlan, key: PlanKey, graph: Graph) -> Outcome | None:
     """Return what an imported plan is worth here; None if it answers another question.
 
-    Raises
-    ------
-    InvalidPlan
-        If it does not fit.
+    Raises `InvalidPlan` if it does not fit.
     """
     plan, other = entry.outcome.plan, entry.key
     same = (other.gradients, other.planner) == (key.gradients, key.planner)

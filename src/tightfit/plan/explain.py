@@ -17,20 +17,14 @@ __all__ = ["Explanation", "Holder", "ModuleShare", "PhaseMemory", "explain"]
 
 
 class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory of one segment.
+    """The memory of one segment."""
 
-    Parameters
-    ----------
-    segment, phase, program
-        The segment.
-    begin_bytes, peak_bytes, end_bytes : int
-        Bytes alive right after it is entered, at its worst instant, and at its end; constants
-        included.
-    """
-
+    # segment, phase, program: the segment
     segment: SegmentId
     phase: Phase
     program: int
+    # begin_bytes, peak_bytes, end_bytes: bytes alive right after it is entered, at its worst
+    # instant, and at its end; constants included
     begin_bytes: int
     peak_bytes: int
     end_bytes: int
@@ -46,79 +40,48 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModuleShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What one module contributes.
+    """What one module contributes."""
 
-    Parameters
-    ----------
-    module : str
-        The module's name; an operator or a role where no module is known.
-    held_bytes : int
-        Bytes of its values alive at the peak of the plan.
-    saved_bytes : int
-        Bytes of its values alive at the peak of a step that keeps everything, minus
-        `held_bytes`; negative if the plan holds more of it at its own peak.
-    recomputed_ops : int
-        How many times one of its ops is computed again.
-    recompute_s : float
-        Seconds of that.
-    """
-
-    module: str
-    held_bytes: int
+    module: str  # the module's name; an operator or a role where no module is known
+    held_bytes: int  # bytes of its values alive at the peak of the plan
+    # Bytes of its values alive at the peak of a step that keeps everything, minus `held_bytes`;
+    # negative if the plan holds more of it at its own peak
     saved_bytes: int
-    recomputed_ops: int
-    recompute_s: float
+    recomputed_ops: int  # how many times one of its ops is computed again
+    recompute_s: float  # seconds of that
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan in numbers.
+    """A plan in numbers."""
 
-    Parameters
-    ----------
-    budget_bytes, peak_bytes, constant_bytes, eager_peak_bytes : int
-        The promise, the peak, what is resident the whole step, and the peak of a step that keeps
-        everything; constants included in all.
-    peak_at : str
-        The instruction during which the peak is reached.
-    working_bytes : int
-        Bytes at the peak that are no value: workspace, temporaries, what user code holds.
-    cost_s, baseline_cost_s, overhead
-        Seconds of the plan, with nothing recomputed, and the fraction the plan costs more.
-    recomputed_ops : int
-        How many times an op is computed again.
-    phases : tuple of PhaseMemory
-        One per segment.
-    holders : tuple of Holder
-        Every value alive at the peak, largest first.
-    modules : tuple of ModuleShare
-        By held bytes at the peak of the step that keeps everything, largest first.
-    alternatives : tuple of (str, int)
-        Alternatives other than the default that first computations use, with how often.
-    """
-
+    # budget_bytes, peak_bytes, constant_bytes, eager_peak_bytes: the promise, the peak, what is
+    # resident the whole step, and the peak of a step that keeps everything; constants included in
+    # all
     budget_bytes: int
     peak_bytes: int
     constant_bytes: int
     eager_peak_bytes: int
-    peak_at: str
+    peak_at: str  # the instruction during which the peak is reached
+    # Bytes at the peak that are no value: workspace, temporaries, what user code holds
     working_bytes: int
+    # cost_s, baseline_cost_s, overhead: seconds of the plan, with nothing recomputed, and the
+    # fraction the plan costs more
     cost_s: float
     baseline_cost_s: float
     overhead: float
-    recomputed_ops: int
-    phases: tuple[PhaseMemory, ...]
-    holders: tuple[Holder, ...]
+    recomputed_ops: int  # how many times an op is computed again
+    phases: tuple[PhaseMemory, ...]  # one per segment
+    holders: tuple[Holder, ...]  # every value alive at the peak, largest first
+    # By held bytes at the peak of the step that keeps everything, largest first
     modules: tuple[ModuleShare, ...]
+    # Alternatives other than the default that first computations use, with how often
     alternatives: tuple[tuple[str, int], ...]
 
 
 def explain(plan: Plan, graph: Graph) -> Explanation:
     """Return what a valid plan of this graph holds, saves and costs.
 
-    Parameters
-    ----------
-    plan : Plan
-        A plan that passes `tightfit.plan.verify` on this graph.
+    `plan`: a plan that passes `tightfit.plan.verify` on this graph.
     """
     result = simulate(graph, plan)
     everything = assemble(

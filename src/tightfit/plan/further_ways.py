@@ -15,17 +15,8 @@ __all__ = ["with_further_ways"]
 def with_further_ways(plan: Plan, before: Graph, after: Graph) -> Plan | None:
     """Return a plan with the numbers that its alternatives have in another graph.
 
-    Parameters
-    ----------
-    plan : Plan
-        Of the first graph.
-    before, after : Graph
-        Of the same ops and values, but for their alternatives.
-
-    Returns
-    -------
-    Plan or None
-        Not verified; None if the other graph lacks one of its alternatives.
+    `before`, `after`: of the same ops and values, but for their alternatives. The plan is not
+    verified; None if the other graph lacks one of its alternatives.
     """
     instructions: list[Instruction] = []
     for each in plan.instructions:

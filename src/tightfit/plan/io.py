@@ -18,15 +18,8 @@ def plan_to_json(plan: Plan) -> bytes:
 def plan_from_json(content: bytes, *, source: str = "the plan") -> Plan:
     """Return the plan a JSON text describes, not yet verified against a graph.
 
-    Parameters
-    ----------
-    source : str
-        Where the text comes from; named in errors.
-
-    Raises
-    ------
-    BadInput
-        If the text is no plan of a format this version reads.
+    `source`: where the text comes from; named in errors. Raises `BadInput` if the text is no plan
+    of a format this version reads.
     """
     return decode_record(content, Plan, source=source, newest=FORMAT)
 
@@ -34,10 +27,7 @@ def plan_from_json(content: bytes, *, source: str = "the plan") -> Plan:
 def load_plan(path: Path | str) -> Plan:
     """Return the plan in a ``.json`` or ``.json.gz`` file; `verify` it against its graph.
 
-    Raises
-    ------
-    BadInput
-        If the file cannot be read or is no plan.
+    Raises `BadInput` if the file cannot be read or is no plan.
     """
     return plan_from_json(read_limited(path), source=str(path))
 

@@ -14,38 +14,20 @@ _NOTHING = 1e-9
 
 
 class LessExact(msgspec.Struct, frozen=True):
-    """What a plan with a less exact class of alternatives costs.
+    """What a plan with a less exact class of alternatives costs."""
 
-    Parameters
-    ----------
-    exactness : str
-        The class.
-    overhead : float or None
-        The least that was found, which is that of the exact plan where none was cheaper; None: no
-        plan was found. A fraction of the step's cost with nothing recomputed.
-    bound : float
-        The proven least.
-    before : float or None
-        The overhead of the exact plan; None: there is none.
-    """
-
-    exactness: Exactness
+    exactness: Exactness  # the class
+    # The least that was found, which is that of the exact plan where none was cheaper; None: no
+    # plan was found. A fraction of the step's cost with nothing recomputed.
     overhead: float | None
-    bound: float
-    before: float | None
+    bound: float  # the proven least
+    before: float | None  # the overhead of the exact plan; None: there is none
 
     @classmethod
     def of(cls, exactness: Exactness, outcome: Outcome, before: float | None) -> LessExact:
         """Return what the outcome of a search with that class says beside an exact plan.
 
-        Parameters
-        ----------
-        exactness : str
-            The class.
-        outcome : Outcome
-            Of the search.
-        before : float or None
-            The overhead of the exact plan, which the class allows, too; None: there is none.
+        `before`: the overhead of the exact plan, which the class allows, too; None: there is none.
         """
         known = (None if outcome.plan is None else outcome.overhead, before)
         found = [overhead for overhead in known if overhead is not None]

@@ -15,30 +15,17 @@ Content: TypeAlias = Literal["value", "second instance", "workspace", "random st
 
 
 class Life(msgspec.Struct, frozen=True):
-    """One stretch of time during which some bytes are held.
+    """One stretch of time during which some bytes are held."""
 
-    Parameters
-    ----------
-    lower, upper : int
-        Held at the ticks [lower, upper).
-    size_bytes : int
-        How much.
-    content : str
-        ``"value"``; ``"second instance"``: a value written again while it is alive;
-        ``"workspace"`` or ``"random state"`` of an op; ``"outside"``: what user code holds while
-        a segment is entered.
-    value : int or None
-        What it is at its end; None for what is no value.
-    op : int or None
-        The op that made it or needs it; None for what user code makes.
-    """
-
+    # lower, upper: held at the ticks [lower, upper)
     lower: int
     upper: int
-    size_bytes: int
+    size_bytes: int  # how much
+    # ``"value"``; ``"second instance"``: a value written again while it is alive; ``"workspace"``
+    # or ``"random state"`` of an op; ``"outside"``: what user code holds while a segment is entered
     content: Content
-    value: ValueId | None
-    op: OpId | None
+    value: ValueId | None  # what it is at its end; None for what is no value
+    op: OpId | None  # the op that made it or needs it; None for what user code makes
 
 
 def lives_of(graph: Graph, plan: Plan) -> tuple[Life, ...]:

@@ -97,22 +97,13 @@ Instruction: TypeAlias = Compute | Free | HandOver | Enter | Store | Load
 class Far(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 ):
-    """Memory behind a link: a host's memory or a file, with one queue in each direction.
+    """Memory behind a link: a host's memory or a file, with one queue in each direction."""
 
-    Parameters
-    ----------
-    capacity_bytes : int
-        What a step may hold there.
-    store_bytes_per_s, load_bytes_per_s : float
-        How fast the link is, to far memory and back.
-    latency_s : float
-        What each transfer takes besides.
-    """
-
-    capacity_bytes: int
+    capacity_bytes: int  # what a step may hold there
+    # store_bytes_per_s, load_bytes_per_s: how fast the link is, to far memory and back
     store_bytes_per_s: float
     load_bytes_per_s: float
-    latency_s: float = 0.0
+    latency_s: float = 0.0  # what each transfer takes besides
 
     def __post_init__(self) -> None:
         """Refuse what no link can be."""
@@ -131,64 +122,36 @@ class Far(
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What to compute, recompute and free, in which order, for one step of one graph.
+    """What to compute, recompute and free, in which order, for one step of one graph."""
 
-    Parameters
-    ----------
-    graph : str
-        Fingerprint of the graph it was made for.
-    budget_bytes : int
-        The budget it keeps, constants included.
-    gradients : str
-        Whether gradients are ``"fresh"`` (activations of the step) or ``"accumulated"`` into
-        existing ones (constants).
-    instructions : tuple of Instruction
-        The order of the plan is the order of its first computes.
-    far : Far or None
-        The far memory that its stores and loads use; a plan without one moves nothing.
-    """
-
-    graph: str
-    budget_bytes: int
+    graph: str  # fingerprint of the graph it was made for
+    budget_bytes: int  # the budget it keeps, constants included
+    # The order of the plan is the order of its first computes
     instructions: tuple[Instruction, ...]
+    # Whether gradients are ``"fresh"`` (activations of the step) or ``"accumulated"`` into existing
+    # ones (constants)
     gradients: Gradients = "fresh"
     format: int = FORMAT
+    # The far memory that its stores and loads use; a plan without one moves nothing
     far: Far | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a planner found.
+    """What a planner found."""
 
-    Parameters
-    ----------
-    plan : Plan or None
-        The best verified plan, if any.
-    overhead : float
-        (cost of the plan / cost with nothing recomputed and default alternatives) - 1;
-        ``inf`` without a plan.
-    bound : float
-        A proven lower bound on the overhead at this budget; ``inf`` if infeasibility is proven.
-    bound_source : str
-        Where the bound comes from, such as ``"trivial"`` or ``"K-cut"``.
-    status : str
-        ``"optimal"``: the gap is closed. ``"feasible"``: a plan, an open gap. ``"infeasible"``:
-        proven that no plan exists. ``"unknown"``: no plan found and no proof.
-    seconds : float
-        Wall time spent.
-    peak_bytes : int
-        The simulated peak of the plan, constants included; 0 without a plan.
-    note : str
-        Anything a person should know.
-    """
-
-    plan: Plan | None
+    plan: Plan | None  # the best verified plan, if any
+    # (cost of the plan / cost with nothing recomputed and default alternatives) - 1; ``inf``
+    # without a plan
     overhead: float
+    # A proven lower bound on the overhead at this budget; ``inf`` if infeasibility is proven
     bound: float
-    bound_source: str
+    bound_source: str  # where the bound comes from, such as ``"trivial"`` or ``"K-cut"``
+    # ``"optimal"``: the gap is closed. ``"feasible"``: a plan, an open gap. ``"infeasible"``:
+    # proven that no plan exists. ``"unknown"``: no plan found and no proof.
     status: Status
-    seconds: float
-    peak_bytes: int = 0
-    note: str = ""
+    seconds: float  # wall time spent
+    peak_bytes: int = 0  # the simulated peak of the plan, constants included; 0 without a plan
+    note: str = ""  # anything a person should know
 
     @property
     def gap(self) -> float:

@@ -19,16 +19,10 @@ _NAME = re.compile(r"[0-9a-z_]+")
 
 
 class Plans(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Plans in one file.
-
-    Parameters
-    ----------
-    made_with : str
-        The versions with which they were found, for people.
-    """
+    """Plans in one file."""
 
     plans: tuple[CachedPlan, ...]
-    made_with: str = ""
+    made_with: str = ""  # the versions with which they were found, for people
     format: int = _FORMAT
 
 
@@ -40,11 +34,8 @@ def save_shared(path: Path | str, plans: Sequence[CachedPlan], *, made_with: str
 def load_shared(path: Path | str) -> Plans:
     """Return the plans in a file; each is to be verified against its graph before it runs.
 
-    Raises
-    ------
-    BadInput
-        If the file cannot be read, is none of plans, or a plan in it names another graph than it
-        is kept for.
+    Raises `BadInput` if the file cannot be read, is none of plans, or a plan in it names another
+    graph than it is kept for.
     """
     found = decode_record(read_limited(path), Plans, source=str(path), newest=_FORMAT)
     for entry in found.plans:

@@ -29,48 +29,30 @@ __all__ = ["Simulation", "baseline_cost_s", "simulate"]
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens to memory and time when a plan runs.
+    """What happens to memory and time when a plan runs."""
 
-    Parameters
-    ----------
-    peak_bytes : int
-        The most bytes alive at any instant, constants and workspace included.
-    peak_index : int
-        The instruction during which the peak is reached (-1 for an empty plan).
-    during_bytes, after_bytes : tuple of int
-        Bytes alive at the worst instant of each instruction and right after it.
-    holders : tuple of (int, int)
-        Values alive at the peak with their bytes, largest first.
-    peak_workspace_bytes : int
-        Bytes at the peak that are no value: workspace, temporary second instances, what user
-        code holds, random-number states.
-    cost_s, baseline_cost_s : float
-        Seconds of the plan's ops, and with nothing recomputed and default alternatives.
-    recomputed : tuple of (int, int)
-        (op, how many times it is computed again), for every op computed more than once.
-    crossing_index : int
-        The instruction that enters the first backward segment; their number if none does.
-    stall_s : float
-        Seconds for which ops wait for transfers to or from far memory.
-    far_peak_bytes : int
-        The most bytes in far memory at any instant.
-    transfers : tuple of Transfer
-        Every store and load, in the order of the plan.
-    """
-
-    peak_bytes: int
-    peak_index: int
+    peak_bytes: int  # the most bytes alive at any instant, constants and workspace included
+    peak_index: int  # the instruction during which the peak is reached (-1 for an empty plan)
+    # during_bytes, after_bytes: bytes alive at the worst instant of each instruction and right
+    # after it
     during_bytes: tuple[int, ...]
     after_bytes: tuple[int, ...]
+    # Values alive at the peak with their bytes, largest first
     holders: tuple[tuple[ValueId, int], ...]
+    # Bytes at the peak that are no value: workspace, temporary second instances, what user code
+    # holds, random-number states
     peak_workspace_bytes: int
+    # cost_s, baseline_cost_s: seconds of the plan's ops, and with nothing recomputed and default
+    # alternatives
     cost_s: float
     baseline_cost_s: float
+    # (op, how many times it is computed again), for every op computed more than once
     recomputed: tuple[tuple[OpId, int], ...]
+    # The instruction that enters the first backward segment; their number if none does
     crossing_index: int
-    stall_s: float = 0.0
-    far_peak_bytes: int = 0
-    transfers: tuple[Transfer, ...] = ()
+    stall_s: float = 0.0  # seconds for which ops wait for transfers to or from far memory
+    far_peak_bytes: int = 0  # the most bytes in far memory at any instant
+    transfers: tuple[Transfer, ...] = ()  # every store and load, in the order of the plan
 
     @property
     def time_s(self) -> float:
@@ -223,10 +205,7 @@ def simulate(graph: Graph, plan: Plan) -> Simulation:
 
     The plan must be valid (see `tightfit.plan.verify`); a value may be freed only while alive.
 
-    Returns
-    -------
-    Simulation
-        The memory curve in bytes, its peak with holders, and the cost in seconds.
+    Returns the memory curve in bytes, its peak with holders, and the cost in seconds.
     """
     memory = _Memory(graph, plan.gradients, plan)
     during_bytes: list[int] = []

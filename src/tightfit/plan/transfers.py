@@ -19,23 +19,12 @@ Direction: TypeAlias = Literal["store", "load"]
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """One value on its way.
+    """One value on its way."""
 
-    Parameters
-    ----------
-    value : int
-        What is moved.
-    direction : str
-        ``"store"``: to far memory; ``"load"``: back.
-    size_bytes : int
-        Its bytes.
-    begin_s, end_s : float
-        Seconds since the start of the step.
-    """
-
-    value: ValueId
-    direction: Direction
+    value: ValueId  # what is moved
+    direction: Direction  # ``"store"``: to far memory; ``"load"``: back
     size_bytes: int
+    # begin_s, end_s: seconds since the start of the step
     begin_s: float
     end_s: float
 
@@ -43,10 +32,7 @@ class Transfer(msgspec.Struct, frozen=True):
 class Link:
     """The link to far memory while a plan is replayed.
 
-    Parameters
-    ----------
-    far : Far or None
-        None: nothing is moved.
+    `far`: None: nothing is moved.
     """
 
     def __init__(self, far: Far | None) -> None:

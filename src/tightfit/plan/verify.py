@@ -31,21 +31,11 @@ _HOLDERS_SHOWN = 5
 def verify(plan: Plan, graph: Graph) -> None:
     """Raise unless the plan is a legal step of this graph that stays within its budget.
 
-    Parameters
-    ----------
-    plan : Plan
-        Instructions and the budget they promise to keep, in bytes.
-    graph : Graph
-        The step the plan was made for; it must be valid (`tightfit.graph.validate_graph`).
-
-    Raises
-    ------
-    PlanMismatch
-        If the plan was made for a graph with another fingerprint.
-    InvalidPlan
-        Names the first broken rule, the instruction, op and value where it is broken; or the
-        peak, the budget, and the modules that hold the most at the peak; or what the plan holds
-        in far memory, and its capacity.
+    `plan`: instructions and the budget they promise to keep, in bytes. `graph`: the step the plan
+    was made for; it must be valid (`tightfit.graph.validate_graph`). Raises `PlanMismatch` if the
+    plan was made for a graph with another fingerprint. Raises `InvalidPlan`: names the first broken
+    rule, the instruction, op and value where it is broken; or the peak, the budget, and the modules
+    that hold the most at the peak; or what the plan holds in far memory, and its capacity.
     """
     walk = _checked_walk(plan, graph)
     if walk.peak_bytes > plan.budget_bytes:
@@ -62,10 +52,7 @@ def verify(plan: Plan, graph: Graph) -> None:
 def verified_peak_bytes(plan: Plan, graph: Graph) -> int:
     """Return the peak of a legal plan in bytes, constants included, by the verifier's account.
 
-    Raises
-    ------
-    PlanMismatch, InvalidPlan
-        As `verify`, except that the budget is not looked at.
+    Raises `PlanMismatch` or `InvalidPlan` as `verify`, except that the budget is not looked at.
     """
     return _checked_walk(plan, graph).peak_bytes
 
@@ -73,10 +60,7 @@ def verified_peak_bytes(plan: Plan, graph: Graph) -> int:
 def verified_far_bytes(plan: Plan, graph: Graph) -> int:
     """Return the most bytes that a legal plan holds in far memory, by the verifier's account.
 
-    Raises
-    ------
-    PlanMismatch, InvalidPlan
-        As `verify`, except that no budget is looked at.
+    Raises `PlanMismatch` or `InvalidPlan` as `verify`, except that no budget is looked at.
     """
     return _checked_walk(plan, graph).away.peak_bytes
 

@@ -35,10 +35,7 @@ def plan_apart(
 
     Where no other process can be started, or it fails or hangs, the planner runs in this one.
 
-    Raises
-    ------
-    KeyboardInterrupt
-        What the progress raises: the search is dropped.
+    Raises `KeyboardInterrupt`: what the progress raises: the search is dropped.
     """
     answers: list[Outcome] = []
 

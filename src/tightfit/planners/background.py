@@ -24,11 +24,8 @@ Found = TypeVar("Found")
 class Search(Generic[Found]):
     """A search that runs in a thread; searches run one after the other.
 
-    Parameters
-    ----------
-    plan : callable
-        Given a progress, returns what it has found; touches nothing else. What takes long in it
-        belongs into another process (`apart`): whoever trains waits for the interpreter's lock.
+    `plan`: given a progress, returns what it has found; touches nothing else. What takes long in it
+    belongs into another process (`apart`): whoever trains waits for the interpreter's lock.
     """
 
     def __init__(self, plan: Callable[[Progress], Found]) -> None:
@@ -48,10 +45,7 @@ class Search(Generic[Found]):
     def result(self) -> Found | None:
         """Return what a search that is done has found; None if it was cancelled before.
 
-        Raises
-        ------
-        Exception
-            What the planner raised.
+        Raises `Exception`: what the planner raised.
         """
         if self._error is not None:
             raise self._error

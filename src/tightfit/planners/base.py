@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -50,68 +50,36 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One planning problem.
+    """One planning problem."""
 
-    Parameters
-    ----------
-    graph : Graph
-        The step, validated.
-    budget_bytes : int
-        Constants included.
-    gradients : str
-        ``"fresh"`` or ``"accumulated"``.
-    whole_bytes : int or None
-        The user's budget, where others leave the step only this part of it.
-    part : float
-        What they leave it of each further byte.
-    keeps_order : bool
-        Whether first computations keep the graph's order: a program runs them, not the plan. The
-        default planner asks; planners that have one order keep it anyway.
-    far : Far or None
-        The far memory that values may be moved to.
-    """
-
-    graph: Graph
-    budget_bytes: int
-    gradients: Gradients = "fresh"
+    graph: Graph  # the step, validated
+    budget_bytes: int  # constants included
+    gradients: Gradients = "fresh"  # ``"fresh"`` or ``"accumulated"``
+    # The user's budget, where others leave the step only this part of it
     whole_bytes: int | None = None
-    part: float = 1.0
+    part: float = 1.0  # what they leave it of each further byte
+    # Whether first computations keep the graph's order: a program runs them, not the plan. The
+    # default planner asks; planners that have one order keep it anyway.
     keeps_order: bool = False
-    far: Far | None = None
+    far: Far | None = None  # the far memory that values may be moved to
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a planner can do; a mismatch with a task is a clear error, never a silent skip.
+    """What a planner can do; a mismatch with a task is a clear error, never a silent skip."""
 
-    Parameters
-    ----------
-    linear_only : bool
-        It plans chains only.
-    alternatives : bool
-        It chooses among operator alternatives; otherwise it uses the defaults.
-    exact : bool
-        Given time it proves optimality in its own search space.
-    respects_budget : bool
-        False for methods that propose plans without looking at the budget (Chen sqrt(n), or Chen
-        greedy for every segment size); they are then checked against the budget afterwards.
-    proves_infeasible : bool
-        It can prove that no plan exists (for the given order of first computations).
-    moves : bool
-        It moves values to far memory where a task has some.
-    extra : str or None
-        The optional dependency it needs, as in ``pip install tightfit[extra]``.
-    reference : str
-        Paper, section.
-    """
-
-    linear_only: bool = False
+    linear_only: bool = False  # it plans chains only
+    # It chooses among operator alternatives; otherwise it uses the defaults
     alternatives: bool = False
-    exact: bool = False
+    exact: bool = False  # given time it proves optimality in its own search space
+    # False for methods that propose plans without looking at the budget (Chen sqrt(n), or Chen
+    # greedy for every segment size); they are then checked against the budget afterwards
     respects_budget: bool = True
+    # It can prove that no plan exists (for the given order of first computations)
     proves_infeasible: bool = False
-    moves: bool = False
+    moves: bool = False  # it moves values to far memory where a task has some
+    # The optional dependency it needs, as in ``pip install tightfit[extra]``
     extra: str | None = None
-    reference: str = ""
+    reference: str = ""  # paper, section
 
 
 class Planner(Protocol):
@@ -126,24 +94,24 @@ class Planner(Protocol):
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
-    """A planner's name, where its function is (``"module:function"``) and what it can do."""
+    """A planner: its name, where its function is (``"module:function"``), what it can do."""
 
     name: str
     function: str
     summary: str
     capabilities: Capabilities
+    options: tuple[str, ...] = ()  # variants of it, asked for as ``"name:option"``
+    option: str = ""  # the variant that is asked for
+    seeds_up_to: int = 0  # the default planner starts from its plans on graphs of so many ops
 
-    def load(self) -> Callable[[Task, Limits, Progress], Outcome]:
+    def load(self) -> Planner:
         """Import the planner's function.
 
-        Raises
-        ------
-        MissingExtra
-            If an optional dependency is not installed.
+        Raises `MissingExtra` if an optional dependency is not installed.
         """
         module, _, attribute = self.function.partition(":")
         try:
-            return getattr(importlib.import_module(module), attribute)
+            function = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
             extra = self.capabilities.extra
             if extra is None or (error.name or "").startswith("tightfit"):
@@ -151,3 +119,4 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
             raise MissingExtra(
                 f"planner {self.name!r} needs {error.name}: pip install tightfit[{extra}]"
             ) from error
+        return partial(function, option=self.option) if self.option else function

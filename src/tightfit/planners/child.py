@@ -38,30 +38,11 @@ def run_in_child(
 ) -> bool:
     """Call ``target(payload, report)`` in a child process.
 
-    Parameters
-    ----------
-    target : str
-        ``"module:function"``.
-    payload : bytes
-        Its argument.
-    seconds : float
-        After this the child is killed.
-    on_report : callable
-        Called here with everything the child reports, and with ``b""`` every 0.2 s in between.
-        What it raises ends the child.
-    gives_way : bool
-        Whether the child runs only when nobody else wants the processor, where the system can
-        see to that.
-
-    Returns
-    -------
-    bool
-        Whether the child finished by itself.
-
-    Raises
-    ------
-    RuntimeError
-        If the child failed; carries the end of what it wrote to its standard error.
+    `target`: ``"module:function"``. `seconds`: after this the child is killed. `on_report`: called
+    here with everything the child reports, and with ``b""`` every 0.2 s in between. What it raises
+    ends the child. `gives_way`: whether the child runs only when nobody else wants the processor,
+    where the system can see to that. Returns whether the child finished by itself. Raises
+    `RuntimeError` if the child failed; carries the end of what it wrote to its standard error.
     """
     deadline = time.monotonic() + seconds
     with tempfile.TemporaryFile() as errors:

@@ -35,22 +35,10 @@ def finish(
 ) -> Outcome:
     """Assemble, verify and price a planner's computes, and its moves.
 
-    Parameters
-    ----------
-    task : Task
-        The problem.
-    steps : sequence of Compute, Store, Load and Free
-        The schedule found.
-    bound : float or None
-        A proven lower bound on the overhead (a fraction); None: only what must run anyway. It is
-        withdrawn if the plan is cheaper.
-    started : float
-        `time.perf_counter` at the start of planning.
-
-    Raises
-    ------
-    InvalidPlan
-        If the verifier refuses the plan: a bug of the planner.
+    `steps`: the schedule found. `bound`: a proven lower bound on the overhead (a fraction); None:
+    only what must run anyway. It is withdrawn if the plan is cheaper. `started`:
+    `time.perf_counter` at the start of planning. Raises `InvalidPlan` if the verifier refuses the
+    plan: a bug of the planner.
     """
     plan = planned(task, steps)
     verify(plan, task.graph)
@@ -115,16 +103,9 @@ def judged(
 ) -> Outcome:
     """Verify a plan of unknown quality against the graph at hand; return what it is worth.
 
-    Parameters
-    ----------
-    bound : float, optional
-        A proven lower bound on the overhead (a fraction) at this budget; by default only what
-        must run anyway.
-
-    Raises
-    ------
-    InvalidPlan, PlanMismatch
-        If it does not fit the graph or the budget.
+    `bound`: a proven lower bound on the overhead (a fraction) at this budget; by default only what
+    must run anyway. Raises `InvalidPlan` or `PlanMismatch` if it does not fit the graph or the
+    budget.
     """
     plan = msgspec.structs.replace(plan, budget_bytes=task.budget_bytes)
     verify(plan, task.graph)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
+import msgspec
+
 from tightfit.errors import BadInput, InvalidPlan
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Outcome, Plan
@@ -11,9 +13,11 @@ from tightfit.planners.base import Capabilities, Limits, Registration, Task
 from tightfit.planners.outcomes import judged
 from tightfit.progress import SILENT, Progress
 
-__all__ = ["DEFAULT", "PLANNERS", "find_planner", "plan_with"]
+__all__ = ["DEFAULT", "PLANNERS", "find_planner", "plan_with", "seeding_planners"]
 
 DEFAULT = "anytime"
+
+_MOST_SEEDED = 1500  # ops up to which quick methods give the default planner a start
 
 PLANNERS: dict[str, Registration] = {
     entry.name: entry
@@ -32,15 +36,16 @@ PLANNERS: dict[str, Registration] = {
         ),
         Registration(
             name="checkmate",
-            function="tightfit.planners.checkmate.planner:plan_checkmate",
-            summary="Checkmate's integer program, cold: its own relaxation, rounding and bound",
+            function="tightfit.planners.papers.checkmate.planner:plan_checkmate",
+            summary="Checkmate's integer program, cold; split: two stages per backward op (4.10)",
+            options=("split",),
             capabilities=Capabilities(
                 exact=True, reference="Jain et al. (2020), Checkmate, section 4"
             ),
         ),
         Registration(
             name="checkmate+",
-            function="tightfit.planners.checkmate.planner:plan_checkmate_plus",
+            function="tightfit.planners.papers.checkmate.planner:plan_checkmate_plus",
             summary="Checkmate's program from the default planner's plan, with its bound borrowed",
             capabilities=Capabilities(
                 exact=True,
@@ -49,16 +54,8 @@ PLANNERS: dict[str, Registration] = {
             ),
         ),
         Registration(
-            name="checkmate_split",
-            function="tightfit.planners.checkmate.planner:plan_checkmate_split",
-            summary="Checkmate's program with two stages per backward op",
-            capabilities=Capabilities(
-                exact=True, reference="Jain et al. (2020), Checkmate, section 4.10"
-            ),
-        ),
-        Registration(
             name="checkmate_o",
-            function="tightfit.planners.checkmate.post_optimised:plan_checkmate_o",
+            function="tightfit.planners.papers.checkmate.post_optimised:plan_checkmate_o",
             summary="Checkmate's plan, then greedily the implementations that make it cheaper",
             capabilities=Capabilities(
                 alternatives=True, reference="Shah et al. (2021), MONeT, section 6"
@@ -66,51 +63,47 @@ PLANNERS: dict[str, Registration] = {
         ),
         Registration(
             name="checkmate_rounding",
-            function="tightfit.planners.checkmate.planner:plan_checkmate_rounding",
+            function="tightfit.planners.papers.checkmate.planner:plan_checkmate_rounding",
             summary="two-phase rounding of Checkmate's linear relaxation",
             capabilities=Capabilities(reference="Jain et al. (2020), Checkmate, section 5 of v3"),
         ),
         Registration(
             name="monet",
-            function="tightfit.planners.monet.planner:plan_monet",
-            summary="MONeT's integer program with one implementation per op",
+            function="tightfit.planners.papers.monet.planner:plan_monet",
+            summary="MONeT's integer program, one implementation per op; loose: appendix B, first",
+            options=("loose",),
+            seeds_up_to=250,
             capabilities=Capabilities(exact=True, reference="Shah et al. (2021), MONeT, section 4"),
         ),
         Registration(
             name="monet_all",
-            function="tightfit.planners.monet.planner:plan_monet_all",
+            function="tightfit.planners.papers.monet.planner:plan_monet_all",
             summary="MONeT's integer program, which chooses implementations too",
             capabilities=Capabilities(
                 alternatives=True, exact=True, reference="Shah et al. (2021), MONeT, section 4"
             ),
         ),
         Registration(
-            name="monet_loose",
-            function="tightfit.planners.monet.planner:plan_monet_loose",
-            summary="MONeT's program with the looser of its two bounds on local memory",
-            capabilities=Capabilities(
-                exact=True, reference="Shah et al. (2021), MONeT, appendix B"
-            ),
-        ),
-        Registration(
             name="intervals",
-            function="tightfit.planners.intervals.planner:plan_intervals",
+            function="tightfit.planners.papers.intervals.planner:plan_intervals",
             summary="retention intervals on the constraint solver CP-SAT, two per value",
             capabilities=Capabilities(
                 exact=True, extra="cpsat", reference="Bartan et al. (2023), Moccasin"
             ),
         ),
         Registration(
-            name="checkpoint_all",
-            function="tightfit.planners.heuristics.checkpoint_all:plan_checkpoint_all",
-            summary="keep everything",
+            name="eviction",
+            function="tightfit.planners.papers.eviction:plan_eviction",
+            summary="evict by a policy (h_dtr) as an online runtime would",
+            options=("h_dtr_eq", "h_dtr_local", "lru", "size", "msps"),
+            seeds_up_to=_MOST_SEEDED,
             capabilities=Capabilities(
-                respects_budget=False, reference="Jain et al. (2020), table 1"
+                respects_budget=False, reference="Kirisame et al. (2021), DTR, section 4"
             ),
         ),
         Registration(
             name="gist",
-            function="tightfit.planners.heuristics.gist:plan_gist",
+            function="tightfit.planners.papers.gist:plan_gist",
             summary="nothing computed again: masks, sparse and half-precision storage, in place",
             capabilities=Capabilities(
                 alternatives=True,
@@ -120,7 +113,7 @@ PLANNERS: dict[str, Registration] = {
         ),
         Registration(
             name="griewank",
-            function="tightfit.planners.heuristics.griewank:plan_griewank",
+            function="tightfit.planners.papers.griewank:plan_griewank",
             summary="revolve: binomial checkpointing of a chain",
             capabilities=Capabilities(
                 linear_only=True,
@@ -130,7 +123,7 @@ PLANNERS: dict[str, Registration] = {
         ),
         Registration(
             name="chen_sqrt",
-            function="tightfit.planners.heuristics.chen:plan_chen_sqrt",
+            function="tightfit.planners.papers.chen:plan_chen_sqrt",
             summary="checkpoint every sqrt(n)-th op of a chain",
             capabilities=Capabilities(
                 linear_only=True, respects_budget=False, reference="Chen et al. (2016), section 4"
@@ -138,7 +131,7 @@ PLANNERS: dict[str, Registration] = {
         ),
         Registration(
             name="chen_greedy",
-            function="tightfit.planners.heuristics.chen:plan_chen_greedy",
+            function="tightfit.planners.papers.chen:plan_chen_greedy",
             summary="checkpoint a chain in segments of equal bytes, with a search over their size",
             capabilities=Capabilities(
                 linear_only=True, respects_budget=False, reference="Chen et al. (2016), algorithm 3"
@@ -146,82 +139,38 @@ PLANNERS: dict[str, Registration] = {
         ),
         Registration(
             name="ap_sqrt",
-            function="tightfit.planners.heuristics.chen:plan_ap_sqrt",
+            function="tightfit.planners.papers.chen:plan_ap_sqrt",
             summary="checkpoint every sqrt(n)-th articulation point",
+            seeds_up_to=_MOST_SEEDED,
             capabilities=Capabilities(
                 respects_budget=False, reference="Jain et al. (2020), section 5.1.1"
             ),
         ),
         Registration(
             name="ap_greedy",
-            function="tightfit.planners.heuristics.chen:plan_ap_greedy",
+            function="tightfit.planners.papers.chen:plan_ap_greedy",
             summary="checkpoint articulation points in segments of equal bytes",
+            seeds_up_to=_MOST_SEEDED,
             capabilities=Capabilities(
                 respects_budget=False, reference="Jain et al. (2020), section 5.1.1"
             ),
         ),
         Registration(
             name="linearised_sqrt",
-            function="tightfit.planners.heuristics.chen:plan_linearised_sqrt",
+            function="tightfit.planners.papers.chen:plan_linearised_sqrt",
             summary="checkpoint every sqrt(n)-th op in topological order",
+            seeds_up_to=_MOST_SEEDED,
             capabilities=Capabilities(
                 respects_budget=False, reference="Jain et al. (2020), section 5.1.2"
             ),
         ),
         Registration(
             name="linearised_greedy",
-            function="tightfit.planners.heuristics.chen:plan_linearised_greedy",
+            function="tightfit.planners.papers.chen:plan_linearised_greedy",
             summary="checkpoint in segments of equal bytes in topological order",
+            seeds_up_to=_MOST_SEEDED,
             capabilities=Capabilities(
                 respects_budget=False, reference="Jain et al. (2020), section 5.1.2"
-            ),
-        ),
-        Registration(
-            name="eviction_dtr",
-            function="tightfit.planners.eviction:plan_dtr",
-            summary="evict by h_DTR, as an online runtime would",
-            capabilities=Capabilities(
-                respects_budget=False, reference="Kirisame et al. (2021), DTR, section 4"
-            ),
-        ),
-        Registration(
-            name="eviction_dtr_eq",
-            function="tightfit.planners.eviction:plan_dtr_eq",
-            summary="evict by h_DTR-eq, as an online runtime would",
-            capabilities=Capabilities(
-                respects_budget=False, reference="Kirisame et al. (2021), DTR, section 4"
-            ),
-        ),
-        Registration(
-            name="eviction_dtr_local",
-            function="tightfit.planners.eviction:plan_dtr_local",
-            summary="evict by h_DTR-local, as an online runtime would",
-            capabilities=Capabilities(
-                respects_budget=False, reference="Kirisame et al. (2021), DTR, section 4"
-            ),
-        ),
-        Registration(
-            name="eviction_lru",
-            function="tightfit.planners.eviction:plan_lru",
-            summary="evict the least recently used, as an online runtime would",
-            capabilities=Capabilities(
-                respects_budget=False, reference="Kirisame et al. (2021), DTR, section 4"
-            ),
-        ),
-        Registration(
-            name="eviction_size",
-            function="tightfit.planners.eviction:plan_size",
-            summary="evict the largest, as an online runtime would",
-            capabilities=Capabilities(
-                respects_budget=False, reference="Kirisame et al. (2021), DTR, section 4"
-            ),
-        ),
-        Registration(
-            name="eviction_msps",
-            function="tightfit.planners.eviction:plan_msps",
-            summary="evict by h_MSPS, as an online runtime would",
-            capabilities=Capabilities(
-                respects_budget=False, reference="Kirisame et al. (2021), DTR, section 4"
             ),
         ),
     )
@@ -229,16 +178,23 @@ PLANNERS: dict[str, Registration] = {
 
 
 def find_planner(name: str) -> Registration:
-    """Return the planner of that name.
+    """Return the planner of that name, or of a name and an option such as ``"eviction:lru"``.
 
-    Raises
-    ------
-    BadInput
-        For an unknown name; lists the known ones.
+    Raises `BadInput` for an unknown name or option; lists the known ones.
     """
-    if name not in PLANNERS:
-        raise BadInput(f"no planner is called {name!r} (known: {', '.join(sorted(PLANNERS))})")
-    return PLANNERS[name]
+    planner, has_option, option = name.partition(":")
+    entry = PLANNERS.get(planner)
+    if entry is None:
+        raise BadInput(f"no planner is called {planner!r} (known: {', '.join(sorted(PLANNERS))})")
+    if has_option and option not in entry.options:
+        known = ", ".join(f"{planner}:{one}" for one in entry.options) or "none"
+        raise BadInput(f"planner {planner!r} has no option {option!r} (known: {known})")
+    return msgspec.structs.replace(entry, name=name, option=option)
+
+
+def seeding_planners(ops: int) -> tuple[Registration, ...]:
+    """Return the planners whose plans a search on a graph of so many ops may start from."""
+    return tuple(entry for entry in PLANNERS.values() if ops <= entry.seeds_up_to)
 
 
 def is_chain(graph: Graph) -> bool:
@@ -268,18 +224,10 @@ def plan_with(
 ) -> Outcome:
     """Run the planner of that name on a task after checking that it can do it.
 
-    Parameters
-    ----------
-    known : Plan, optional
-        An earlier plan of this step, of any budget; used if it fits and the planner finds none.
-
-    Raises
-    ------
-    BadInput
-        If the planner is unknown, or plans chains only and the graph is none, or moves nothing
-        and the task has far memory.
-    MissingExtra
-        If it needs a package that is not installed.
+    `known`: an earlier plan of this step, of any budget; used if it fits and the planner finds
+    none. Raises `BadInput` if the planner is unknown, or plans chains only and the graph is none,
+    or moves nothing and the task has far memory. Raises `MissingExtra` if it needs a package that
+    is not installed.
     """
     entry = find_planner(name)
     if entry.capabilities.linear_only and not is_chain(task.graph):

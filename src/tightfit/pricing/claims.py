@@ -34,29 +34,17 @@ _ELEMENTWISE = (  # as PyTorch's own tag says of others
 
 @dataclass(frozen=True)
 class Claim:
-    """What an alternative says of itself.
+    """What an alternative says of itself."""
 
-    Parameters
-    ----------
-    default, call : Call
-        What is compared.
-    exactness : str
-        What is claimed.
-    key, kind : str
-        Equal for comparisons that come out alike, and for those that differ in sizes only.
-    is_by_element : bool
-        Whether it treats each element by itself.
-    made_bytes : int
-        Bytes of its results.
-    """
-
+    # default, call: what is compared
     default: Call
     call: Call
-    exactness: Exactness
+    exactness: Exactness  # what is claimed
+    # key, kind: equal for comparisons that come out alike, and for those that differ in sizes only
     key: str
     kind: str
-    is_by_element: bool
-    made_bytes: int
+    is_by_element: bool  # whether it treats each element by itself
+    made_bytes: int  # bytes of its results
 
     @property
     def holds_for_more_rows(self) -> bool:

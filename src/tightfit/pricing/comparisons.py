@@ -38,44 +38,27 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a nu
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """How an alternative compared.
+    """How an alternative compared."""
 
-    Parameters
-    ----------
-    difference : float
-        The largest as a share of the default's largest number; 0: every bit is equal; -1: the
-        result has another shape, type or layout, or nothing can be said of it.
-    """
-
+    # The largest as a share of the default's largest number; 0: every bit is equal; -1: the result
+    # has another shape, type or layout, or nothing can be said of it
     difference: float
 
 
 @dataclass(frozen=True)
 class _Beside:
-    """What a default made of drawn tensors.
+    """What a default made of drawn tensors."""
 
-    Parameters
-    ----------
-    default : Call
-        That ran.
-    trial : Trial
-        Has the tensors.
-    expected : dict of int to Tensor
-        What it made.
-    """
-
-    default: Call
-    trial: Trial
-    expected: Results
+    default: Call  # that ran
+    trial: Trial  # has the tensors
+    expected: Results  # what it made
 
 
 class Comparisons:
     """Runs alternatives of a step beside their defaults.
 
-    Attributes
-    ----------
-    on_rows : set of str
-        The keys of claims of the same bits that were compared on fewer rows and not elementwise.
+    `on_rows`: the keys of claims of the same bits that were compared on fewer rows and not
+    elementwise.
     """
 
     def __init__(self, captured: Captured, room_bytes: int | None) -> None:

@@ -41,20 +41,10 @@ def _is_a_shape_only(node: fx.Node) -> bool:
 class FewerRows:
     """Calls of a step whose large tensors have fewer rows; parameters and buffers are whole.
 
-    Parameters
-    ----------
-    captured : Captured
-        The step.
-    nodes : sequence of fx.Node
-        Arguments: the largest of them says how many rows there are.
-    rows : int
-        How many there are to be.
-    of_small : bool
-        Whether small tensors with as many rows have fewer too: classes of a loss, say.
-    defaults : mapping of fx.Node to Call
-        How ops are run of which results are among the arguments.
-    running : sequence of fx.Node
-        Those of these ops that run; the results of others are drawn.
+    `nodes`: arguments: the largest of them says how many rows there are. `of_small`: whether small
+    tensors with as many rows have fewer too: classes of a loss, say. `defaults`: how ops are run of
+    which results are among the arguments. `running`: those of these ops that run; the results of
+    others are drawn.
     """
 
     def __init__(

@@ -28,17 +28,9 @@ def further_costs(
     What the other one knows is taken over. A further way takes as much longer than the default as
     it does when both run by themselves.
 
-    Parameters
-    ----------
-    wider : Captured
-        Has all alternatives of the other step, and more.
-    priced : Captured
-        The other step.
-    progress : Progress
-        Told of each call that runs.
-    room_bytes : int, optional
-        What comparing an alternative with its default may take; what there is no room to compare
-        at its own size is left out.
+    `wider`: has all alternatives of the other step, and more. `room_bytes`: what comparing an
+    alternative with its default may take; what there is no room to compare at its own size is left
+    out.
     """
     kept = promises_kept(_with_sizes_of(priced, wider), progress, room_bytes=room_bytes)
     wider = kept.captured.keeping(lambda op, way, call: id(call) not in kept.on_rows)

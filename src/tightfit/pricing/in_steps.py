@@ -26,15 +26,9 @@ TIMED_STEPS = 4
 
 
 class StepCosts(msgspec.Struct, frozen=True):
-    """Medians of timed computes.
+    """Medians of timed computes."""
 
-    Parameters
-    ----------
-    computes : tuple of (int, int, float)
-        Op, alternative, seconds.
-    """
-
-    computes: tuple[tuple[OpId, int, float], ...]
+    computes: tuple[tuple[OpId, int, float], ...]  # op, alternative, seconds
 
     def among(self, before: Graph, after: Graph) -> StepCosts:
         """Return the same with the numbers that alternatives have in another graph of the step."""
@@ -50,10 +44,8 @@ class Tuner:
 
     Only on a CPU: a GPU runs ahead of the clock, and its isolated timings are true.
 
-    Parameters
-    ----------
-    is_disturbed : callable
-        Whether something else in this process takes processor time now, such as a planner.
+    `is_disturbed`: whether something else in this process takes processor time now, such as a
+    planner.
     """
 
     def __init__(self, is_disturbed: Callable[[], bool]) -> None:

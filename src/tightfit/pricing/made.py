@@ -30,15 +30,7 @@ _FAILS = (RuntimeError, ValueError, IndexError, TypeError)
 
 
 class MadeByOps:
-    """The results of ops of a step that have run.
-
-    Parameters
-    ----------
-    captured : Captured
-        The step.
-    device : torch.device
-        It runs on.
-    """
+    """The results of ops of a step that have run."""
 
     def __init__(self, captured: Captured, device: torch.device) -> None:
         self._captured = captured
@@ -49,17 +41,7 @@ class MadeByOps:
         self._last: tuple[OpId, tuple[Any, ...] | None] | None = None
 
     def note(self, key: str, call: Call, record: Footprint) -> None:
-        """Note what a call has made, if it is the usual way of an op and the trace is wrong.
-
-        Parameters
-        ----------
-        key : str
-            Equal for calls that make the same.
-        call : Call
-            That has run.
-        record : Footprint
-            What it showed.
-        """
+        """Note what a call has made, if it is the usual way of an op and the trace is wrong."""
         op = self._op_of_call.get(id(call))
         if op is None or call is not self._captured.calls[op][0]:
             return

@@ -30,15 +30,7 @@ _EXACT = (torch.float32, torch.float64)  # other types are packed, or converted
 
 
 def plain_footprint(call: Call, outputs: Sequence[Any]) -> Footprint | None:
-    """Return the footprint of a call; None if it has to run for it.
-
-    Parameters
-    ----------
-    call : Call
-        How an op is run.
-    outputs : sequence
-        What it makes, as traced.
-    """
+    """Return the footprint of a call; None if it has to run for it."""
     if len(outputs) != 1 or not isinstance(outputs[0], torch.Tensor):
         return None
     made = outputs[0]

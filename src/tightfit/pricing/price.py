@@ -48,33 +48,17 @@ _CHOOSING = ("conv", "attention", "rnn", "cudnn", "batch_norm")  # kernels chose
 
 @dataclass(frozen=True)
 class Priced:
-    """A captured step after each of its calls was run.
+    """A captured step after each of its calls was run."""
 
-    Parameters
-    ----------
-    captured : Captured
-        The step with what was measured.
-    strides : mapping
-        Those that kernels gave results of which the trace has others.
-    """
-
-    captured: Captured
-    strides: TrueStrides
+    captured: Captured  # the step with what was measured
+    strides: TrueStrides  # those that kernels gave results of which the trace has others
 
 
 class Prices(msgspec.Struct, frozen=True):
-    """What pricing a step found out, without the step: for processes that run the same one.
+    """What pricing a step found out, without the step: for processes that run the same one."""
 
-    Parameters
-    ----------
-    strides : dict
-        What the step is to be traced with.
-    graph : Graph
-        Priced, without alternatives whose results are laid out otherwise.
-    """
-
-    strides: dict[str, tuple[Strides, ...]]
-    graph: Graph
+    strides: dict[str, tuple[Strides, ...]]  # what the step is to be traced with
+    graph: Graph  # priced, without alternatives whose results are laid out otherwise
 
 
 def priced_as_kernels_run(
@@ -82,14 +66,8 @@ def priced_as_kernels_run(
 ) -> Priced:
     """Price a step, and trace it again until it has all strides as kernels make them.
 
-    Parameters
-    ----------
-    first : Captured
-        The step, traced without knowing of such.
-    trace : callable
-        Traces the step again, given the true strides that are known.
-    price : callable
-        `measured_costs` or its like.
+    `first`: the step, traced without knowing of such. `trace`: traces the step again, given the
+    true strides that are known. `price`: `measured_costs` or its like.
     """
     known: dict[str, tuple[Strides, ...]] = {}
     priced = price(first)
@@ -117,15 +95,8 @@ def measured_costs(captured: Captured, progress: Progress, *, postpones: bool = 
     Each distinct call (operator, shapes, strides, dtypes, other arguments) runs a few times on
     synthetic tensors, unless the disk cache knows it. Random generators are left as they were.
 
-    Parameters
-    ----------
-    captured : Captured
-        The step.
-    progress : Progress
-        Told of each call that is measured.
-    postpones : bool
-        Whether to compare alternatives for three seconds only, and to leave what takes long for
-        later: `Captured.hoped` has them.
+    `progress`: told of each call that is measured. `postpones`: whether to compare alternatives for
+    three seconds only, and to leave what takes long for later: `Captured.hoped` has them.
     """
     kept = promises_kept(captured, progress, postpones=postpones, seconds=_COMPARING_S)
     captured = kept.captured
@@ -147,13 +118,6 @@ def including_launches(
     """Return what calls cost: their launches, where those of a step take longer than its kernels.
 
     A GPU waits for them then, and what is computed again costs what it takes to ask for it.
-
-    Parameters
-    ----------
-    captured : Captured
-        The step.
-    known : mapping of str to Measurement
-        By the key of a call.
     """
     usual = [known[key] for calls in captured.calls if (key := key_of(calls[0])) in known]
     if sum(one.launch_s for one in usual) <= sum(one.cost_s for one in usual):
@@ -175,15 +139,7 @@ def measured_workspaces(captured: Captured, progress: Progress) -> Priced:
 
 
 def without_room(calls: Iterable[Call], known: Mapping[str, Footprint]) -> frozenset[str]:
-    """Return the keys of calls that a budget has had no room to run by themselves.
-
-    Parameters
-    ----------
-    calls : iterable of Call
-        Those that were to be run.
-    known : mapping of str to Footprint
-        What is known, by the keys of calls.
-    """
+    """Return the keys of calls that a budget has had no room to run by themselves."""
     return frozenset(key_of(call) for call in calls) - known.keys()
 
 
@@ -193,14 +149,8 @@ def scaled_costs(captured: Captured, neighbour: Graph, progress: Progress) -> Pr
     Workspaces are measured, except where the neighbour's is nothing and the kernel is not chosen
     by shape; ops that the neighbour lacks are measured as `measured_costs` does.
 
-    Parameters
-    ----------
-    captured : Captured
-        The step.
-    neighbour : Graph
-        Priced, of the same callable on inputs of another shape.
-    progress
-        As for `measured_costs`.
+    `neighbour`: priced, of the same callable on inputs of another shape. `progress`: as for
+    `measured_costs`.
     """
     captured = keeping_promises(captured, progress)
     likes = matched(captured.graph, neighbour)
@@ -237,17 +187,9 @@ def priced_by(
 ) -> Priced:
     """Return the captured step with what is known of its calls, and the strides kernels gave.
 
-    Parameters
-    ----------
-    captured : Captured
-        The step.
-    known : mapping of str to Footprint
-        By the key of a call; a `Measurement` also tells its cost. Others count as traced.
-    source : str
-        Where the costs come from.
-    unknown : set of str
-        The keys of calls of which nobody knows what they work with: no plan takes them where
-        there is another way.
+    `known`: by the key of a call; a `Measurement` also tells its cost. Others count as traced.
+    `source`: where the costs come from. `unknown`: the keys of calls of which nobody knows what
+    they work with: no plan takes them where there is another way.
     """
     if unknown:
         captured = captured.keeping(lambda op, way, call: key_of(call) not in unknown)

@@ -20,7 +20,7 @@ from tightfit.pricing.claims import Claim, claims_of
 from tightfit.pricing.comparisons import Comparisons, Verdict
 from tightfit.progress import Progress
 
-__all__ = ["TOLERANCES", "ComparedInTurns", "Kept", "keeping_promises", "promises_kept"]
+__all__ = ["TOLERANCES", "ComparedInTurns", "ComparedStep", "keeping_promises", "promises_kept"]
 
 TOLERANCES: Mapping[torch.dtype, float] = {
     torch.float64: 1e-12,
@@ -32,21 +32,13 @@ TOLERANCES: Mapping[torch.dtype, float] = {
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A step whose alternatives are as exact as they say.
+class ComparedStep:
+    """A step whose alternatives are as exact as they say."""
 
-    Parameters
-    ----------
-    captured : Captured
-        The step.
-    on_rows : frozenset of int
-        The `id` of each call that was compared on fewer rows only: no plan may use it in this room.
-    postponed : frozenset of int
-        The `id` of each call that is still to be compared: no plan may use it before.
-    """
-
-    captured: Captured
+    captured: Captured  # the step
+    # The `id` of each call that was compared on fewer rows only: no plan may use it in this room
     on_rows: frozenset[int]
+    # The `id` of each call that is still to be compared: no plan may use it before
     postponed: frozenset[int] = frozenset()
 
 
@@ -54,13 +46,6 @@ def keeping_promises(captured: Captured, progress: Progress) -> Captured:
     """Return the step without the alternatives that are less exact than they say.
 
     Elementwise operators are compared once for each kind of arguments, others at every shape.
-
-    Parameters
-    ----------
-    captured : Captured
-        The step with alternatives.
-    progress : Progress
-        Told of each that is run.
     """
     return promises_kept(captured, progress).captured
 
@@ -72,7 +57,7 @@ def promises_kept(
     room_bytes: int | None = None,
     postpones: bool = False,
     seconds: float = 0.0,
-) -> Kept:
+) -> ComparedStep:
     """Return the step as `keeping_promises` does, from comparisons that take a limited room.
 
     What there is no room to compare at its own size is compared on fewer rows of the batch. That is
@@ -81,18 +66,13 @@ def promises_kept(
     kept if it does not promise the same bits: where the logits of a language model have no room,
     neither has the default that their replacement would be compared with.
 
-    Parameters
-    ----------
-    room_bytes : int, optional
-        What a comparison may take.
-    postpones : bool
-        Whether to leave for later what takes long and no earlier process has compared.
-    seconds : float
-        How long to compare first of what would be left for later.
+    `room_bytes`: what a comparison may take. `postpones`: whether to leave for later what takes
+    long and no earlier process has compared. `seconds`: how long to compare first of what would be
+    left for later.
     """
     claims = claims_of(captured)
     if not claims:
-        return Kept(captured, frozenset())
+        return ComparedStep(captured, frozenset())
     comparisons = Comparisons(captured, room_bytes)
     if postpones and seconds > 0:
         comparisons.go_on(claims.values(), time.perf_counter() + seconds, set())
@@ -105,17 +85,11 @@ def promises_kept(
     if broken:
         captured = captured.keeping(lambda op, way, call: id(call) not in broken)
     on_rows = {id(claims[place].call) for place in kept if claims[place].key in comparisons.on_rows}
-    return Kept(captured, frozenset(on_rows), frozenset(id(claims[p].call) for p in later))
+    return ComparedStep(captured, frozenset(on_rows), frozenset(id(claims[p].call) for p in later))
 
 
 class ComparedInTurns:
-    """Compares the alternatives of a step turn by turn; `promises_kept` knows what was found.
-
-    Parameters
-    ----------
-    captured : Captured
-        The step with alternatives.
-    """
+    """Compares the alternatives of a step turn by turn; `promises_kept` knows what was found."""
 
     def __init__(self, captured: Captured) -> None:
         self._captured = captured
@@ -128,12 +102,8 @@ class ComparedInTurns:
     def go_on(self, seconds: float, room_bytes: int) -> bool:
         """Compare for so long; return whether all have been compared.
 
-        Parameters
-        ----------
-        seconds : float
-            After which nothing more is begun; one comparison is made in any case.
-        room_bytes : int
-            What a comparison may take.
+        `seconds`: after which nothing more is begun; one comparison is made in any case.
+        `room_bytes`: what a comparison may take.
         """
         until = time.perf_counter() + seconds
         return Comparisons(self._captured, room_bytes).go_on(self._claims, until, self._tried)

@@ -48,30 +48,14 @@ _HELD = 4  # times what a call reads and makes: what a run of it holds, about
 
 @dataclass(frozen=True)
 class _Asked:
-    """A distinct call of a step.
+    """A distinct call of a step."""
 
-    Parameters
-    ----------
-    call : Call
-        How it is run.
-    kind : str
-        Equal for calls that differ in sizes only: they are scaled from each other.
-    work : int
-        Operations, or bytes moved.
-    running_bytes : int
-        What it reads and makes.
-    plain : Footprint or None
-        What is known of its bytes without running it.
-    by_stretches : bool
-        Whether it runs on stretches of bounded size, which bounds its workspace.
-    """
-
-    call: Call
-    kind: str
-    work: int
-    running_bytes: int
-    plain: Footprint | None
-    by_stretches: bool
+    call: Call  # how it is run
+    kind: str  # equal for calls that differ in sizes only: they are scaled from each other
+    work: int  # operations, or bytes moved
+    running_bytes: int  # what it reads and makes
+    plain: Footprint | None  # what is known of its bytes without running it
+    by_stretches: bool  # whether it runs on stretches of bounded size, which bounds its workspace
 
     @property
     def must_run(self) -> bool:
@@ -89,22 +73,12 @@ def quick_costs(
 ) -> Priced:
     """Return the captured step with costs and workspaces that are known, or found out at once.
 
-    Parameters
-    ----------
-    captured : Captured
-        The step.
-    progress : Progress
-        Told of each call that runs.
-    room_bytes : int, optional
-        What a call that runs may read and make. One that needs more runs on fewer rows of its
-        batch, and takes more in proportion. Where it does not run on fewer, a default is priced by
-        other calls of its operator, and another way is left out. Opaque modules run in any case.
-    neighbour : Graph, optional
-        Priced, of the same callable on inputs of another shape: costs are scaled from it, and
-        calls that need no workspace there do not run.
-    postpones : bool
-        Whether to leave alternatives that take long to compare for later: `Captured.hoped` has
-        them.
+    `room_bytes`: what a call that runs may read and make. One that needs more runs on fewer rows of
+    its batch, and takes more in proportion. Where it does not run on fewer, a default is priced by
+    other calls of its operator, and another way is left out. Opaque modules run in any case.
+    `neighbour`: priced, of the same callable on inputs of another shape: costs are scaled from it,
+    and calls that need no workspace there do not run. `postpones`: whether to leave alternatives
+    that take long to compare for later: `Captured.hoped` has them.
     """
     kept = promises_kept(captured, progress, room_bytes=room_bytes, postpones=postpones)
     captured = kept.captured

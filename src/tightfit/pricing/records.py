@@ -73,18 +73,9 @@ def recorded(
     A call for which the budget has no room is left out, and one that refuses drawn numbers:
     lengths that must sum up, say, or factors of a matrix.
 
-    Parameters
-    ----------
-    captured : Captured
-        The step.
-    calls : iterable of Call
-        Of its ops; opaque modules are known in this process only.
-    kind : type
-        `Footprint`, `Measurement` or `Brief`.
-    measure : callable
-        Runs a function on arguments and returns such a record.
-    progress : Progress
-        Told of each call that is measured.
+    `calls`: of its ops; opaque modules are known in this process only. `kind`: `Footprint`,
+    `Measurement` or `Brief`. `measure`: runs a function on arguments and returns such a record.
+    `progress`: told of each call that is measured.
     """
     device = device_of(captured)
     cache = Cache(environment_of(device))

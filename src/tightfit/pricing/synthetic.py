@@ -18,7 +18,7 @@ from tightfit.capture.operators.masks import places, put_gradient, rows_of
 from tightfit.costs.measured.call import kind_of, materialise
 from tightfit.torch_private import core as private
 
-__all__ = ["Made", "synthetic_arguments"]
+__all__ = ["KnownResults", "synthetic_arguments"]
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ The backward reads them there: given a pointer of a GPU it would end the process
 """
 
 
-class Made(Protocol):
+class KnownResults(Protocol):
     """What ops of a step really make, as far as any have run."""
 
     def given(self, call: Call) -> Mapping[fx.Node, Any]:
@@ -70,18 +70,12 @@ _NOTHING = _Nothing()
 
 
 def synthetic_arguments(
-    module: fx.GraphModule, call: Call, made: Made = _NOTHING
+    module: fx.GraphModule, call: Call, made: KnownResults = _NOTHING
 ) -> tuple[Any, Any]:
     """Return real arguments for a traced call: tensors of the shapes and strides of the trace.
 
-    Parameters
-    ----------
-    module : fx.GraphModule
-        The traced step, which holds the constants.
-    call : Call
-        One of its calls.
-    made : Made
-        What is known of the results of ops that have run; the trace may have it otherwise.
+    `module`: the traced step, which holds the constants. `made`: what is known of the results of
+    ops that have run; the trace may have it otherwise.
     """
     given = made.given(call)
 

@@ -32,18 +32,8 @@ _ZERO_EVERY = 7  # so many drawn numbers are zero: there ways of computing diffe
 class Trial:
     """Tensors for the arguments of some ops of a step.
 
-    Parameters
-    ----------
-    captured : Captured
-        The step.
-    defaults : mapping of fx.Node to Call
-        How each op is run.
-    rests_on : sequence of fx.Node
-        Ops that run; the results of others are drawn.
-    condition : FarFromZero, optional
-        What drawn parameters are to fulfil.
-    copies : bool
-        Whether each call gets copies of its arguments: it may write over them.
+    `rests_on`: ops that run; the results of others are drawn. `condition`: what drawn parameters
+    are to fulfil. `copies`: whether each call gets copies of its arguments: it may write over them.
     """
 
     def __init__(

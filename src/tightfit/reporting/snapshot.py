@@ -20,25 +20,16 @@ _GAP = 1 << 30  # between two segments
 
 @dataclass(frozen=True)
 class PlacedBlock:
-    """A block at its place.
+    """A block at its place."""
 
-    Parameters
-    ----------
-    lower, upper : int
-        Alive at the ticks [lower, upper); what is alive at the last tick of all stays.
-    offset, size_bytes : int
-        In the arena.
-    category : str
-        As PyTorch's memory profiler names them: ``"activation"``, ``"gradient"``, ...
-    names : tuple of (str, str, int)
-        Who allocates it, the innermost first: name, file or module, line or number.
-    """
-
+    # lower, upper: alive at the ticks [lower, upper); what is alive at the last tick of all stays
     lower: int
     upper: int
+    # offset, size_bytes: in the arena
     offset: int
     size_bytes: int
-    category: str
+    category: str  # as PyTorch's memory profiler names them: ``"activation"``, ``"gradient"``, ..
+    # Who allocates it, the innermost first: name, file or module, line or number
     names: tuple[tuple[str, str, int], ...]
 
     @property
@@ -56,16 +47,9 @@ def snapshot(
 ) -> bytes:
     """Return the content of a snapshot file.
 
-    Parameters
-    ----------
-    blocks : sequence of PlacedBlock
-        Of the step; they lie in one segment as high as the layout.
-    constants : sequence of PlacedBlock
-        What is resident the whole step, in a segment below it.
-    height_bytes : int
-        Of the layout of `blocks`.
-    seconds_at : sequence of float
-        When each tick happens, from the start of the step.
+    `blocks`: of the step; they lie in one segment as high as the layout. `constants`: what is
+    resident the whole step, in a segment below it. `height_bytes`: of the layout of `blocks`.
+    `seconds_at`: when each tick happens, from the start of the step.
     """
     constant_bytes = sum(block.size_bytes for block in constants)
     arena = _BASE + constant_bytes + _GAP

@@ -36,10 +36,7 @@ def seconds_of_instructions(graph: Graph, plan: Plan) -> list[float]:
 def timeline(graph: Graph, plan: Plan, *, height_bytes: int | None = None) -> bytes:
     """Return the content of a trace file (JSON) of a valid plan.
 
-    Parameters
-    ----------
-    height_bytes : int or None
-        Of the layout of the plan, constants included; a counter of its own.
+    `height_bytes`: of the layout of the plan, constants included; a counter of its own.
     """
     starts = seconds_of_instructions(graph, plan)
     result = simulate(graph, plan)

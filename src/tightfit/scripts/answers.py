@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from tightfit.errors import BadInput, TightfitError
 from tightfit.scripts.job import EnoughSteps
 
-__all__ = ["Answers", "Repeated", "Told"]
+__all__ = ["Answers", "RecordedAnswers", "RepeatedAnswers"]
 
 
 class Answers(Protocol):
@@ -21,7 +21,7 @@ class Answers(Protocol):
         ...
 
 
-class Told:
+class RecordedAnswers:
     """Answers as tightfit does; keeps the answers in a file."""
 
     def __init__(self, path: Path) -> None:
@@ -42,7 +42,7 @@ class Told:
             pickle.dump(answer, file)
 
 
-class Repeated:
+class RepeatedAnswers:
     """Answers as the fitted program was answered, one after the other."""
 
     def __init__(self, path: Path) -> None:

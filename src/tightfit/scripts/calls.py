@@ -20,10 +20,7 @@ class OutermostCalls:
     calls hooks, and what is fitted there would run plainly once more. Within such a call
     `nn.Module` is as ever, for whoever traces or compiles it.
 
-    Parameters
-    ----------
-    before : callable
-        Called with the module.
+    `before`: called with the module.
     """
 
     def __init__(self, before: Callable[[nn.Module], None]) -> None:

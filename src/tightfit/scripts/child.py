@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
 )
 
 from tightfit.errors import InfeasibleBudget, TightfitError
-from tightfit.scripts.answers import Repeated, Told
+from tightfit.scripts.answers import RecordedAnswers, RepeatedAnswers
 from tightfit.scripts.calls import OutermostCalls
 from tightfit.scripts.doors import doors
 from tightfit.scripts.fitting import Fitting
@@ -53,7 +53,7 @@ class _Run:
         """Run the program until it ends or has taken its steps."""
         began_s, began = time.perf_counter(), _random_states()
         is_plain = self._job.way == "plain"
-        answers = (Repeated if is_plain else Told)(Path(self._job.answers))
+        answers = (RepeatedAnswers if is_plain else RecordedAnswers)(Path(self._job.answers))
         with contextlib.ExitStack() as around:
             around.callback(register_optimizer_step_pre_hook(self._before_step).remove)
             around.callback(self._forget_hook)

@@ -28,10 +28,7 @@ class Fitting:
     one, each module that it calls by itself is fitted when it first trains: that is the outermost
     one that owns parameters of an optimizer. Several of them share the budget.
 
-    Attributes
-    ----------
-    names : tuple of str
-        The classes of what was fitted.
+    `names`: the classes of what was fitted.
     """
 
     def __init__(self, job: Job, trained: Trained, metered: Metered) -> None:
@@ -80,10 +77,7 @@ class Fitting:
     def _note_steps(self, keywords: Mapping[str, Any]) -> None:
         """Note whether the optimizer steps in backward, where gradients are freed.
 
-        Raises
-        ------
-        CannotProve
-            If gradients are clipped there: nothing clips them in the plain run.
+        Raises `CannotProve` if gradients are clipped there: nothing clips them in the plain run.
         """
         if keywords.get("clip_grad_norm") is not None:
             raise CannotProve(
@@ -136,10 +130,7 @@ class Fitting:
     def before_call(self, module: nn.Module) -> None:
         """Fit a module that the program is about to call, if it trains and nobody has fitted it.
 
-        Raises
-        ------
-        CannotProve
-            If it must be fitted and no budget was given.
+        Raises `CannotProve` if it must be fitted and no budget was given.
         """
         if self._is_programs or not torch.is_grad_enabled() or hasattr(module, "_orig_mod"):
             return
@@ -157,10 +148,7 @@ class Fitting:
     def require(self) -> None:
         """Say so if the program trains and nothing was fitted.
 
-        Raises
-        ------
-        CannotProve
-            In that case.
+        Raises `CannotProve` in that case.
         """
         if not self.names:
             raise CannotProve(

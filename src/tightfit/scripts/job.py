@@ -20,38 +20,22 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a program.
+    """One run of a program."""
 
-    Parameters
-    ----------
-    way : str
-        ``"plain"``: what the program fits is left plain; or ``"fitted"``.
-    script, arguments : str, tuple of str
-        The program and what it is given.
-    steps : int
-        Optimizer steps after which it is stopped, before the next one.
-    budget_bytes : int or None
-        The budget in place of the program's own.
-    keywords : dict
-        Of `tightfit.fit`, where the program fits nothing itself.
-    threads : int or None
-        Threads of PyTorch.
-    record, answers : str
-        Files: what the run leaves behind, and what tightfit has told the fitted program.
-    wanted : Wanted or None
-        A tensor that is asked for.
-    """
-
+    # ``"plain"``: what the program fits is left plain; or ``"fitted"``
     way: Literal["plain", "fitted"]
+    # script, arguments: the program and what it is given
     script: str
     arguments: tuple[str, ...]
-    steps: int
-    budget_bytes: int | None
-    keywords: dict[str, Any]
-    threads: int | None
+    steps: int  # optimizer steps after which it is stopped, before the next one
+    budget_bytes: int | None  # the budget in place of the program's own
+    keywords: dict[str, Any]  # of `tightfit.fit`, where the program fits nothing itself
+    threads: int | None  # threads of PyTorch
+    # record, answers: files: what the run leaves behind, and what tightfit has told the fitted
+    # program
     record: str
     answers: str
-    wanted: Wanted | None = None
+    wanted: Wanted | None = None  # a tensor that is asked for
 
 
 class CannotProve(BadInput):

@@ -52,14 +52,7 @@ class Metered:
     ) -> None:
         """Count these modules, too: they are fitted now.
 
-        Parameters
-        ----------
-        modules : sequence of nn.Module
-            What has the budget.
-        optimizer : torch.optim.Optimizer or None
-            Of their parameters, if it is known.
-        budget : int, str or Budget
-            As `tightfit.fit` takes it.
+        `optimizer`: of their parameters, if it is known. `budget`: as `tightfit.fit` takes it.
         """
         new = {str(n): module for n, module in enumerate(modules) if module not in self._counted}
         self._counted.update(new.values())

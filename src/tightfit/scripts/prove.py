@@ -31,49 +31,33 @@ _SET_ASIDE = ("line", "generator")
 
 
 class ScriptProof(msgspec.Struct, frozen=True, kw_only=True):
-    """What two runs of a program showed.
+    """What two runs of a program showed."""
 
-    Parameters
-    ----------
-    verdict : str
-        ``"proven"``; ``"differs"``: the fitted run does something else than the plain one;
-        ``"above budget"``; ``"not deterministic"``: two plain runs differ from each other, no
-        later than the fitted one does; ``"nothing trained"``: no parameter moves.
-    script : str
-        The program.
-    steps, lines : int
-        Optimizer steps and printed lines that were compared.
-    tensors : int
-        Gradients, parameters and buffers compared after the last step.
-    difference : Difference or None
-        Where the runs differ first: the plain one from the fitted one, or, if it is not
-        deterministic, from another plain one.
-    largest_difference : float or None
-        The largest difference of two numbers of the tensor that differs first; without limit if
-        only one run has it, None if a second run did not give it again.
-    left_out : int
-        Printed lines and random states that two plain runs have not in common: times, say, and
-        generators that nobody seeds. They are not compared.
-    fitted : tuple of str
-        What was fitted.
-    budget_bytes, measured_peak_bytes, eager_peak_bytes : int or None
-        The budget, and the most that the fitted and the plain run held from `fit` on.
-    plain_s, fitted_s : float
-        Of the whole runs.
-    """
-
+    # ``"proven"``; ``"differs"``: the fitted run does something else than the plain one; ``"above
+    # budget"``; ``"not deterministic"``: two plain runs differ from each other, no later than the
+    # fitted one does; ``"nothing trained"``: no parameter moves
     verdict: Literal["proven", "differs", "above budget", "not deterministic", "nothing trained"]
-    script: str
+    script: str  # the program
+    # steps, lines: optimizer steps and printed lines that were compared
     steps: int
     lines: int
-    tensors: int
+    tensors: int  # gradients, parameters and buffers compared after the last step
+    # Where the runs differ first: the plain one from the fitted one, or, if it is not
+    # deterministic, from another plain one
     difference: Difference | None
+    # The largest difference of two numbers of the tensor that differs first; without limit if only
+    # one run has it, None if a second run did not give it again
     largest_difference: float | None
+    # Printed lines and random states that two plain runs have not in common: times, say, and
+    # generators that nobody seeds. They are not compared.
     left_out: int
     fitted: tuple[str, ...]
+    # budget_bytes, measured_peak_bytes, eager_peak_bytes: the budget, and the most that the fitted
+    # and the plain run held from `fit` on
     budget_bytes: int | None
     measured_peak_bytes: int | None
     eager_peak_bytes: int | None
+    # plain_s, fitted_s: of the whole runs
     plain_s: float
     fitted_s: float
 
@@ -102,26 +86,12 @@ def prove_script(
 ) -> ScriptProof:
     """Run a program plain and fitted, each in a process of its own, and compare everything.
 
-    Parameters
-    ----------
-    script, arguments : str, sequence of str
-        The program and what it is given.
-    budget : int or str, optional
-        In the place of the budget that the program gives; needed where it fits nothing itself.
-    steps : int
-        Optimizer steps to compare; a program that takes more is stopped before the next one.
-    threads : int, optional
-        Threads of PyTorch.
-    **keywords
-        As `tightfit.fit` takes them, for a program that fits nothing itself: planner, costs, cache.
-
-    Raises
-    ------
-    BadInput
-        If there is no such program, it takes no optimizer step, or it ends in an error without
-        tightfit, too.
-    InfeasibleBudget
-        If there is no plan within the budget.
+    `budget`: in the place of the budget that the program gives; needed where it fits nothing
+    itself. `steps`: optimizer steps to compare; a program that takes more is stopped before the
+    next one. `threads`: threads of PyTorch. `**keywords`: as `tightfit.fit` takes them, for a
+    program that fits nothing itself: planner, costs, cache. Raises `BadInput` if there is no such
+    program, it takes no optimizer step, or it ends in an error without tightfit, too. Raises
+    `InfeasibleBudget` if there is no plan within the budget.
     """
     if not Path(script).is_file():
         raise BadInput(f"there is no script {script}")

@@ -47,52 +47,31 @@ class Generator(msgspec.Struct, frozen=True, tag="generator"):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An error that ended a program.
+    """An error that ended a program."""
 
-    Parameters
-    ----------
-    kind, message : str
-        Class and text.
-    refuses : str
-        ``"program"`` for an error that says why nothing can be proven, ``"budget"`` for a budget
-        that no plan fits, ``"step"`` for another error of tightfit's, ``""`` for any other.
-    budget_bytes, minimum_bytes : int or None
-        Of a budget that no plan fits.
-    """
-
+    # kind, message: class and text
     kind: str
     message: str
+    # ``"program"`` for an error that says why nothing can be proven, ``"budget"`` for a budget that
+    # no plan fits, ``"step"`` for another error of tightfit's, ``""`` for any other
     refuses: Literal["program", "budget", "step", ""] = ""
+    # budget_bytes, minimum_bytes: of a budget that no plan fits
     budget_bytes: int | None = None
     minimum_bytes: int | None = None
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended", kw_only=True):
-    """The end of a run.
+    """The end of a run."""
 
-    Parameters
-    ----------
-    code : int
-        What the program ended with; 0 where it was stopped after its steps.
-    trained : bool
-        Whether a parameter has moved, or a gradient was other than zero.
-    fitted : tuple of str
-        What was fitted, or would have been.
-    budget_bytes, peak_bytes : int or None
-        The budget, and the most that was held from `fit` on; None where nobody knows.
-    seconds : float
-        Of the whole run.
-    failure : Failure or None
-        What ended it before its time.
-    """
-
-    code: int
-    trained: bool
-    fitted: tuple[str, ...]
+    code: int  # what the program ended with; 0 where it was stopped after its steps
+    trained: bool  # whether a parameter has moved, or a gradient was other than zero
+    fitted: tuple[str, ...]  # what was fitted, or would have been
+    # budget_bytes, peak_bytes: the budget, and the most that was held from `fit` on; None where
+    # nobody knows
     budget_bytes: int | None
     peak_bytes: int | None
-    seconds: float
-    failure: Failure | None = None
+    seconds: float  # of the whole run
+    failure: Failure | None = None  # what ended it before its time
 
 
 Event: TypeAlias = Line | Step | Generator | Ended
@@ -101,10 +80,7 @@ Event: TypeAlias = Line | Step | Generator | Ended
 class Record:
     """Events of one run, in a file.
 
-    Parameters
-    ----------
-    path : Path
-        The file; written by one process, workers that are forked from it write nothing.
+    `path`: the file; written by one process, workers that are forked from it write nothing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -132,28 +108,15 @@ class Record:
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A place where two runs differ.
+    """A place where two runs differ."""
 
-    Parameters
-    ----------
-    index : int
-        Of the event.
-    step : int
-        The optimizer step, or the last one before it.
-    kind : str
-        ``"tensor"``, ``"line"``, ``"generator"``, or ``"order"``: one run does something else than
-        the other.
-    name : str
-        Of the first tensor or of the generator; else what each run prints or does.
-    others : int
-        How many more differ at the same place.
-    """
-
-    index: int
-    step: int
+    index: int  # of the event
+    step: int  # the optimizer step, or the last one before it
+    # ``"tensor"``, ``"line"``, ``"generator"``, or ``"order"``: one run does something else than
+    # the other
     kind: Literal["tensor", "line", "generator", "order"]
-    name: str
-    others: int = 0
+    name: str  # of the first tensor or of the generator; else what each run prints or does
+    others: int = 0  # how many more differ at the same place
 
 
 def differences(a: Record, b: Record) -> Iterator[Difference]:

@@ -44,22 +44,8 @@ class Addresses(Anywhere):
     is measured between two steps, and so is by how much the arena is higher than the plan said;
     the next plans leave both of the budget.
 
-    Parameters
-    ----------
-    name : str
-        Of the callable, for messages.
-    account : Account
-        What tensors hold around its steps.
-
-    Raises
-    ------
-    HookUnavailable
-        If the CPU's allocator cannot be hooked.
-
-    Attributes
-    ----------
-    left_bytes : int
-        What plans are to leave of the budget.
+    Raises `HookUnavailable` if the CPU's allocator cannot be hooked. `left_bytes`: what plans are
+    to leave of the budget.
     """
 
     def __init__(self, name: str, account: Account) -> None:
@@ -201,10 +187,7 @@ class Addresses(Anywhere):
 def addresses_for(name: str, account: Account, options: Options) -> Anywhere:
     """Return where the steps of a callable lie, as its user asked.
 
-    Raises
-    ------
-    BadInput, HookUnavailable
-        As `Addresses` and `DeviceAddresses` do.
+    Raises `BadInput` or `HookUnavailable` as `Addresses` and `DeviceAddresses` do.
     """
     device = account.device
     if not options.arena and device.type == "cuda" and torch.cuda.is_available():

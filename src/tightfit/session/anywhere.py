@@ -17,13 +17,7 @@ __all__ = ["Anywhere", "PlannedAnew", "PlannedStep"]
 
 
 class PlannedAnew(Exception):
-    """A plan does not run: another one is to be made.
-
-    Parameters
-    ----------
-    options : Options
-        That it is to keep to.
-    """
+    """A plan does not run: another one is to be made."""
 
     def __init__(self, options: Options) -> None:
         super().__init__()
@@ -58,38 +52,18 @@ class Anywhere:
     def begin_step(self, shape: Hashable, caller: Caller) -> None:
         """Begin a step that is called by its shape, and by the plan that it runs.
 
-        Parameters
-        ----------
-        shape : hashable
-            Steps of one shape request the same.
-        caller : Caller
-            While a call of it awaits its backward, the step goes on.
+        `caller`: while a call of it awaits its backward, the step goes on.
         """
 
     def runner_for(self, number: int, graph: Graph, plan: Plan, runner: Runner) -> Runner:
         """Return what runs a plan where its steps lie.
 
-        Parameters
-        ----------
-        number : int
-            Tells the plan from all others.
-        graph, plan : Graph, Plan
-            What is run operator by operator.
-        runner : Runner
-            Runs it anywhere.
+        `number`: tells the plan from all others.
         """
         return runner
 
     def heed(self, planned: PlannedStep, options: Options) -> Options:
-        """Hear which plan is to run; return other options if it is not to, and another one is.
-
-        Parameters
-        ----------
-        planned : PlannedStep
-            The plan.
-        options : Options
-            That it was made for.
-        """
+        """Hear which plan is to run; return other options if it is not to, and another one is."""
         return options
 
     def note_parts(self) -> None:
@@ -106,22 +80,15 @@ class Anywhere:
     def look(self, inputs: Iterable[Any], options: Options) -> Options:
         """Look, between two steps, what the process holds; return what plans are to keep to.
 
-        Parameters
-        ----------
-        inputs : iterable
-            Of the call that comes; tensors among them count.
-        options : Options
-            As they are now; returned where nothing is to change.
+        `inputs`: of the call that comes; tensors among them count. `options`: as they are now;
+        returned where nothing is to change.
         """
         return options
 
     def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
         """Return the options with less left, where no plan does with so little.
 
-        Raises
-        ------
-        InfeasibleBudget
-            The error, if nothing was left.
+        Raises `InfeasibleBudget`: the error, if nothing was left.
         """
         raise error
 

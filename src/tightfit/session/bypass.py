@@ -37,17 +37,8 @@ def expect_calls(model: nn.Module, expecting: Sequence[Expecting]) -> Callable[[
 
     Code that trains may call inner modules or other methods instead: a plan sees nothing of that.
 
-    Parameters
-    ----------
-    model : nn.Module
-        The model.
-    expecting : sequence of Expecting
-        What runs its forward, and its methods that were named.
-
-    Returns
-    -------
-    callable
-        Takes away what watches for it, which also goes with the first gradients.
+    `expecting`: what runs its forward, and its methods that were named. Returns what takes the
+    watching away, which also goes with the first gradients.
     """
     handles: list[Any] = []
 

@@ -17,23 +17,13 @@ __all__ = ["Callee"]
 
 @dataclass(frozen=True)
 class Callee:
-    """A callable and its modules.
+    """A callable and its modules."""
 
-    Parameters
-    ----------
-    function : callable
-        What is run: the module's own forward, or the function given to `step`.
-    modules : mapping of str to nn.Module
-        The modules whose parameters it uses.
-    name : str
-        For messages and graphs.
-    fitted : weak reference to nn.Module, optional
-        The module fitted in place; its own hooks run around the step.
-    """
-
+    # What is run: the module's own forward, or the function given to `step`
     function: Callable[..., Any]
-    modules: Mapping[str, nn.Module]
-    name: str
+    modules: Mapping[str, nn.Module]  # the modules whose parameters it uses
+    name: str  # for messages and graphs
+    # The module fitted in place; its own hooks run around the step
     fitted: weakref.ref[nn.Module] | None = None
 
     @property

@@ -34,10 +34,7 @@ class Copies:
     or a teacher, is something else that is held. So is a model that only its copies train of. What
     counts against the budget is counted from where the model was fitted on.
 
-    Parameters
-    ----------
-    original : Original
-        Runs the model; it is not kept alive.
+    `original`: runs the model; it is not kept alive.
     """
 
     def __init__(self, original: Original) -> None:
@@ -54,10 +51,7 @@ class Copies:
     def budget(self, size_bytes: int) -> Budget:
         """Return the budget of all: a copy begins to train.
 
-        Parameters
-        ----------
-        size_bytes : int
-            Of the budget that the model was fitted with.
+        `size_bytes`: of the budget that the model was fitted with.
         """
         if self._budget is None:
             self._budget = Budget(size_bytes)

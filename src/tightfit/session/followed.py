@@ -10,11 +10,11 @@ from typing import Any
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph
 from tightfit.capture.opaque.mark import is_opaque
-from tightfit.dynamo.asked import Asked, refuse_break, without_graph
 from tightfit.dynamo.backend import handing_over_to
 from tightfit.dynamo.compiled import Compiled, Following
-from tightfit.dynamo.kept import Kept
+from tightfit.dynamo.frame_cache import FrameCache
 from tightfit.dynamo.one_ops import OneOps
+from tightfit.dynamo.single_graph import GraphHandedOver, refuse_break, without_graph
 from tightfit.errors import CaptureError
 from tightfit.session.callee import Callee
 from tightfit.session.handed_calls import HandedCalls
@@ -30,14 +30,7 @@ class _Anew(BaseException):
 class FollowedCalls(HandedCalls):
     """Calls of a callable whose Python Dynamo follows, where it is.
 
-    Parameters
-    ----------
-    callee : Callee
-        What is called.
-    account : Account
-        Has the limit within which it runs.
-    keeps : bool
-        Whether what Dynamo finds is kept for other processes.
+    `keeps`: whether what Dynamo finds is kept for other processes.
     """
 
     def __init__(self, callee: Callee, account: Account, *, keeps: bool) -> None:
@@ -46,7 +39,7 @@ class FollowedCalls(HandedCalls):
         self._one_ops = OneOps(callee.modules)
         self._follower = Following(callee.modules, self.outside, weakref.proxy(self), self._one_ops)
         hand_over = handing_over_to(weakref.WeakMethod(self._called))
-        kept = Kept(callee.modules, hand_over) if keeps else None
+        kept = FrameCache(callee.modules, hand_over) if keeps else None
         self._compiled = Compiled(callee.function, callee.name, hand_over, self._follower, kept)
         self._account = account
         self._looking = contextlib.ExitStack()
@@ -78,10 +71,7 @@ class FollowedCalls(HandedCalls):
     def asked(self, given: Arguments, asks: Callable[[Arguments], Any]) -> Any:
         """Ask something of the one graph of a call, without running it.
 
-        Raises
-        ------
-        CaptureError
-            If the call is no single graph.
+        Raises `CaptureError` if the call is no single graph.
         """
 
         def ask(graph: HandedGraph, inputs: Sequence[Any]) -> Any:
@@ -100,7 +90,7 @@ class FollowedCalls(HandedCalls):
                 except _Anew:
                     continue
                 break
-        except Asked as asked:
+        except GraphHandedOver as asked:
             return asked.answer
         finally:
             self._asks = None
@@ -113,10 +103,7 @@ class FollowedCalls(HandedCalls):
     def _follow_again(self, graph: HandedGraph) -> None:
         """Follow the modules of a graph that run as one op though nobody has marked them.
 
-        Raises
-        ------
-        _Anew
-            If there are any, and nothing of the call has run yet.
+        Raises `_Anew` if there are any, and nothing of the call has run yet.
         """
         leaves = graph.leaves() if graph.leaf_calls else ()
         is_left = any(not is_opaque(leaf) for leaf in leaves)  # of what was one op until now
@@ -131,7 +118,7 @@ class FollowedCalls(HandedCalls):
         if graph.hides_leaf_calls:
             self._follow_again(graph)
         if self._asks is not None:
-            raise Asked(self._asks(graph, inputs))
+            raise GraphHandedOver(self._asks(graph, inputs))
         self._follower.let_go_of_errors()
         output = super()._called(graph, inputs)
         self._has_run = True

@@ -31,10 +31,8 @@ class RunsGraphs(Protocol):
     def run_graph(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
         """Run one call of a graph.
 
-        Raises
-        ------
-        CaptureError, OpaqueVaries
-            If there is no plan for it; nothing has changed then.
+        Raises `CaptureError` or `OpaqueVaries` if there is no plan for it; nothing has changed
+        then.
         """
         ...
 
@@ -46,17 +44,8 @@ class RunsGraphs(Protocol):
 class HandedCalls:
     """Calls of graphs that somebody else has made, such as `torch.compile`.
 
-    Parameters
-    ----------
-    callee : Callee
-        Whose modules hold parameters and buffers of the graphs.
-
-    Attributes
-    ----------
-    graphs : HandedGraphs
-        Those that have been called.
-    outside : Outside
-        What ran as plain Python.
+    `callee`: whose modules hold parameters and buffers of the graphs. `graphs`: those that have
+    been called. `outside`: what ran as plain Python.
     """
 
     def __init__(self, callee: Callee) -> None:

@@ -40,10 +40,7 @@ class Usage:
 
         Those that were planned with one and have received none in this step and those before.
 
-        Parameters
-        ----------
-        captured : Captured, optional
-            The step; outputs by which it would spare little keep their place in its plans.
+        `captured`: the step; outputs by which it would spare little keep their place in its plans.
         """
         unused = self._unused.pop(key, frozenset()) - self._zero.get(key, frozenset())
         self._steps[key] += bool(unused)
@@ -61,12 +58,8 @@ def _spares_much(captured: Captured, unused: Set[int]) -> bool:
     Most of what comes back goes other ways, too, in a recurrent model that returns its state, say:
     to leave out what is zero is then not worth that the next step waits for another trace.
 
-    Parameters
-    ----------
-    captured : Captured
-        The step, with these gradients among its inputs; priced.
-    unused : set of int
-        The outputs that receive none.
+    `captured`: the step, with these gradients among its inputs; priced. `unused`: the outputs that
+    receive none.
     """
     graph, joint = captured.graph, captured.joint
     used = {source.index for source in joint.sources if source.kind == "tangent"} - unused

@@ -39,10 +39,7 @@ _MADE, _FAILED = b"+", b"-"
 class Ranks:
     """The processes of one group, seen from one of them.
 
-    Parameters
-    ----------
-    group : torch.distributed.ProcessGroup
-        Those that train the model. Every rank makes the same `Ranks` in the same order.
+    `group`: those that train the model. Every rank makes the same `Ranks` in the same order.
     """
 
     _made: ClassVar[Counter[str]] = Counter()
@@ -58,15 +55,6 @@ class Ranks:
         """Return what the first rank to ask for a key makes; the others wait for it.
 
         Should making it fail there, every rank tries for itself.
-
-        Parameters
-        ----------
-        key : str
-            Says what is made, and from what.
-        kind : type
-            The type of what is made, as msgspec knows types.
-        make : callable
-            Makes it.
         """
         place = f"{self._prefix}/{key}"
         if self.store.add(f"{place}/asked", 1) > 1:
@@ -121,15 +109,8 @@ class Replicas:
     ``gradient_as_bucket_view`` a gradient is copied into its bucket as soon as it is handed over,
     and freed.
 
-    Parameters
-    ----------
-    wrapper : DistributedDataParallel
-        Around the fitted module, or around a module it is part of.
-
-    Raises
-    ------
-    BadInput
-        If the wrapper keeps copies of the parameters in another precision.
+    `wrapper`: around the fitted module, or around a module it is part of. Raises `BadInput` if the
+    wrapper keeps copies of the parameters in another precision.
     """
 
     def __init__(self, wrapper: DistributedDataParallel) -> None:

@@ -58,25 +58,12 @@ class Comparison:
 
     Capture and costs are shared by all budgets.
 
-    Parameters
-    ----------
-    example : Example
-        ``model``, ``loss(output, target)`` or None, ``args`` (tuple or dict), ``target``. The model
-        is fitted as `tightfit.fit` does, and the loss stays outside of the plan; in its place there
-        may be a `tightfit.step`, which is then what is proven.
-    steps : int
-        Optimizer steps to compare, at least 2: peaks are measured from the second on.
-    seed : int
-        Of every random number drawn in training.
-    name : str
-        Of the model, for people.
-    **keywords
-        As `tightfit.fit` takes them.
-
-    Raises
-    ------
-    NothingToTrain
-        If plain PyTorch trains nothing: no parameter moves.
+    `example`: ``model``, ``loss(output, target)`` or None, ``args`` (tuple or dict), ``target``.
+    The model is fitted as `tightfit.fit` does, and the loss stays outside of the plan; in its place
+    there may be a `tightfit.step`, which is then what is proven. `steps`: optimizer steps to
+    compare, at least 2: peaks are measured from the second on. `seed`: of every random number drawn
+    in training. `**keywords`: as `tightfit.fit` takes them. Raises `NothingToTrain` if plain
+    PyTorch trains nothing: no parameter moves.
     """
 
     def __init__(
@@ -169,15 +156,7 @@ class Comparison:
         return least
 
     def _least_bytes_between(self, least: int, most: int) -> int:
-        """Return a budget in which a model of several graphs has run, by halving what is between.
-
-        Parameters
-        ----------
-        least : int
-            It is held whatever is planned.
-        most : int
-            With it the steps have run.
-        """
+        """Return a budget in which a model of several graphs has run, by halving the bracket."""
         for _ in range(_MOST_HALVINGS):
             try:
                 held = self._train(self.within((least + most) // 2)).peak_bytes
@@ -217,12 +196,8 @@ class Comparison:
     def at(self, budget_bytes: int, *, rounds: int = 5) -> Proof:
         """Train inside a budget, compare everything, and time `rounds` interleaved rounds.
 
-        Raises
-        ------
-        InfeasibleBudget
-            If there is no plan within the budget.
-        BadInput
-            If bits differ, and results do by more than rounding when plain PyTorch is run again.
+        Raises `InfeasibleBudget` if there is no plan within the budget. Raises `BadInput` if bits
+        differ, and results do by more than rounding when plain PyTorch is run again.
         """
         fitted = self.within(budget_bytes)
         trace = first = self._train(fitted)
@@ -267,10 +242,7 @@ class Comparison:
         Sums by index on several threads, for example, are added up in another order each time:
         what plain PyTorch's own results then differ by, in several runs, is the measure.
 
-        Raises
-        ------
-        BadInput
-            If they differ by more than rounding does.
+        Raises `BadInput` if they differ by more than rounding does.
         """
         differing: tuple[str, ...] = ()
         noise = 0.0

@@ -18,21 +18,12 @@ __all__ = ["DEMONSTRATION", "QUICK", "Exhibit", "demonstrate"]
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A model of the zoo and the budgets it is shown at.
+    """A model of the zoo and the budgets it is shown at."""
 
-    Parameters
-    ----------
-    model : str
-        Its name in the zoo.
-    ratios : tuple of float
-        Budgets as shares of eager's activation peak, on top of the constants.
-    settings : mapping
-        Keywords of `tightfit.zoo.make`.
-    """
-
-    model: str
+    model: str  # its name in the zoo
+    # Budgets as shares of eager's activation peak, on top of the constants
     ratios: tuple[float, ...]
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)  # keywords of `tightfit.zoo.make`
 
 
 DEMONSTRATION = (
@@ -57,14 +48,8 @@ def demonstrate(
 
     A step is planned with its loss.
 
-    Parameters
-    ----------
-    steps : int
-        Optimizer steps to compare.
-    rounds : int
-        Interleaved timing rounds.
-    planning_s : float
-        Seconds the planner may take for each plan.
+    `steps`: optimizer steps to compare. `rounds`: interleaved timing rounds. `planning_s`: seconds
+    the planner may take for each plan.
     """
     proofs: list[Proof] = []
     progress.start("demonstration", sum(1 + len(exhibit.ratios) for exhibit in exhibits))

@@ -12,7 +12,7 @@ from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured
 from tightfit.capture.traced_call import TracedCall
 from tightfit.costs import with_costs
-from tightfit.dynamo.asked import graph_call
+from tightfit.dynamo.single_graph import graph_call
 from tightfit.errors import BadInput
 from tightfit.graph.ir import Exactness, Graph
 from tightfit.plan.plan import Gradients
@@ -52,12 +52,8 @@ def captured_step(
 
     Parameters and errors are those of `check`, and two more.
 
-    Parameters
-    ----------
-    exactness : str
-        How exact alternatives of operators have to be.
-    alternatives : str
-        Which of them: a name of `tightfit.alternatives.registry.GROUPS`.
+    `exactness`: how exact alternatives of operators have to be. `alternatives`: which of them: a
+    name of `tightfit.alternatives.registry.GROUPS`.
     """
     if optimizer not in OPTIMIZERS:
         raise BadInput(f"no optimizer is called {optimizer!r} (known: {', '.join(OPTIMIZERS)})")

@@ -29,30 +29,15 @@ _NONE = "nothing"
 
 
 class FlagRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to train the step.
+    """One way to train the step."""
 
-    Parameters
-    ----------
-    way : str
-        What a user writes.
-    peak_bytes : int or None
-        Its peak, constants included; None: it cannot be used here, and `note` says why.
-    overhead : float or None
-        Extra compute, a fraction.
-    bitwise : bool
-        Whether losses, gradients and buffers have the bits of plain PyTorch.
-    raises_peak : bool
-        Whether the peak is above that of doing nothing.
-    note : str
-        What a person should know.
-    """
-
-    way: str
+    way: str  # what a user writes
+    # Its peak, constants included; None: it cannot be used here, and `note` says why
     peak_bytes: int | None
-    overhead: float | None
-    bitwise: bool = True
-    raises_peak: bool = False
-    note: str = ""
+    overhead: float | None  # extra compute, a fraction
+    bitwise: bool = True  # whether losses, gradients and buffers have the bits of plain PyTorch
+    raises_peak: bool = False  # whether the peak is above that of doing nothing
+    note: str = ""  # what a person should know
 
 
 def flag_rows(
@@ -65,13 +50,8 @@ def flag_rows(
 ) -> tuple[FlagRow, ...]:
     """Return what each flag gives on a captured step, and tightfit at three budgets.
 
-    Parameters
-    ----------
-    own_blocks : sequence of str
-        The modules that the model's own ``gradient_checkpointing_enable`` puts under a
-        checkpoint; empty: it has no such method.
-    limits : Limits
-        Of each plan.
+    `own_blocks`: the modules that the model's own ``gradient_checkpointing_enable`` puts under a
+    checkpoint; empty: it has no such method.
     """
     graph = captured.graph
     task = Task(graph=graph, budget_bytes=1 << 60, gradients=gradients)

@@ -59,22 +59,11 @@ def load_example(
 ) -> Example:
     """Return the model with one batch that a target stands for.
 
-    Parameters
-    ----------
-    target : str, callable or tuple
-        A model's name, a factory, or what a factory returns.
-    batch, sequence : int, optional
-        Passed to the factory.
-    size, dropout, setting
-        For models of the zoo; see `tightfit.zoo.make`.
-    takes_step : bool
-        Whether a `tightfit.step` may stand in the place of the model.
-
-    Raises
-    ------
-    BadInput
-        If there is no such model, its factory fails or returns something else. Names the line in
-        the user's file.
+    `target`: a model's name, a factory, or what a factory returns. `batch`, `sequence`: passed to
+    the factory. `size`, `dropout`, `setting`: for models of the zoo; see `tightfit.zoo.make`.
+    `takes_step`: whether a `tightfit.step` may stand in the place of the model. Raises `BadInput`
+    if there is no such model, its factory fails or returns something else. Names the line in the
+    user's file.
     """
     special = {"size": size, "sequence": sequence, "dropout": dropout, "setting": setting}
     given = {key: value for key, value in special.items() if value is not None}
@@ -138,17 +127,9 @@ def loss_function(
 ) -> tuple[Callable[..., Tensor], tuple[Any, ...], dict[str, Any]]:
     """Return a function that computes an example's loss, with its inputs.
 
-    Parameters
-    ----------
-    runs : callable, optional
-        Called in the place of the model.
-    name : str, optional
-        Of the function, for messages; by default that of the model's class.
-
-    Returns
-    -------
-    (function, args, kwargs)
-        ``function(*args, **kwargs)`` runs the model and its loss.
+    `runs`: called in the place of the model. `name`: of the function, for messages; by default that
+    of the model's class. Returns (function, args, kwargs): ``function(*args, **kwargs)`` runs the
+    model and its loss.
     """
     model, loss, _, target = example
     args, kwargs = model_inputs(example)
@@ -286,10 +267,7 @@ def _refuse_more_arguments(
 def explain_error(error: BaseException, file: str | None = None) -> str:
     """Return type, message and line of an error that the user's code raised.
 
-    Parameters
-    ----------
-    file : str, optional
-        The user's file; by default the innermost one that is not part of an installed package.
+    `file`: the user's file; by default the innermost one that is not part of an installed package.
     """
     text = f"{type(error).__name__}: {_first_line(error)}"
     if isinstance(error, SyntaxError) and error.filename:

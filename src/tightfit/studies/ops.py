@@ -23,33 +23,19 @@ _SHOWN = 12  # targets in the message that no op matches
 
 
 class OpWay(msgspec.Struct, frozen=True):
-    """One way to compute an op, measured by itself.
+    """One way to compute an op, measured by itself."""
 
-    Parameters
-    ----------
-    op, target, module, alternative
-        What is computed, where, and how.
-    cost_s : float
-        Median time.
-    workspace_bytes : int
-        Needed only while it runs.
-    kept_bytes : int
-        Of what the forward made for it: in a backward op, what has to be kept or made again.
-    exactness : str
-        How its bits compare with the default's, by its own account.
-    is_kept : bool
-        Whether it was that exact when it was compared with the default here.
-    """
-
+    # op, target, module, alternative: what is computed, where, and how
     op: int
     target: str
     module: str
     alternative: str
-    cost_s: float
-    workspace_bytes: int
+    cost_s: float  # median time
+    workspace_bytes: int  # needed only while it runs
+    # Of what the forward made for it: in a backward op, what has to be kept or made again
     kept_bytes: int
-    exactness: Exactness
-    is_kept: bool
+    exactness: Exactness  # how its bits compare with the default's, by its own account
+    is_kept: bool  # whether it was that exact when it was compared with the default here
 
 
 def profile_ops(
@@ -57,20 +43,11 @@ def profile_ops(
 ) -> tuple[OpWay, ...]:
     """Measure every alternative of the ops of a model that a name stands for.
 
-    Parameters
-    ----------
-    target
-        A model, as for `check`.
-    name : str
-        An operator such as ``"aten.convolution_backward"``, a module such as ``"layer1.0.conv1"``,
-        or both with a colon between them. Calls that are alike are measured once. Behind each op
-        comes what goes with its ways: ops that are replaced together with it, and those that only
-        some ways read, such as what makes a mask.
-
-    Raises
-    ------
-    BadInput
-        If no op has that name; says some that there are.
+    `target`: a model, as for `check`. `name`: an operator such as ``"aten.convolution_backward"``,
+    a module such as ``"layer1.0.conv1"``, or both with a colon between them. Calls that are alike
+    are measured once. Behind each op comes what goes with its ways: ops that are replaced together
+    with it, and those that only some ways read, such as what makes a mask. Raises `BadInput` if no
+    op has that name; says some that there are.
     """
     step = captured_step(
         target, optimizer="none", costs="unit", exactness=EXACTNESS[-1], **model_options

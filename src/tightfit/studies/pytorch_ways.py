@@ -27,10 +27,7 @@ _TENTHS = 10
 def ways_named(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names.
 
-    Raises
-    ------
-    BadInput
-        For an unknown one.
+    Raises `BadInput` for an unknown one.
     """
     for name in names:
         if name not in PYTORCH:

@@ -51,22 +51,11 @@ class Subject:
 
     ``loss_of(*args, **kwargs)`` computes its loss.
 
-    Parameters
-    ----------
-    example : Example
-        In the place of the model there may be a step (see `with_loss_inside`), planned or not.
-        What the factory has fitted itself is taken plain.
-    seed : int
-        Of every random number drawn in training.
-
-    Attributes
-    ----------
-    step : Callee or None
-        The step in the place of the model.
-    given : tuple
-        Positional and keyword inputs of the model or the step, without what its loss compares.
-    loss_is_outside : bool
-        Whether the loss is computed from what the model or the step returns.
+    `example`: in the place of the model there may be a step (see `with_loss_inside`), planned or
+    not. What the factory has fitted itself is taken plain. `seed`: of every random number drawn in
+    training. `given`: positional and keyword inputs of the model or the step, without what its loss
+    compares. `loss_is_outside`: whether the loss is computed from what the model or the step
+    returns.
     """
 
     def __init__(self, example: Example, seed: int) -> None:
@@ -218,21 +207,15 @@ def _words(tensor: torch.Tensor) -> Any:
 
 
 class TrainingRecord(msgspec.Struct):
-    """What a series of steps left behind.
-
-    Parameters
-    ----------
-    peak_bytes, program_bytes : int
-        The highest peak of a step from the second on, and of its planned part.
-    planned_bytes : int
-        What was planned for the step whose planned part had the highest peak.
-    """
+    """What a series of steps left behind."""
 
     losses: list[float]
     digests: list[dict[str, bytes]]
+    # peak_bytes, program_bytes: the highest peak of a step from the second on, and of its planned
+    # part
     peak_bytes: int
     program_bytes: int
-    planned_bytes: int
+    planned_bytes: int  # what was planned for the step whose planned part had the highest peak
     constant_bytes: int
     first_s: float
 
@@ -252,16 +235,8 @@ def train(
 ) -> TrainingRecord:
     """Run steps from the first state; a guard of our own watches when the function has none.
 
-    Parameters
-    ----------
-    subject : Subject
-        What is trained.
-    function : callable
-        Computes the loss from the subject's inputs.
-    steps : int
-        Optimizer steps; peaks are those of the second and later ones.
-    planned : Fitted or None
-        What runs the function, if it is a planned step.
+    `function`: computes the loss from the subject's inputs. `steps`: optimizer steps; peaks are
+    those of the second and later ones. `planned`: what runs the function, if it is a planned step.
     """
     subject.reset()
     own = Guard(subject.device.type, "warn")

@@ -412,12 +412,8 @@ def min_cut_partition(
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Split a joint module, which is changed, as the min-cut partitioner of torch.compile does.
 
-    Parameters
-    ----------
-    forward_outputs : int
-        How many of the module's outputs are the forward's.
-    share : float
-        The activation memory budget.
+    `forward_outputs`: how many of the module's outputs are the forward's. `share`: the activation
+    memory budget.
     """
     with functorch_config.patch(activation_memory_budget=share, cse=False):
         return min_cut_rematerialization_partition(module, None, num_fwd_outputs=forward_outputs)

@@ -108,16 +108,9 @@ def compiled(
 ) -> Callable[..., Any]:
     """Return a callable that Dynamo compiles for a backend; everything stays where it is.
 
-    Parameters
-    ----------
-    function : callable
-        What is compiled, in whichever file it lies.
-    backend : callable
-        Given a graph module and example inputs, returns what runs the graph.
-    follower : Follower
-        Is asked and told.
-    kept : KeptFrames, optional
-        What other processes have found of frames.
+    `function`: what is compiled, in whichever file it lies. `backend`: given a graph module and
+    example inputs, returns what runs the graph. `follower`: is asked and told. `kept`: what other
+    processes have found of frames.
     """
     first = KeptFirst(without_numpy(backend), kept)
     converting = convert_frame.convert_frame(first.backend, Hooks())
@@ -244,12 +237,9 @@ class _PerFrame:
     def _note_end(self, frame: Any, ends: list[End], answers: Answers, end: End) -> None:
         """Note the end of a graph.
 
-        Raises
-        ------
-        RunsOtherwise
-            If code was told that it is not compiled, and what it does then ends the graph.
-        _EndsInside
-            If the frame may be one graph, with a forward inside of it as one op.
+        Raises `RunsOtherwise` if code was told that it is not compiled, and what it does then ends
+        the graph. Raises `_EndsInside` if the frame may be one graph, with a forward inside of it
+        as one op.
         """
         if end.reason and answers.change(f"{end.reason} {end.frames}"):
             raise RunsOtherwise
@@ -458,11 +448,8 @@ data_of = torch._C._autograd._get_data_attr
 def taken_back(node: fx.Node) -> list[fx.Node] | None:
     """Return what takes back that ``tensor.data = value`` counts as a change; None: it is not that.
 
-    Parameters
-    ----------
-    node : fx.Node
-        Of a graph of Dynamo's, which makes ``set_`` of such an assignment; from PyTorch 2.14 on an
-        operator of its own, that is not counted. There only inputs are told as they were before.
+    `node`: of a graph of Dynamo's, which makes ``set_`` of such an assignment; from PyTorch 2.14 on
+    an operator of its own, that is not counted. There only inputs are told as they were before.
     """
     if node.op == "call_function" and node.target is _ASSIGNS_DATA:
         return [] if node.args[0].op == "placeholder" else None

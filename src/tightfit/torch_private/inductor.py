@@ -62,14 +62,8 @@ def trace_functional(
 
     Operators that appear twice stay twice.
 
-    Parameters
-    ----------
-    function : callable
-        Takes the tensors one by one; returns a list of tensors.
-    inputs : sequence of tensor
-        Fake tensors of `mode`.
-    mode : FakeTensorMode
-        See `new_fake_mode`.
+    `function`: takes the tensors one by one; returns a list of tensors. `inputs`: fake tensors of
+    `mode`. `mode`: see `new_fake_mode`.
     """
     with _without_deprecations():
         import torch._inductor.lowering  # some decompositions ask it
@@ -98,20 +92,10 @@ def compile_graph(
 ) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
     """Compile a functional graph of tensors with Inductor.
 
-    Parameters
-    ----------
-    module : fx.GraphModule
-        Placeholders and outputs are tensors; nodes carry their fake results.
-    backward : bool
-        Whether it belongs to the backward pass.
-    donated : sequence of int
-        Inputs, of the backward pass, whose memory nobody needs afterwards: kernels may write
-        their results there.
-
-    Returns
-    -------
-    callable
-        Takes a list of tensors, which it empties; returns the outputs.
+    `module`: placeholders and outputs are tensors; nodes carry their fake results. `backward`:
+    whether it belongs to the backward pass. `donated`: inputs, of the backward pass, whose memory
+    nobody needs afterwards: kernels may write their results there. It takes a list of tensors,
+    which it empties; returns the outputs.
     """
     with _without_deprecations():
         from torch._inductor import config

@@ -16,12 +16,7 @@ class Patch:
 
     It is put back once no thread replaces it, in whatever order they end.
 
-    Parameters
-    ----------
-    owner : type or module
-        Has it among its attributes.
-    name : str
-        Of the attribute.
+    `owner`: has it among its attributes.
     """
 
     def __init__(self, owner: Any, name: str) -> None:
@@ -36,10 +31,7 @@ class Patch:
     def by(self, replacement: Callable[..., Any]) -> Iterator[None]:
         """Let this thread run another function instead.
 
-        Parameters
-        ----------
-        replacement : callable
-            Gets what is replaced as its first argument, then those of the call.
+        `replacement`: gets what is replaced as its first argument, then those of the call.
         """
         self._enter()
         before = getattr(self._replacing, "function", None)

@@ -13,10 +13,7 @@ __all__ = ["allocations"]
 def allocations(profile: torch.profiler.profile) -> list[tuple[str, int]]:
     """Return the type of device and the bytes of every allocation (+) and free (-), in order.
 
-    Parameters
-    ----------
-    profile : torch.profiler.profile
-        That has ended, made with ``profile_memory=True``.
+    `profile`: that has ended, made with ``profile_memory=True``.
     """
     found: list[tuple[int, str, int]] = []
     profiler: Any = profile.profiler

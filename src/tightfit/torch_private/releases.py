@@ -29,21 +29,11 @@ OLDEST = (2, 11)
 
 @dataclass(frozen=True)
 class Since:
-    """Something that PyTorch can do from a release on.
+    """Something that PyTorch can do from a release on."""
 
-    Parameters
-    ----------
-    release : pair of int
-        The first one.
-    what : str
-        What it can do.
-    before : str
-        What happens on an earlier one.
-    """
-
-    release: tuple[int, int]
-    what: str
-    before: str
+    release: tuple[int, int]  # the first one
+    what: str  # what it can do
+    before: str  # what happens on an earlier one
 
     @property
     def is_here(self) -> bool:

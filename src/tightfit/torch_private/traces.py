@@ -67,10 +67,7 @@ def fake_in(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> t
 def operator_named(name: str) -> Any:
     """Return an operator by its name, such as ``aten::add.Tensor``.
 
-    Raises
-    ------
-    AttributeError
-        If there is none.
+    Raises `AttributeError` if there is none.
     """
     namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
@@ -80,10 +77,7 @@ def operator_named(name: str) -> Any:
 def patched(classes: Sequence[type]) -> Iterator[tuple[str, Any]]:
     """Yield what others have put in the place of PyTorch's own functions.
 
-    Parameters
-    ----------
-    classes : sequence of type
-        Of modules, whose methods are looked at as those of tensors are.
+    `classes`: of modules, whose methods are looked at as those of tensors are.
     """
     home = torch.__path__[0]
     kinds = (torch.Tensor, torch.nn.Module, *classes)
@@ -114,13 +108,7 @@ def lazy_module(graph: torch.fx.Graph) -> torch.fx.GraphModule:
 
 
 def name_of_function(function: Any) -> str | None:
-    """Return the name under which PyTorch or Python hold a function; None: it is another's.
-
-    Parameters
-    ----------
-    function : callable
-        What a node of a graph calls.
-    """
+    """Return the name under which PyTorch or Python hold a function; None: it is another's."""
     try:
         name = _get_qualified_name(function)
     except (AttributeError, RuntimeError):

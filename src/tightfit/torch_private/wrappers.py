@@ -58,18 +58,10 @@ else:
 
     @dataclasses.dataclass(frozen=True)
     class _OutputInfo(OutputAliasInfo):  # type: ignore[no-redef]
-        """What the tracer has found out about an output, as PyTorch 2.12 and later tell it.
+        """What the tracer has found out about an output, as PyTorch 2.12 and later tell it."""
 
-        Parameters
-        ----------
-        requires_grad_for_backward : bool
-            Whether it receives a gradient.
-        inherits : bool
-            Whether it requires one only because what it is a view of does.
-        """
-
-        requires_grad_for_backward: bool = False
-        inherits: bool = False
+        requires_grad_for_backward: bool = False  # whether it receives a gradient
+        inherits: bool = False  # whether it requires one only because what it is a view of does
 
 
 @contextlib.contextmanager
@@ -121,12 +113,8 @@ def takes_gradient(joint: Any, place: int) -> bool:
 def runtime_metadata(metadata: RuntimeMetadata, inside: Collection[int]) -> RuntimeMetadata:
     """Return what the wrapper is told.
 
-    Parameters
-    ----------
-    metadata : RuntimeMetadata
-        What the tracer has found out.
-    inside : collection of int
-        Inputs that the compiled forward itself changes: the wrapper leaves them alone.
+    `metadata`: what the tracer has found out. `inside`: inputs that the compiled forward itself
+    changes: the wrapper leaves them alone.
     """
     inputs = [
         dataclasses.replace(info, mutates_data=False, mutates_metadata=False)
@@ -168,14 +156,9 @@ def wrapped(
 ) -> Callable[[list[Any]], list[Any]]:
     """Return a compiled forward that returns what the traced function would have.
 
-    Parameters
-    ----------
-    forward : callable
-        Takes the inputs, and whatever more it is given after them; returns the changed inputs, the
-        outputs and the tensors that several outputs view. What is no output of an autograd node is
-        in a `TensorAlias`.
-    metadata : RuntimeMetadata
-        What the wrapper is told.
+    `forward`: takes the inputs, and whatever more it is given after them; returns the changed
+    inputs, the outputs and the tensors that several outputs view. What is no output of an autograd
+    node is in a `TensorAlias`. `metadata`: what the wrapper is told.
     """
     function: Callable[..., list[Any]] = _looks_on
 

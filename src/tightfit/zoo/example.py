@@ -24,24 +24,13 @@ ImageSize: TypeAlias = int | tuple[int, int]
 
 
 class Example(NamedTuple):
-    """A model with one batch to train on.
+    """A model with one batch to train on."""
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        In training mode.
-    loss : callable or None
-        ``loss(output, target)``; None if the model's output is the loss.
-    args : tuple or dict
-        The model's positional or keyword inputs.
-    target : torch.Tensor or None
-        What the loss compares the output with.
-    """
-
-    model: nn.Module
+    model: nn.Module  # in training mode
+    # ``loss(output, target)``; None if the model's output is the loss
     loss: Callable[[Any, Any], Tensor] | None
-    args: tuple[Any, ...] | dict[str, Any]
-    target: Tensor | None
+    args: tuple[Any, ...] | dict[str, Any]  # the model's positional or keyword inputs
+    target: Tensor | None  # what the loss compares the output with
 
     def to(self, device: torch.device | str) -> Example:
         """Return the example on a device; the model moves in place."""
@@ -60,10 +49,7 @@ class Example(NamedTuple):
 def height_and_width(size: ImageSize, *, multiple: int = 1) -> tuple[int, int]:
     """Return (height, width) of a square or rectangular image size.
 
-    Raises
-    ------
-    BadInput
-        If a side is not a positive multiple of what the model halves away.
+    Raises `BadInput` if a side is not a positive multiple of what the model halves away.
     """
     sides = (size, size) if isinstance(size, int) else tuple(size)
     if len(sides) != 2 or any(side < 1 or side % multiple for side in sides):

@@ -23,25 +23,16 @@ _TRANSFORMER = {"width": 512, "heads": 8}
 
 @dataclass(frozen=True)
 class Entry:
-    """A model of the zoo.
+    """A model of the zoo."""
 
-    Parameters
-    ----------
-    function : str
-        ``"module:function"``; called with a setting's items as keywords.
-    summary : str
-        One line for people.
-    settings : mapping of str to mapping
-        ``"default"`` (an activation peak of 200 to 700 MiB on a CPU, fresh gradients included;
-        fcn8 0.9 GiB, gpt2 1.2 GiB without and 1.6 GiB with dropout), one with convolutions that
-        need no workspace (vgg16, whose gradients need a large batch beside them) and the settings
-        of papers by name: batch, size in pixels, sequence in tokens, dropout. What a setting does
-        not name the model does not take. Batch 1 under ``"checkmate"``: that paper looks for
-        the largest batch of this model.
-    """
-
-    function: str
-    summary: str
+    function: str  # ``"module:function"``; called with a setting's items as keywords
+    summary: str  # one line for people
+    # ``"default"`` (an activation peak of 200 to 700 MiB on a CPU, fresh gradients included; fcn8
+    # 0.9 GiB, gpt2 1.2 GiB without and 1.6 GiB with dropout), one with convolutions that need no
+    # workspace (vgg16, whose gradients need a large batch beside them) and the settings of papers
+    # by name: batch, size in pixels, sequence in tokens, dropout. What a setting does not name the
+    # model does not take. Batch 1 under ``"checkmate"``: that paper looks for the largest batch of
+    # this model.
     settings: Mapping[str, Mapping[str, Any]]
 
 
@@ -204,21 +195,11 @@ def make(
 ) -> Example:
     """Return a model of the zoo in training mode with random inputs and target.
 
-    Parameters
-    ----------
-    name : str
-        A key of `MODELS`.
-    batch, size, sequence, dropout
-        Replace the setting's values: examples per batch; image side in pixels, or (height,
-        width); tokens per text; dropout probability.
-    setting : str
-        ``"default"``, or a paper's batch and resolution by its name.
-
-    Raises
-    ------
-    BadInput
-        For an unknown model or setting, for a value the model does not take, for a size it
-        cannot halve often enough.
+    `name`: a key of `MODELS`. `batch`, `size`, `sequence`, `dropout`: replace the setting's values:
+    examples per batch; image side in pixels, or (height, width); tokens per text; dropout
+    probability. `setting`: ``"default"``, or a paper's batch and resolution by its name. Raises
+    `BadInput` for an unknown model or setting, for a value the model does not take, for a size it
+    cannot halve often enough.
     """
     if name not in MODELS:
         raise BadInput(f"the zoo has no model {name!r} (known: {', '.join(sorted(MODELS))})")

@@ -24,18 +24,9 @@ _MULTIPLE = 8
 def widths_of(depth: int, first: int, slope: float, factor: float, group: int) -> list[int]:
     """Return the channels of each block: a line, rounded to powers of a factor (section 3.3).
 
-    Parameters
-    ----------
-    depth : int
-        Blocks.
-    first : int
-        Channels at the start of the line, a power 0 of the factor.
-    slope : float
-        Channels that each block adds to the line.
-    factor : float
-        Between the channels of neighbouring stages.
-    group : int
-        Channels of a group, of which each width is a multiple.
+    `first`: channels at the start of the line, a power 0 of the factor. `slope`: channels that each
+    block adds to the line. `factor`: between the channels of neighbouring stages. `group`: channels
+    of a group, of which each width is a multiple.
     """
     widths = []
     for block in range(depth):

@@ -9,13 +9,13 @@ from support.papers import chain, peak_bytes, tasks
 from tightfit._core import _engine
 from tightfit.errors import BadInput
 from tightfit.plan.plan import Compute
-from tightfit.planners.anytime import seeds
-from tightfit.planners.anytime.borrow import BASELINES, borrowed_ranges
+from tightfit.planners.anytime.borrow import borrowed_ranges
 from tightfit.planners.anytime.planner import plan_anytime
-from tightfit.planners.base import Limits, Task
+from tightfit.planners.base import Limits, Registration, Task
 from tightfit.planners.engine.build import build_problem
-from tightfit.planners.monet.planner import plan_monet
+from tightfit.planners.papers.monet.planner import plan_monet
 from tightfit.planners.questions import minimum
+from tightfit.planners.registry import seeding_planners
 from tightfit.progress import SILENT
 
 
@@ -42,8 +42,10 @@ def test_a_tight_chain_is_solved_and_proven(length: int) -> None:
     limits = Limits(seconds=60, gap=1e-6)
     outcome = plan_anytime(task, limits, SILENT)
     assert outcome.status == "optimal"
-    for planner in (plan_monet, *BASELINES):
-        other = planner(task, limits, SILENT)
+    methods = seeding_planners(len(graph.ops))
+    assert {"monet", "eviction", "ap_sqrt"} < {method.name for method in methods}
+    for method in methods:
+        other = method.load()(task, limits, SILENT)
         assert other.plan is None or outcome.overhead <= other.overhead + 1e-9
 
 
@@ -51,9 +53,7 @@ def test_methods_that_refuse_a_step_are_passed_over(monkeypatch: pytest.MonkeyPa
     def refuse(*_: object) -> None:
         raise BadInput("not this one")
 
-    monkeypatch.setattr(seeds, "BASELINES", (refuse,))
-    monkeypatch.setattr(seeds, "plan_monet", refuse)
-    monkeypatch.setattr(minimum, "plan_monet", refuse)
+    monkeypatch.setattr(Registration, "load", lambda _: refuse)
     graph = chain([4 + number % 3 for number in range(12)])
     budget_bytes = int(0.45 * peak_bytes(graph))
     task = Task(graph=graph, budget_bytes=budget_bytes)

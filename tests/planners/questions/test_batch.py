@@ -11,6 +11,7 @@ from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan import verify
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.batch import proven_batch
+from tightfit.planners.questions.request import PlanRequest
 from tightfit.planners.registry import plan_with
 
 QUICK = Limits(seconds=5)
@@ -32,7 +33,7 @@ def test_the_next_batch_has_no_plan_and_few_steps_are_captured(budget_bytes: int
         captured.append(batch)
         return step(batch)
 
-    found = proven_batch(capture, budget_bytes, limits=QUICK)
+    found = proven_batch(capture, PlanRequest(budget_bytes, limits=QUICK))
     assert fits(found.batch, budget_bytes) and not fits(found.batch + 1, budget_bytes)
     assert found.too_large == found.batch + 1
     assert sorted(captured) == sorted({4, 8, found.batch})
@@ -48,7 +49,7 @@ def test_a_step_that_is_larger_than_estimated_gets_a_smaller_batch() -> None:
     def capture(batch: int) -> Graph:
         return step(batch if batch < 20 else batch + batch // 20)
 
-    found = proven_batch(capture, 300, limits=QUICK)
+    found = proven_batch(capture, PlanRequest(300, limits=QUICK))
     assert found.too_large is not None and found.batch < found.too_large
     assert found.outcome.plan is not None
     verify(found.outcome.plan, capture(found.batch))
@@ -56,4 +57,4 @@ def test_a_step_that_is_larger_than_estimated_gets_a_smaller_batch() -> None:
 
 def test_no_batch_fits() -> None:
     with pytest.raises(InfeasibleBudget, match=r"not even a batch of 1 fits 3 B.*overhead of at"):
-        proven_batch(step, 3, max_overhead=0.5, limits=QUICK)
+        proven_batch(step, PlanRequest(3, limits=QUICK, max_overhead=0.5))

@@ -16,6 +16,7 @@ from tightfit.plan import verify
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.batch import largest_batch
 from tightfit.planners.questions.curve import pareto_curve
+from tightfit.planners.questions.request import PlanRequest
 from tightfit.planners.questions.rescale import rescaled
 from tightfit.planners.registry import plan_with
 
@@ -68,9 +69,9 @@ def test_the_largest_batch_is_verified_by_planning() -> None:
     def of_batch(batch: int) -> Graph:
         return times(graph, batch)
 
-    found = largest_batch(of_batch, 7 * least + least // 2, limits=STEPS)
+    found = largest_batch(of_batch, PlanRequest(7 * least + least // 2, limits=STEPS))
     assert found.batch == 7
     assert found.outcome.plan is not None
     verify(found.outcome.plan, of_batch(7))
     with pytest.raises(InfeasibleBudget, match="batch of 1"):
-        largest_batch(of_batch, least // 2, limits=STEPS)
+        largest_batch(of_batch, PlanRequest(least // 2, limits=STEPS))

@@ -24,7 +24,7 @@ def jobs() -> list[Job]:
             limits=Limits(seconds=10, workers=1),
         )
         for budget in (9, 11)
-        for planner in ("checkmate", "checkpoint_all", "linearised_greedy")
+        for planner in ("checkmate", "gist", "linearised_greedy")
     ]
 
 
@@ -47,7 +47,7 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert len(kept) == 2
     rows = sweep(jobs(), tmp_path)
-    assert [row.planner for row in rows[:3]] == ["checkmate", "checkpoint_all", "linearised_greedy"]
+    assert [row.planner for row in rows[:3]] == ["checkmate", "gist", "linearised_greedy"]
     assert all(path.stat().st_mtime_ns == then for path, then in kept.items())
     started = time.perf_counter()
     assert sweep(jobs(), tmp_path) == rows

@@ -8,13 +8,13 @@ from hypothesis import HealthCheck, given, settings
 
 from support.papers import chain, tasks
 from tightfit.planners.base import Task
-from tightfit.planners.checkmate.program import build_program as build_checkmate
-from tightfit.planners.checkmate.variables import frontier_stages, split_stages
-from tightfit.planners.monet.implementations import one_each
-from tightfit.planners.monet.program import build_program as build_monet
+from tightfit.planners.papers.checkmate.program import build_program as build_checkmate
+from tightfit.planners.papers.checkmate.variables import frontier_stages, split_stages
+from tightfit.planners.papers.monet.implementations import one_each
+from tightfit.planners.papers.monet.program import build_program as build_monet
+from tightfit.planners.papers.stages.staged import staged
 from tightfit.planners.solvers import SolveOptions, solve, solve_by_rows
 from tightfit.planners.solvers.row_generation import violated_groups
-from tightfit.planners.stages.staged import staged
 
 OPTIONS = SolveOptions(seconds=20)
 

@@ -46,31 +46,31 @@ def hard(items: int = 60) -> LinearProgram:
 
 
 def test_each_solver_finds_the_optimum(solver: str) -> None:
-    answer = solve(knapsack(), SolveOptions(seconds=10), solver=solver)
+    answer = solve(knapsack(), SolveOptions(seconds=10, solver=solver))
     assert (answer.status, answer.objective, answer.bound) == ("optimal", -11.0, -11.0)
     assert answer.values is not None and answer.values.tolist() == [0, 1, 1]
 
 
 def test_each_solver_relaxes_and_its_value_is_a_bound(solver: str) -> None:
-    answer = solve(knapsack(), SolveOptions(seconds=10, relax=True), solver=solver)
+    answer = solve(knapsack(), SolveOptions(seconds=10, relax=True, solver=solver))
     assert answer.status == "optimal"
     assert answer.bound == pytest.approx(-13.5)
 
 
 def test_each_solver_proves_infeasibility(solver: str) -> None:
-    answer = solve(knapsack(-1.0), SolveOptions(seconds=10), solver=solver)
+    answer = solve(knapsack(-1.0), SolveOptions(seconds=10, solver=solver))
     assert (answer.status, answer.bound, answer.values) == ("infeasible", math.inf, None)
 
 
 def test_each_solver_starts_from_a_given_solution(solver: str) -> None:
     start = np.array([1.0, 0.0, 0.0])
-    answer = solve(knapsack(), SolveOptions(seconds=10), solver=solver, start=start)
+    answer = solve(knapsack(), SolveOptions(seconds=10, solver=solver), start=start)
     assert answer.started_from
     assert answer.objective == -11.0
 
 
 def test_a_child_process_gives_the_same_answer(solver: str) -> None:
-    answer = solve(knapsack(), SolveOptions(seconds=10), solver=solver, in_child=True)
+    answer = solve(knapsack(), SolveOptions(seconds=10, solver=solver), in_child=True)
     assert (answer.status, answer.objective, answer.bound) == ("optimal", -11.0, -11.0)
 
 
@@ -117,7 +117,7 @@ def test_a_program_survives_the_way_to_another_process() -> None:
 
 def test_unknown_and_missing_solvers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInput, match=r"no solver is called 'cplex' \(known: gurobi, highs\)"):
-        solve(knapsack(), SolveOptions(seconds=1), solver="cplex")
+        solve(knapsack(), SolveOptions(seconds=1, solver="cplex"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"pip install tightfit\[gurobi\]"):
-        solve(knapsack(), SolveOptions(seconds=1), solver="gurobi")
+        solve(knapsack(), SolveOptions(seconds=1, solver="gurobi"))

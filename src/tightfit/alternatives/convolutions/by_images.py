@@ -43,16 +43,7 @@ def convolved_by_images(
 ) -> torch.Tensor:
     """Return a convolution, made of so many images at once.
 
-    Parameters
-    ----------
-    x, weight, bias : Tensor
-        As in ``convolution``.
-    at_once : int
-        Images.
-    shape, strides : tuple of int
-        Of the result.
-    geometry
-        As in ``convolution``.
+    `x`, `weight`, `bias`: as in ``convolution``. `geometry`: as in ``convolution``.
     """
     made = torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
     for part in _parts(shape[0], at_once):
@@ -70,16 +61,8 @@ def gradients_by_images(
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of a convolution's input, weight and bias, of so many images at once.
 
-    Parameters
-    ----------
-    gradient, x, weight : Tensor
-        As in ``convolution_backward``.
-    at_once : int
-        Images.
-    strides : tuple of int
-        Of the gradient of the input.
-    rest
-        As in ``convolution_backward``; gradients that its mask leaves out are None.
+    `gradient`, `x`, `weight`: as in ``convolution_backward``. `strides`: of the gradient of the
+    input. `rest`: as in ``convolution_backward``; gradients that its mask leaves out are None.
     """
     of_x = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device)
     sums: list[torch.Tensor | None] = []

@@ -30,14 +30,7 @@ CHOICES = {
 def under_settings(function: Any, settings: tuple[bool, bool, bool], *args: Any) -> Any:
     """Run an operator with cuDNN enabled or not, with trials, with fixed bits.
 
-    Parameters
-    ----------
-    function : callable
-        The operator.
-    settings : tuple of bool
-        As in `CHOICES`.
-    args
-        Of the operator.
+    `settings`: as in `CHOICES`.
     """
     cudnn = torch.backends.cudnn
     before = cudnn.enabled, cudnn.benchmark, cudnn.deterministic

@@ -29,12 +29,8 @@ def gradients_of_weight(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return the gradient of the weight, and of the bias if there is one.
 
-    Parameters
-    ----------
-    gradient, x, weight : Tensor
-        Of the output, what was convolved, the kernel.
-    rest
-        As in ``convolution_backward``.
+    `gradient`, `x`, `weight`: of the output, what was convolved, the kernel. `rest`: as in
+    ``convolution_backward``.
     """
     *geometry, mask = rest
     made = aten.convolution_backward.default(gradient, x, weight, *geometry, [False, True, mask[2]])
@@ -56,16 +52,8 @@ def gradient_of_input(
     gradient of the output is given that shape. Where that is smaller than the input (a decoder's
     convolution of what was concatenated), the transposed convolution runs, by the same kernel.
 
-    Parameters
-    ----------
-    of_weight, of_bias : Tensor
-        From `gradients_of_weight`.
-    gradient, weight : Tensor
-        Of the output, and the kernel.
-    shape, strides : tuple of int
-        Of the input.
-    geometry
-        As in ``convolution_backward``, without the mask.
+    `of_weight`, `of_bias`: from `gradients_of_weight`. `gradient`, `weight`: of the output, and the
+    kernel. `geometry`: as in ``convolution_backward``, without the mask.
     """
     if gradient.numel() < math.prod(shape):
         of_x = _transposed(gradient, shape, weight, *geometry)

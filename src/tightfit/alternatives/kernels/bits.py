@@ -45,12 +45,7 @@ def _keep(given, bits, out, elements, scale, scaled: tl.constexpr, size: tl.cons
 def pack_passed(elements: torch.Tensor, bits: torch.Tensor) -> None:
     """Write a bit for each element of a ReLU's output: is it positive, or no number?
 
-    Parameters
-    ----------
-    elements : Tensor, [n]
-        As they lie in memory.
-    bits : uint8 Tensor, [ceil(n / 8)]
-        Written.
+    `elements` [n]: as they lie in memory. `bits` [ceil(n / 8)]: written.
     """
     kind, largest, infinity = _NUMBERS[elements.dtype]
     _pack[_programs(bits.numel())](
@@ -68,14 +63,8 @@ def keep_marked(
 ) -> None:
     """Write the gradient where its bit is set, and zero elsewhere.
 
-    Parameters
-    ----------
-    gradient, out : Tensor, [n]
-        As they lie in memory; may be the same.
-    bits : uint8 Tensor, [ceil(n / 8)]
-        As packed.
-    scale : float, optional
-        Multiplied by the flag and by this, as the gradient of a dropout; None: selected.
+    `gradient`, `out` [n]: as they lie in memory; may be the same. `bits` [ceil(n / 8)]: as packed.
+    `scale`: multiplied by the flag and by this, as the gradient of a dropout; None: selected.
     """
     count = gradient.numel()
     factor = 1.0 if scale is None else scale

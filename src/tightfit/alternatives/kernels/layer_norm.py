@@ -55,14 +55,9 @@ def gradients_of_rows(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of a LayerNorm's input, weight and bias.
 
-    Parameters
-    ----------
-    gradient, output : Tensor, [rows, width]
-        Of the norm, contiguous.
-    deviation : Tensor, [rows]
-        The inverse deviation of each row.
-    weight, bias : Tensor, [width]
-        Of the norm; there may be no bias, whose gradient is made all the same.
+    `gradient`, `output` [rows, width]: of the norm, contiguous. `deviation` [rows]: the inverse
+    deviation of each row. `weight`, `bias` [width]: of the norm; there may be no bias, whose
+    gradient is made all the same.
     """
     rows, width = gradient.shape
     programs = triton.cdiv(rows, _ROWS)

@@ -78,12 +78,8 @@ def offsets_of(
 ) -> torch.Tensor:
     """Return for each maximum its offset inside its window, as uint8.
 
-    Parameters
-    ----------
-    indices : int64 Tensor, [..., windows]
-        Contiguous: places in the image, as pooling returns them.
-    sizes, extents, strides, padding : tuple of int
-        Of the image and of the windows, two or three of each.
+    `indices` [..., windows]: contiguous: places in the image, as pooling returns them. `sizes`,
+    `extents`, `strides`, `padding`: of the image and of the windows, two or three of each.
     """
     made = torch.empty_like(indices, dtype=torch.uint8)
     counts = _three(tuple(indices.shape[-len(sizes) :]), 1)
@@ -108,12 +104,8 @@ def gradient_of_image(
 ) -> torch.Tensor:
     """Write the gradient of the image, [..., image], contiguous, and return it.
 
-    Parameters
-    ----------
-    gradient, offsets : Tensor, [..., windows]
-        Contiguous.
-    sizes, extents, strides, padding : tuple of int
-        Of the image and of the windows, two or three of each.
+    `gradient`, `offsets` [..., windows]: contiguous. `sizes`, `extents`, `strides`, `padding`: of
+    the image and of the windows, two or three of each.
     """
     steps, spans = _three(strides, 1), _three(extents, 1)
     most = tuple(-(-span // step) for span, step in zip(spans, steps, strict=True))

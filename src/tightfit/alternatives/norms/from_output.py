@@ -59,16 +59,8 @@ def gradients_of_batch_norm(
     The kernel is told that the output was normalised, by the bias as its mean and the weight as
     its deviation, with the weight that makes the slope come out as it was.
 
-    Parameters
-    ----------
-    gradient, output : Tensor, [N, C, ...]
-        Of the norm.
-    weight, bias : Tensor, [C], optional
-        Of the norm.
-    deviation : Tensor, [C]
-        The inverse deviation of its first run.
-    mask : list of bool
-        Which gradients are wanted.
+    `gradient`, `output` [N, C, ...]: of the norm. `weight`, `bias` [C]: of the norm. `deviation`
+    [C]: the inverse deviation of its first run. `mask`: which gradients are wanted.
     """
     if weight is None:
         mean, inverse, slope = torch.zeros_like(deviation), torch.ones_like(deviation), deviation
@@ -91,18 +83,9 @@ def gradients_of_layer_norm(
 ) -> Gradients:
     """Return the gradients of a LayerNorm's input, weight and bias, some rows at a time.
 
-    Parameters
-    ----------
-    gradient, output : Tensor, [..., *shape]
-        Of the norm.
-    shape : list of int
-        What is normalised together.
-    deviation : Tensor, [..., 1]
-        The inverse deviation of each row in its first run.
-    weight, bias : Tensor, of that shape, optional
-        Of the norm.
-    mask : list of bool
-        Which gradients are wanted.
+    `gradient`, `output` [..., *shape]: of the norm. `shape`: what is normalised together.
+    `deviation` [..., 1]: the inverse deviation of each row in its first run. `mask`: which
+    gradients are wanted.
     """
     width = math.prod(shape)
     if weight is not None and runs_on(gradient) and gradient.dtype == weight.dtype:
@@ -140,18 +123,9 @@ def gradients_of_group_norm(
 ) -> Gradients:
     """Return the gradients of a GroupNorm's input, weight and bias, some images at a time.
 
-    Parameters
-    ----------
-    gradient, output : Tensor, [N, C, ...]
-        Of the norm.
-    deviation : Tensor, [N, groups]
-        The inverse deviation of each group in its first run.
-    weight, bias : Tensor, [C], optional
-        Of the norm.
-    groups : int
-        Of channels.
-    mask : list of bool
-        Which gradients are wanted.
+    `gradient`, `output` [N, C, ...]: of the norm. `deviation` [N, groups]: the inverse deviation of
+    each group in its first run. `weight`, `bias` [C]: of the norm. `mask`: which gradients are
+    wanted.
     """
     images, channels, *places = output.shape
     wide = [channels, *[1] * len(places)]

@@ -29,22 +29,13 @@ _PRECISE = (torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class _Normed:
-    """What an RMSNorm read or made before its weight, as it follows from its output.
+    """What an RMSNorm read or made before its weight, as it follows from its output."""
 
-    Parameters
-    ----------
-    output, weight : fx.Node
-        Of the norm.
-    deviation : fx.Node or None
-        The inverse deviation, [..., 1], if the norm's input is meant.
-    forward : tuple of fx.Node
-        What makes the output, and the deviation, of it.
-    """
-
+    # output, weight: of the norm
     output: fx.Node
     weight: fx.Node
-    deviation: fx.Node | None
-    forward: tuple[fx.Node, ...]
+    deviation: fx.Node | None  # the inverse deviation, [..., 1], if the norm's input is meant
+    forward: tuple[fx.Node, ...]  # what makes the output, and the deviation, of it
 
 
 def product_with_normed(
@@ -55,14 +46,8 @@ def product_with_normed(
 ) -> torch.Tensor:
     """Return another tensor times what a norm made its output of, some rows at a time.
 
-    Parameters
-    ----------
-    other, output : Tensor, [..., D]
-        The output is that of the norm.
-    weight : Tensor, [D]
-        Of the norm.
-    deviation : Tensor, [..., 1], optional
-        The inverse deviation, if the norm's input is meant.
+    `other`, `output` [..., D]: the output is that of the norm. `weight` [D]: of the norm.
+    `deviation` [..., 1]: the inverse deviation, if the norm's input is meant.
     """
     result = torch.empty_like(output)
     given = other.view(-1, other.shape[-1])

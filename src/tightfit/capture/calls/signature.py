@@ -41,10 +41,7 @@ def modes_and_settings() -> tuple[Any, Any]:
 def input_signature(leaves: Sequence[Any], spec: Any) -> tuple[Any, ...]:
     """Return what matters of the flattened inputs of a call, what they share included.
 
-    Raises
-    ------
-    BadInput
-        For an input that is neither a tensor nor plain data.
+    Raises `BadInput` for an input that is neither a tensor nor plain data.
     """
     parts: list[Any] = [spec]
     first: dict[int, int] = {}
@@ -110,10 +107,8 @@ def _alike(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 def refuse_subclass(tensor: torch.Tensor, where: str) -> None:
     """Refuse tensors whose class decides what operators do.
 
-    Raises
-    ------
-    CaptureError
-        For a DTensor, a nested tensor, any other subclass, and for sparse layouts.
+    Raises `CaptureError` for a DTensor, a nested tensor, any other subclass, and for sparse
+    layouts.
     """
     kind = type(tensor)
     if private.is_wrapper(tensor) or (

@@ -179,22 +179,13 @@ def unflatten(leaves: Sequence[Any], spec: Any) -> Any:
 
 @dataclass(frozen=True)
 class Arguments:
-    """The inputs of one call, flattened once.
+    """The inputs of one call, flattened once."""
 
-    Parameters
-    ----------
-    args, kwargs : tuple, mapping
-        As they were given.
-    leaves : tuple
-        Tensors and plain values.
-    spec : hashable
-        How they nest.
-    """
-
+    # args, kwargs: as they were given
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    leaves: tuple[Any, ...]
-    spec: Any
+    leaves: tuple[Any, ...]  # tensors and plain values
+    spec: Any  # how they nest
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
@@ -218,30 +209,14 @@ def flat_spec(positional: int, names: tuple[str, ...] = ()) -> Any:
 
 @dataclass(frozen=True)
 class Structure:
-    """An output without its tensors.
+    """An output without its tensors."""
 
-    Parameters
-    ----------
-    spec : TreeSpec
-        How its leaves nest.
-    leaves : tuple
-        What is no tensor; None where a tensor is.
-    positions : tuple of int
-        Where the tensors are.
-    which : tuple of int
-        Which tensor is in each of these places: one may be in several.
-    loss : int or None
-        Which of the tensors is called ``loss`` at the top, if one is.
-    numbers : tuple of int
-        Where the tensors are that stand for a number of the step.
-    """
-
-    spec: Any
-    leaves: tuple[Any, ...]
-    positions: tuple[int, ...]
-    which: tuple[int, ...]
-    loss: int | None = None
-    numbers: tuple[int, ...] = ()
+    spec: Any  # how its leaves nest
+    leaves: tuple[Any, ...]  # what is no tensor; None where a tensor is
+    positions: tuple[int, ...]  # where the tensors are
+    which: tuple[int, ...]  # which tensor is in each of these places: one may be in several
+    loss: int | None = None  # which of the tensors is called ``loss`` at the top, if one is
+    numbers: tuple[int, ...] = ()  # where the tensors are that stand for a number of the step
 
     @cached_property
     def _is_tuple(self) -> bool:
@@ -268,10 +243,7 @@ class Structure:
 def structure_of(output: Any, where: str) -> tuple[list[torch.Tensor], Structure]:
     """Return the tensors of an output, each of them once, and the rest of it.
 
-    Raises
-    ------
-    CaptureError
-        If it holds an object that may hold tensors but cannot be looked into.
+    Raises `CaptureError` if it holds an object that may hold tensors but cannot be looked into.
     """
     leaves, spec = private.pytree.tree_flatten(
         _opened(output, frozenset(), _as_it_is), is_leaf=_is_size

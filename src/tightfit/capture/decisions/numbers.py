@@ -55,12 +55,8 @@ class Numbers(TorchFunctionMode):
     Operators take their numbers as symbols, but for the momentum of batch norm, which has to be a
     plain one: a mark stands for it, a number that occurs nowhere else.
 
-    Parameters
-    ----------
-    deciding : container of int
-        Those that decide what runs, by the order in which numbers are asked for.
-    placed : iterable of int
-        The writes that are traced as those that a number places, whether one does or not.
+    `deciding`: those that decide what runs, by the order in which numbers are asked for. `placed`:
+    the writes that are traced as those that a number places, whether one does or not.
     """
 
     def __init__(self, deciding: Container[int] = frozenset(), placed: Iterable[int] = ()) -> None:
@@ -78,15 +74,7 @@ class Numbers(TorchFunctionMode):
         self.writes.start()
 
     def take(self, tensor: torch.Tensor, ask: Callable[[], Any], value: Any) -> Any:
-        """Return what stands for the next number that is asked for; None if that decides.
-
-        Parameters
-        ----------
-        ask : callable
-            Asks the tracer for it.
-        value
-            What it is in this call.
-        """
+        """Return what stands for the next number that is asked for; None if that decides."""
         number = self._asked
         self._asked += 1
         if tensor.dtype is torch.bool or tensor.is_complex() or number in self.deciding:

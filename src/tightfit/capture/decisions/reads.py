@@ -74,23 +74,14 @@ class Read:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What a traced step read in Python, and how to compute it again.
+    """What a traced step read in Python, and how to compute it again."""
 
-    Parameters
-    ----------
-    steps : tuple of TapeStep or Read
-        Operators on inputs and buffers, and the values read from them, in order.
-    leaves : mapping of int to (int or str)
-        The slots that are inputs (their position) or buffers (their qualified name).
-    copied : frozenset of int
-        Leaves that a step writes to: each check works on a copy.
-    shared : tuple
-        Inputs that are views of one tensor which the step writes.
-    """
-
+    # Operators on inputs and buffers, and the values read from them, in order
     steps: tuple[TapeStep | Read, ...] = ()
+    # The slots that are inputs (their position) or buffers (their qualified name)
     leaves: Mapping[int, int | str] = field(default_factory=dict)
-    copied: frozenset[int] = frozenset()
+    copied: frozenset[int] = frozenset()  # leaves that a step writes to: each check works on a copy
+    # Inputs that are views of one tensor which the step writes
     shared: tuple[SharedViews, ...] = ()
 
     @property
@@ -99,15 +90,7 @@ class Decisions:
         return tuple(step.value for step in self.steps if isinstance(step, Read))
 
     def hold(self, inputs: Sequence[Any], modules: Mapping[str, nn.Module]) -> bool:
-        """Whether the same values would be read with other inputs.
-
-        Parameters
-        ----------
-        inputs : sequence
-            The flattened inputs of the call.
-        modules : mapping of str to nn.Module
-            The modules of the step.
-        """
+        """Whether the same values would be read with other inputs."""
         if not all(view_alike(inputs, each) for each in self.shared):
             return False
         if not self.steps:

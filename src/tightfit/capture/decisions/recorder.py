@@ -27,16 +27,8 @@ _ASKING = frozenset({aten._local_scalar_dense.default, aten.equal.default})
 class DecisionRecorder(private.TorchDispatchMode):
     """Notes every operator of a traced forward, and answers for numbers that it reads.
 
-    Parameters
-    ----------
-    inputs : sequence
-        The flattened inputs, real tensors where values are to be known.
-    modules : mapping of str to nn.Module
-        The modules of the step.
-    trail : ModuleTrail
-        Knows which module is running.
-    numbers : Numbers, optional
-        Takes numbers that are asked for as inputs of the step.
+    `inputs`: the flattened inputs, real tensors where values are to be known. `numbers`: takes
+    numbers that are asked for as inputs of the step.
     """
 
     supports_higher_order_operators = True
@@ -64,12 +56,8 @@ class DecisionRecorder(private.TorchDispatchMode):
     def start(self, leaves: Sequence[Any], modules: Mapping[str, nn.Module]) -> None:
         """Begin anew: the tracer runs the forward several times.
 
-        Parameters
-        ----------
-        leaves : sequence
-            What the tracer gives for the inputs.
-        modules : mapping of str to nn.Module
-            The modules, with what the tracer put in place of their buffers.
+        `leaves`: what the tracer gives for the inputs. `modules`: the modules, with what the tracer
+        put in place of their buffers.
         """
         self._tape = Tape()
         self._seeded = _seeded()
@@ -104,10 +92,7 @@ class DecisionRecorder(private.TorchDispatchMode):
 
         While a forward is traced nothing is drawn, so that the state is that of its start.
 
-        Raises
-        ------
-        CaptureError
-            Names the module that was running.
+        Raises `CaptureError`: names the module that was running.
         """
         if self._seeded != _seeded():
             raise CaptureError(
@@ -155,10 +140,7 @@ class DecisionRecorder(private.TorchDispatchMode):
     def values_of(self, tensor: torch.Tensor) -> list[int]:
         """Return the values of a traced tensor of integers; later calls check them.
 
-        Raises
-        ------
-        CaptureError
-            If they do not follow from inputs and buffers alone.
+        Raises `CaptureError` if they do not follow from inputs and buffers alone.
         """
         slot = self._tape.slot(tensor)
         history = self._tape.history({slot})

@@ -19,32 +19,17 @@ __all__ = ["Writes"]
 
 @dataclass(frozen=True)
 class Stretch:
-    """So many rows of a tensor.
+    """So many rows of a tensor."""
 
-    Parameters
-    ----------
-    dimension : int
-        Along which they follow each other.
-    begin : int or torch.SymInt
-        The first.
-    length : int
-        How many there are.
-    is_row : bool
-        Whether it is named as one row, without that dimension.
-    """
-
-    dimension: int
-    begin: Any
-    length: int
-    is_row: bool = False
+    dimension: int  # along which they follow each other
+    begin: Any  # the first
+    length: int  # how many there are
+    is_row: bool = False  # whether it is named as one row, without that dimension
 
     def write(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Write a value where the stretch lies; it may be one to be repeated, or of another type.
 
-        Raises
-        ------
-        IndexError
-            If it lies beyond the end, when the step runs.
+        Raises `IndexError` if it lies beyond the end, when the step runs.
         """
         shape = list(tensor.shape)
         shape[self.dimension : self.dimension + 1] = [] if self.is_row else [self.length]
@@ -81,10 +66,7 @@ def _is_everything(part: Any) -> bool:
 class Writes:
     """The writes of a forward, by the order in which they come, and those that take numbers.
 
-    Parameters
-    ----------
-    placed : iterable of int
-        Those that are traced as if they took one, whether they do or not.
+    `placed`: those that are traced as if they took one, whether they do or not.
     """
 
     def __init__(self, placed: Iterable[int] = ()) -> None:

@@ -44,10 +44,7 @@ class Tape:
     def add_leaf(self, tensor: torch.Tensor, place: int | str, real: torch.Tensor) -> None:
         """Begin with a traced tensor whose values are known; the last place of a tensor counts.
 
-        Parameters
-        ----------
-        place : int or str
-            Position among the flattened inputs, or qualified name of a buffer.
+        `place`: position among the flattened inputs, or qualified name of a buffer.
         """
         self._leaves[self.slot(tensor)] = place, real
 

@@ -21,10 +21,7 @@ _NUMBER_BYTES = 64  # no more: what the CPU's allocator gives out at least
 class Rewriting:
     """A copy of a traced step that the passes rewrite.
 
-    Parameters
-    ----------
-    joint : JointGraph
-        The traced step; it stays as it is.
+    `joint`: the traced step; it stays as it is.
     """
 
     def __init__(self, joint: JointGraph) -> None:
@@ -92,10 +89,7 @@ class Rewriting:
     def constant(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> fx.Node:
         """Return a new node, made where the graph inserts now, that gives a constant.
 
-        Parameters
-        ----------
-        value : Tensor
-            The fake tensor that stands for it.
+        `value`: the fake tensor that stands for it.
         """
         self._constants[name] = tensor
         node = self.graph.get_attr(name)

@@ -22,6 +22,7 @@ from tightfit.allocator import measure_peak
 from tightfit.allocator.refusals import is_refusal
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import structure_of, unflatten
+from tightfit.capture.opaque.observations import observations_of
 from tightfit.capture.opaque.record import (
     TENSOR,
     Anchor,
@@ -32,7 +33,6 @@ from tightfit.capture.opaque.record import (
     Record,
     Result,
 )
-from tightfit.capture.opaque.seen import seen_of
 from tightfit.capture.restored.python_state import PythonState
 from tightfit.capture.side_effects.members import members_of, write_replaced
 from tightfit.costs.measured.call import fixed_generators, materialise
@@ -65,22 +65,10 @@ class _Body(nn.Module):
 class OpaqueCall:
     """One opaque module, called with operands of given geometry.
 
-    Parameters
-    ----------
-    name : str
-        The module's name in the model.
-    module : nn.Module
-        The module.
-    function : callable
-        Its own forward.
-    operands : sequence of Operand
-        Tensor arguments in order, then the parameters it trains.
-    leaves, spec : list, TreeSpec
-        The flattened arguments (None where a tensor is) and how they nest.
-    casts : tuple of (str, torch.dtype)
-        Device types under autocast and what they are cast to.
-    grad : bool
-        Whether the call is differentiated at all.
+    `name`: the module's name in the model. `function`: its own forward. `operands`: tensor
+    arguments in order, then the parameters it trains. `leaves`, `spec`: the flattened arguments
+    (None where a tensor is) and how they nest. `casts`: device types under autocast and what they
+    are cast to. `grad`: whether the call is differentiated at all.
     """
 
     def __init__(
@@ -105,7 +93,7 @@ class OpaqueCall:
         self.casts = casts
         self.has_record = grad and any(o.requires_grad for o in operands)
         self.profile: Profile | None = None
-        self.seen = seen_of(module, tuple((o.geometry, o.requires_grad) for o in operands))
+        self.seen = observations_of(module, tuple((o.geometry, o.requires_grad) for o in operands))
         self.draws: tuple[int, ...] = (0,)  # seeds; several where they decide what it runs
         self.state: dict[str, torch.Tensor] = {}
         self.backwards: dict[tuple[int, ...], Backward] = {}  # by the outputs with a gradient
@@ -257,10 +245,7 @@ class OpaqueCall:
     def examine(self, state: dict[str, torch.Tensor]) -> None:
         """Run the forward on real tensors, find out what matters of it, change nothing.
 
-        Parameters
-        ----------
-        state : dict of str to tensor
-            The module's real parameters and buffers.
+        `state`: the module's real parameters and buffers.
         """
         self.state = state
         self.operands = _given(self.operands, self.seen.take_given())
@@ -383,18 +368,10 @@ class OpaqueCall:
 
 @dataclass(frozen=True)
 class OpaqueModules:
-    """The opaque modules of a captured step.
+    """The opaque modules of a captured step."""
 
-    Parameters
-    ----------
-    calls : tuple of OpaqueCall
-        Kept here: the step's operators know them by their keys only.
-    changes_state : bool
-        Whether one changes buffers or Python state when it runs.
-    """
-
-    calls: tuple[OpaqueCall, ...]
-    changes_state: bool
+    calls: tuple[OpaqueCall, ...]  # kept here: the step's operators know them by their keys only
+    changes_state: bool  # whether one changes buffers or Python state when it runs
 
     def forget_examples(self) -> None:
         """Let go of the tensors they were measured with, once the step is priced."""

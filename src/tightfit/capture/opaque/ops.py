@@ -80,10 +80,7 @@ class OpaqueForward:
     ) -> None:
         """Have another plan made where outputs are new, or have a gradient, that had not.
 
-        Raises
-        ------
-        OpaqueChanged
-            When the module is measured again, that is known.
+        Raises `OpaqueChanged` when the module is measured again, that is known.
         """
         if len(result.passed) != len(profile.passed):
             return
@@ -106,10 +103,7 @@ class OpaqueForward:
     def measure(self, *, briefly: bool = False) -> Measurement:
         """Return what the forward costs, over some draws where they decide.
 
-        Parameters
-        ----------
-        briefly : bool
-            Whether a step waits for it: it is timed roughly.
+        `briefly`: whether a step waits for it: it is timed roughly.
         """
         call = self.call
         tensors = [o.real() for o in call.operands]
@@ -153,21 +147,13 @@ def _everything(result: Result) -> list[Any]:
 
 @dataclass(frozen=True)
 class OpaqueBackward:
-    """Runs an opaque module's backward inside a program.
-
-    Parameters
-    ----------
-    present : tuple of int
-        The outputs that have a gradient.
-    added : tuple of int
-        The results that are added to what other readers of the same tensor have given.
-    before : tuple of Geometry
-        How each of these earlier gradients lies in memory: their sums lie like them.
-    """
+    """Runs an opaque module's backward inside a program."""
 
     call: OpaqueCall
-    present: tuple[int, ...]
+    present: tuple[int, ...]  # the outputs that have a gradient
+    # The results that are added to what other readers of the same tensor have given
     added: tuple[int, ...] = ()
+    # How each of these earlier gradients lies in memory: their sums lie like them
     before: tuple[Geometry, ...] = ()
 
     def __call__(
@@ -179,11 +165,8 @@ class OpaqueBackward:
     ) -> list[torch.Tensor | None]:
         """Return the gradients of the operands, those left out that never have one.
 
-        Parameters
-        ----------
-        before : sequence of Tensor
-            What others have given for each result in `added`. Autograd adds up one reader after
-            the other; sums of sums have other last bits.
+        `before`: what others have given for each result in `added`. Autograd adds up one reader
+        after the other; sums of sums have other last bits.
         """
         expected = self.call.backwards[self.present].gradients
         retain = self.present in self.call.retained
@@ -215,10 +198,7 @@ class OpaqueBackward:
         Where less is held so than its results and the record together, as a plan counts them, the
         record is kept to the end instead: the plan has made room for it, and foretells the peak.
 
-        Parameters
-        ----------
-        briefly : bool
-            Whether a step waits for it: it is timed roughly.
+        `briefly`: whether a step waits for it: it is timed roughly.
         """
         seeds = self.call.draws
         with fixed_generators(self.call.device), PythonState({"": self.call.module}):

@@ -97,10 +97,7 @@ class Keeper:
     ) -> Iterator[None]:
         """While backward runs, find in tensors what was referred to them.
 
-        Parameters
-        ----------
-        offsets_bytes : sequence of int
-            Where each of them began in its storage when the graph was made.
+        `offsets_bytes`: where each of them began in its storage when the graph was made.
         """
         self._bound = list(zip(tensors, offsets_bytes, strict=True))
         try:
@@ -116,25 +113,15 @@ def _key(packed: _Packed) -> int | None:
 
 @dataclass(frozen=True)
 class Record:
-    """An autograd graph that awaits its backward: the value that a plan keeps and frees.
+    """An autograd graph that awaits its backward: the value that a plan keeps and frees."""
 
-    Parameters
-    ----------
-    keeper : Keeper
-        Holds what the graph saved.
-    sources, results : tuple of GradientEdge
-        Where gradients leave the graph and where they enter; None: an output without gradient.
-    saved : tuple of int
-        Which operands, then outputs, are bound before backward.
-    offsets_bytes : tuple of int
-        Where each of them began in its storage.
-    """
-
-    keeper: Keeper
+    keeper: Keeper  # holds what the graph saved
+    # sources, results: where gradients leave the graph and where they enter; None: an output
+    # without gradient
     sources: tuple[Any, ...]
     results: tuple[Any, ...]
-    saved: tuple[int, ...]
-    offsets_bytes: tuple[int, ...]
+    saved: tuple[int, ...]  # which operands, then outputs, are bound before backward
+    offsets_bytes: tuple[int, ...]  # where each of them began in its storage
 
 
 class Anchor(torch.autograd.Function):
@@ -155,24 +142,13 @@ TENSOR = object()
 
 @dataclass(frozen=True)
 class Operand:
-    """One tensor that an opaque module reads.
+    """One tensor that an opaque module reads."""
 
-    Parameters
-    ----------
-    geometry : Geometry
-        How it lies in memory.
-    requires_grad : bool
-        Whether a gradient is passed to it.
-    parameter : str or None
-        The parameter's name inside the module; None: an argument of the call.
-    example : tensor or None
-        A real tensor to measure with, where one is at hand.
-    """
-
-    geometry: Geometry
-    requires_grad: bool
+    geometry: Geometry  # how it lies in memory
+    requires_grad: bool  # whether a gradient is passed to it
+    # The parameter's name inside the module; None: an argument of the call
     parameter: str | None = None
-    example: torch.Tensor | None = None
+    example: torch.Tensor | None = None  # a real tensor to measure with, where one is at hand
 
     def real(self) -> torch.Tensor:
         """Return a real tensor to measure with."""
@@ -184,36 +160,17 @@ class Operand:
 
 @dataclass(frozen=True)
 class Profile:
-    """What one real run of an opaque module's forward showed.
+    """What one real run of an opaque module's forward showed."""
 
-    Parameters
-    ----------
-    outputs : tuple of Geometry
-        Of each tensor it returns, those that it was given left out.
-    differentiable : tuple of bool
-        Which of them require a gradient.
-    structure : Structure
-        Its output without the tensors.
-    passed : tuple of (int or None)
-        For each tensor it returns the operand it is, if it is one unchanged; these are no outputs.
-    saved : tuple of int
-        What backward reads, counted over the operands and then the outputs.
-    record_bytes : int
-        What the autograd graph keeps besides.
-    random : bool
-        Whether it may draw random numbers.
-    changed : tuple of str
-        Buffers and attributes of its module that it changes.
-    """
-
-    outputs: tuple[Geometry, ...]
-    differentiable: tuple[bool, ...]
-    structure: Structure
+    outputs: tuple[Geometry, ...]  # of each tensor it returns, those that it was given left out
+    differentiable: tuple[bool, ...]  # which of them require a gradient
+    structure: Structure  # its output without the tensors
+    # For each tensor it returns the operand it is, if it is one unchanged; these are no outputs
     passed: tuple[int | None, ...]
-    saved: tuple[int, ...]
-    record_bytes: int
-    random: bool
-    changed: tuple[str, ...]
+    saved: tuple[int, ...]  # what backward reads, counted over the operands and then the outputs
+    record_bytes: int  # what the autograd graph keeps besides
+    random: bool  # whether it may draw random numbers
+    changed: tuple[str, ...]  # buffers and attributes of its module that it changes
 
     @property
     def pinned(self) -> str | None:
@@ -228,27 +185,13 @@ class Profile:
 
 @dataclass(frozen=True)
 class Result:
-    """What one run of an opaque module's forward gave.
+    """What one run of an opaque module's forward gave."""
 
-    Parameters
-    ----------
-    outputs : tuple of tensor
-        The tensors it returns, detached.
-    record : Record or None
-        What its backward needs.
-    differentiable : tuple of bool
-        Which outputs require a gradient.
-    structure : Structure
-        The output without the tensors.
-    passed : tuple of (int or None)
-        As in `Profile`.
-    """
-
-    outputs: tuple[torch.Tensor, ...]
-    record: Record | None
-    differentiable: tuple[bool, ...]
-    structure: Structure
-    passed: tuple[int | None, ...]
+    outputs: tuple[torch.Tensor, ...]  # the tensors it returns, detached
+    record: Record | None  # what its backward needs
+    differentiable: tuple[bool, ...]  # which outputs require a gradient
+    structure: Structure  # the output without the tensors
+    passed: tuple[int | None, ...]  # as in `Profile`
 
     @property
     def new(self) -> frozenset[int]:
@@ -262,15 +205,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Backward:
-    """How an opaque call's backward lies in memory.
+    """How an opaque call's backward lies in memory."""
 
-    Parameters
-    ----------
-    tangents : tuple of Geometry
-        The gradients it is given, of outputs.
-    gradients : tuple of Geometry or None
-        Those it gives, of operands that require one.
-    """
-
-    tangents: tuple[Geometry, ...]
-    gradients: tuple[Geometry | None, ...] = ()
+    tangents: tuple[Geometry, ...]  # the gradients it is given, of outputs
+    gradients: tuple[Geometry | None, ...] = ()  # those it gives, of operands that require one

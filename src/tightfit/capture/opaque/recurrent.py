@@ -47,10 +47,7 @@ def shapes_alone(module: nn.RNNBase, args: Any, kwargs: Any) -> Any:
 class OfGivenWeights(nn.Module):
     """A recurrent module that is given all its weights with its input.
 
-    Parameters
-    ----------
-    module : nn.RNNBase
-        One of the same kind, size and mode.
+    `module`: one of the same kind, size and mode.
     """
 
     def __init__(self, module: nn.RNNBase) -> None:
@@ -67,10 +64,7 @@ class OfGivenWeights(nn.Module):
 class RecurrentLayers:
     """The layers of a recurrent module, as modules of one layer that share its parameters.
 
-    Parameters
-    ----------
-    module : nn.RNNBase
-        See `can_be_cut`.
+    `module`: see `can_be_cut`.
     """
 
     def __init__(self, module: nn.RNNBase) -> None:

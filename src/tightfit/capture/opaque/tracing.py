@@ -62,12 +62,8 @@ _BACKWARD = torch.ops.tightfit.opaque_backward.default
 class OpaqueStandIns:
     """Stands in for the opaque modules while a step is traced; keeps the calls it makes.
 
-    Parameters
-    ----------
-    modules : mapping of str to nn.Module
-        The modules the step uses.
-    look_up : callable
-        Returns what a traced tensor is, if it follows from inputs and buffers alone; else None.
+    `look_up`: returns what a traced tensor is, if it follows from inputs and buffers alone; else
+    None.
     """
 
     def __init__(
@@ -380,10 +376,7 @@ def is_opaque_backward(node: fx.Node) -> bool:
 def with_sums(node: fx.Node, before: Mapping[int, fx.Node]) -> None:
     """Let the backward of an opaque module add its results to others.
 
-    Parameters
-    ----------
-    before : mapping of int to node
-        By its results: what others have given for the same tensor.
+    `before`: by its results: what others have given for the same tensor.
     """
     *given, key = node.args
     node.args = (*given[:4], tuple(before), list(before.values()), key)

@@ -47,10 +47,7 @@ class SeenCheckpoints:
 def traced_checkpoints(seen: SeenCheckpoints) -> Iterator[None]:
     """While tracing, let a reentrant checkpoint be the operators that it runs.
 
-    Parameters
-    ----------
-    seen : SeenCheckpoints
-        Told of every checkpoint.
+    `seen`: told of every checkpoint.
     """
     own = vars(CheckpointFunction).get("apply")
     original = CheckpointFunction.apply

@@ -22,10 +22,7 @@ _MEAN, _SUM = 1, 2
 def traced_ctc(values_of: Callable[[torch.Tensor], list[int]]) -> Any:
     """Return a context in which CTC losses are traced with their lengths as numbers.
 
-    Parameters
-    ----------
-    values_of : callable
-        Returns the values of a traced tensor of integers.
+    `values_of`: returns the values of a traced tensor of integers.
     """
 
     of_tensors, of_lists = aten.ctc_loss.Tensor, aten.ctc_loss.IntList

@@ -75,17 +75,7 @@ def _assign(
 def rows_of(
     dimensions: int, indices: Sequence[torch.Tensor | None], shape: Sequence[int]
 ) -> int | None:
-    """Return how many places masks select, if what is assigned there tells it.
-
-    Parameters
-    ----------
-    dimensions : int
-        Of what is indexed.
-    indices : sequence of tensor or None
-        Masks and other indices.
-    shape : sequence of int
-        That of the values.
-    """
+    """Return how many places masks select, if what is assigned there tells it."""
     tensors = [i for i, index in enumerate(indices) if index is not None]
     found = [index for index in indices if index is not None]
     for index in found:

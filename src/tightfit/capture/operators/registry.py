@@ -23,12 +23,8 @@ def traced_operators(
 ) -> Iterator[None]:
     """Trace as ops of a plan what the tracer by itself refuses or computes otherwise.
 
-    Parameters
-    ----------
-    values_of : callable
-        Returns the values of a traced tensor of integers.
-    checkpoints : SeenCheckpoints
-        Told of every checkpoint that the forward goes through.
+    `values_of`: returns the values of a traced tensor of integers. `checkpoints`: told of every
+    checkpoint that the forward goes through.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(traced_cells())

@@ -17,10 +17,7 @@ __all__ = ["ResizedTensors"]
 class ResizedTensors(TorchFunctionMode):
     """Gives an empty traced tensor other memory where it is to grow: what it has cannot.
 
-    Parameters
-    ----------
-    members : iterable of torch.Tensor or None
-        Parameters and buffers, as they are traced: they cannot grow.
+    `members`: parameters and buffers, as they are traced: they cannot grow.
     """
 
     def __init__(self, members: Iterable[torch.Tensor | None]) -> None:

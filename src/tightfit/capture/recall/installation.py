@@ -26,10 +26,7 @@ _PACKAGES = ("site-packages", "dist-packages")
 def installation(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     """Return what this process runs on, and with which settings.
 
-    Parameters
-    ----------
-    tensors : sequence
-        All that a step is given: the devices they lie on count.
+    `tensors`: all that a step is given: the devices they lie on count.
     """
     return (*_installed(), _processes(), _devices(tensors), settings_of_kernels())
 

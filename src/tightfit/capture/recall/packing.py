@@ -35,15 +35,9 @@ _NO_MODULES = OpaqueModules((), False)
 
 
 class KeptTensor(msgspec.Struct, frozen=True, array_like=True):
-    """How a tensor of the trace lies in memory, and how its numbers are read.
+    """How a tensor of the trace lies in memory, and how its numbers are read."""
 
-    Parameters
-    ----------
-    storage : int
-        In which it lies; they count from 0.
-    """
-
-    storage: int
+    storage: int  # in which it lies; they count from 0
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -54,27 +48,17 @@ class KeptTensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeptNode(msgspec.Struct, frozen=True, array_like=True):
-    """A node of the trace; its values are numbers of tensors, None, or packed.
+    """A node of the trace; its values are numbers of tensors, None, or packed."""
 
-    Parameters
-    ----------
-    op, name : str
-        As `torch.fx` has them.
-    target, args, kwargs
-        Packed.
-    values : list of (int or None), int, or None
-        The numbers of the tensors that it makes.
-    notes : dict
-        What is noted of it, packed.
-    """
-
+    # op, name: as `torch.fx` has them
     op: str
     name: str
+    # target, args, kwargs: packed
     target: Any
     args: Any
     kwargs: Any
-    values: list[int | None] | int | None
-    notes: dict[str, Any]
+    values: list[int | None] | int | None  # the numbers of the tensors that it makes
+    notes: dict[str, Any]  # what is noted of it, packed
 
 
 class KeptConstant(msgspec.Struct, frozen=True, array_like=True):
@@ -110,10 +94,7 @@ class KeptGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def kept_graph(joint: JointGraph) -> KeptGraph:
     """Return the record of a traced step that is not normalised yet.
 
-    Raises
-    ------
-    NotKept
-        If it holds what no file can give back: opaque modules, numbers.
+    Raises `NotKept` if it holds what no file can give back: opaque modules, numbers.
     """
     if joint.opaque != _NO_MODULES or joint.structure.numbers:
         raise NotKept("modules that run eagerly, or numbers")
@@ -224,10 +205,7 @@ class _Packing:
 def traced_again(kept: KeptGraph) -> JointGraph:
     """Return the traced step that a record describes.
 
-    Raises
-    ------
-    NotKept
-        If it names what is not there.
+    Raises `NotKept` if it names what is not there.
     """
     root = nn.Module()
     for constant in kept.constants:

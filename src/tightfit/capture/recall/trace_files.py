@@ -47,10 +47,7 @@ def note_use(path: Path) -> None:
 def read_trace(path: Path, kind: type[Record], version: int) -> Record:
     """Return the record that a file holds; a file that cannot be read is deleted.
 
-    Raises
-    ------
-    NotKept
-        If it cannot, or is of another version.
+    Raises `NotKept` if it cannot, or is of another version.
     """
     try:
         record = msgspec.msgpack.decode(read_limited(path), type=kind)

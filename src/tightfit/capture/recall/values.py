@@ -38,10 +38,7 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 def packed(value: Any, nodes: Mapping[fx.Node, int] | None = None) -> Any:
     """Return a value as a file can hold it; nodes as their places.
 
-    Raises
-    ------
-    NotKept
-        If it is no plain value.
+    Raises `NotKept` if it is no plain value.
     """
 
     def inner(value: Any) -> Any:
@@ -114,10 +111,7 @@ def _class_named(module: str, name: str) -> Any:
 def unpacked(value: Any, nodes: list[fx.Node] | None = None) -> Any:
     """Return a value that was packed.
 
-    Raises
-    ------
-    NotKept
-        If something that it names is not there.
+    Raises `NotKept` if something that it names is not there.
     """
     if not isinstance(value, list):
         return value

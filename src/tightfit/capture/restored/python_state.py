@@ -24,11 +24,6 @@ class PythonState:
     """A snapshot of everything Python code may change: module attributes and generators.
 
     Used as a context manager around a run: on exit everything is put back.
-
-    Parameters
-    ----------
-    modules : mapping of str to nn.Module
-        The modules.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:

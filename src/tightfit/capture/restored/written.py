@@ -29,10 +29,7 @@ _MISSING = object()
 class Written:
     """What objects around a forward hold; tells what changed, and puts it back.
 
-    Parameters
-    ----------
-    modules : mapping of str to nn.Module
-        By name; their own attributes are looked at elsewhere.
+    `modules`: by name; their own attributes are looked at elsewhere.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:

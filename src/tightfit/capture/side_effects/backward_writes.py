@@ -25,13 +25,8 @@ aten = torch.ops.aten
 class StandInsInBackward(TorchFunctionMode):
     """Lets the modules hold the stand-ins of their members also while gradients are traced.
 
-    Parameters
-    ----------
-    module : nn.Module
-        That holds all members.
-    asked : callable
-        Told of which outputs and inputs gradients are to be traced, before they are; returns for
-        each output whether it may receive one.
+    `asked`: told of which outputs and inputs gradients are to be traced, before they are; returns
+    for each output whether it may receive one.
     """
 
     def __init__(

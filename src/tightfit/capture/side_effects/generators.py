@@ -15,10 +15,7 @@ class GeneratorStates:
 
     Kept as plain bytes: tensors would count among what a step holds.
 
-    Parameters
-    ----------
-    modules : mapping of str to nn.Module
-        Modules whose attributes may be generators.
+    `modules`: modules whose attributes may be generators.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:

@@ -77,18 +77,9 @@ def members_of(module: nn.Module) -> dict[str, Any]:
 def write_replaced(module: nn.Module, before: Mapping[str, Any]) -> None:
     """Write what stands in the place of buffers into them, and put those back.
 
-    Parameters
-    ----------
-    module : nn.Module
-        Whose forward has run, as one op.
-    before : mapping of str to tensor
-        Its parameters and buffers before.
-
-    Raises
-    ------
-    CaptureError
-        If a parameter was replaced, or a buffer by something else than a tensor like it, or by one
-        with a history, which would be cut.
+    `before`: its parameters and buffers before. Raises `CaptureError` if a parameter was replaced,
+    or a buffer by something else than a tensor like it, or by one with a history, which would be
+    cut.
     """
     after = members_of(module)
     for key in [key for key in before if after.get(key) is not before[key]]:

@@ -26,10 +26,7 @@ _WAY_OUT = (
 def refuse_saving_hooks(name: str) -> None:
     """Refuse a call within hooks that decide what is saved for backward.
 
-    Raises
-    ------
-    CaptureError
-        Names the kind of the hooks.
+    Raises `CaptureError`: names the kind of the hooks.
     """
     pack = private.saving_hook()
     if pack:

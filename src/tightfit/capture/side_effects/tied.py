@@ -23,12 +23,8 @@ _Slot = tuple[dict[str, Any], str]
 class TiedTensors:
     """Which parameters, buffers and inputs of a call are one tensor.
 
-    Parameters
-    ----------
-    module : nn.Module
-        That holds all members, before the tracer puts others in their place.
-    leaves : sequence
-        The flattened inputs.
+    `module`: that holds all members, before the tracer puts others in their place. `leaves`: the
+    flattened inputs.
     """
 
     def __init__(self, module: nn.Module, leaves: Sequence[Any]) -> None:
@@ -65,10 +61,7 @@ class TiedTensors:
     def joined_inputs(self, leaves: Sequence[Any]) -> list[Any] | None:
         """Return the inputs with every tensor in place of its copies; None: there are no copies.
 
-        Parameters
-        ----------
-        leaves : sequence
-            What the tracer gives for them.
+        `leaves`: what the tracer gives for them.
         """
         if not self._inputs:
             return None

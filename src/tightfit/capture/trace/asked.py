@@ -15,13 +15,8 @@ __all__ = ["AskedGradients"]
 class AskedGradients:
     """Told of the outputs of a traced forward, and then of the gradients that are asked for.
 
-    Attributes
-    ----------
-    terms : list of int
-        Of the gradient of each input that may have one.
-    receives : list of bool
-        Whether each output that could receive a gradient may: of some it is known that they get
-        none.
+    `terms`: of the gradient of each input that may have one. `receives`: whether each output that
+    could receive a gradient may: of some it is known that they get none.
     """
 
     def __init__(self) -> None:

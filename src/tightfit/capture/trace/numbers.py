@@ -28,15 +28,7 @@ _ALL = range(sys.maxsize)
 def trace_with_numbers(call: TracedCall, strides: TrueStrides | None = None) -> JointGraph:
     """Trace the step of a call; numbers that it only computes with become inputs if so wished.
 
-    Parameters
-    ----------
-    call, strides
-        As of `trace`.
-
-    Raises
-    ------
-    CaptureError
-        As `trace` does.
+    `call`, `strides`: as of `trace`. Raises `CaptureError` as `trace` does.
     """
     joint = trace(call, strides)
     if call.numbers and any(not isinstance(v, bool) for v in joint.decisions.values):

@@ -64,12 +64,7 @@ def with_true_strides(known: TrueStrides) -> Any:
 def misreported(node: fx.Node, measured: tuple[Strides, ...]) -> TrueStrides:
     """Return the true strides of one call if its fake kernel has them wrong; else nothing.
 
-    Parameters
-    ----------
-    node : fx.Node
-        An operator of a normalised trace.
-    measured : tuple
-        The strides of its results in a real run.
+    `node`: an operator of a normalised trace. `measured`: the strides of its results in a real run.
     """
     if _CALL not in node.meta:
         return {}

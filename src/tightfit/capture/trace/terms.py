@@ -17,12 +17,7 @@ def terms_of_gradients(
 ) -> list[int]:
     """Return for each input from how many operators its gradient comes: autograd adds these up.
 
-    Parameters
-    ----------
-    outputs : sequence of torch.Tensor
-        Whose gradients come in.
-    inputs : sequence of torch.Tensor
-        Whose gradients are asked for.
+    `outputs`: whose gradients come in. `inputs`: whose gradients are asked for.
     """
     arriving = Counter(map(engine.gradient_edge, outputs))
     seen = {node for node, _ in arriving}

@@ -164,21 +164,11 @@ def trace(
 ) -> JointGraph:
     """Trace the step of a call on fake tensors; only opaque modules run once, to be measured.
 
-    Parameters
-    ----------
-    call : TracedCall
-        The callable with its modules and example inputs (real or fake tensors).
-    strides : mapping, optional
-        Those of results where fake kernels say otherwise.
-    numbers : Numbers, optional
-        Takes numbers that are read as inputs of the step.
-
-    Raises
-    ------
-    CaptureError
-        If the call branches on data, has outputs of unknown shape, uses tensors that are no
-        parameter, buffer or input, or does anything else the tracer cannot follow; names the
-        module that was running.
+    `call`: the callable with its modules and example inputs (real or fake tensors). `strides`:
+    those of results where fake kernels say otherwise. `numbers`: takes numbers that are read as
+    inputs of the step. Raises `CaptureError` if the call branches on data, has outputs of unknown
+    shape, uses tensors that are no parameter, buffer or input, or does anything else the tracer
+    cannot follow; names the module that was running.
     """
     trail = ModuleTrail(call.modules)
     regions = CastRegions()
@@ -349,17 +339,8 @@ def _change_of(
 ) -> tuple[bool, fx.Node | None]:
     """Return whether a step writes into an input, and what is handed on to AOTAutograd's wrapper.
 
-    Parameters
-    ----------
-    before, after : fx.Node
-        The input as it is given, and as it is left.
-    place : int
-        Its place among the placeholders.
-
-    Raises
-    ------
-    CaptureError
-        If that cannot be done as plain PyTorch does it.
+    `before`, `after`: the input as it is given, and as it is left. `place`: its place among the
+    placeholders. Raises `CaptureError` if that cannot be done as plain PyTorch does it.
     """
     info = wrappers.metadata_of(joint).input_info[place]
     given = before.meta["desc"]
@@ -386,10 +367,7 @@ def _change_of(
 def _sources(placeholders: Sequence[fx.Node], raw: Sequence[Any]) -> list[Source]:
     """Return where placeholders come from.
 
-    Parameters
-    ----------
-    raw : sequence
-        The descriptors of the raw outputs.
+    `raw`: the descriptors of the raw outputs.
     """
     sources = []
     for node in placeholders:

@@ -17,6 +17,7 @@ from tightfit.files import read_limited
 from tightfit.graph.ir import Graph
 from tightfit.planners.base import Limits
 from tightfit.planners.questions.lengths import LongestFit, longest_fit
+from tightfit.planners.questions.request import PlanRequest
 from tightfit.reporting.text import render_table
 from tightfit.units import format_bytes, parse_bytes
 
@@ -61,11 +62,8 @@ def check_lengths(
         found = longest_fit(
             captured,
             [batch.length for batch in batches],
-            size,
-            gradients=step_options.gradients,
-            planner=planner,
-            limits=limits,
-            progress=progress,
+            PlanRequest(size, step_options.gradients, planner, limits),
+            progress,
         )
     too_long = [b for b in batches if found.longest is None or b.length > found.longest]
     return print_result(
@@ -83,10 +81,7 @@ def check_lengths(
 def _batches(file: Path, size: int | None) -> list[Batch]:
     """Return the batches of a file: samples in their order, or how often each length occurs.
 
-    Raises
-    ------
-    BadInput
-        For a line that is no length; names it.
+    Raises `BadInput` for a line that is no length; names it.
     """
     rows: list[tuple[int, int | None]] = []
     for number, line in enumerate(read_limited(file).decode("utf-8", "replace").splitlines(), 1):

@@ -16,11 +16,11 @@ from tightfit.cli.options import (
     DEFAULT_SEARCH_OPTIONS,
     DEFAULT_STEP_OPTIONS,
     ActivationShare,
-    BudgetText,
     Json,
     ModelOptions,
     PlannerName,
     SearchOptions,
+    StepBudget,
     StepOptions,
     is_model,
 )
@@ -59,7 +59,7 @@ def report(
     graph: str | None = None,
     /,
     *,
-    budget: BudgetText = None,
+    budget: StepBudget = None,
     budget_ratio: ActivationShare = None,
     planner: PlannerName = DEFAULT,
     budgets: str = _BUDGETS,
@@ -83,8 +83,6 @@ def report(
         package.module:factory or path/to/file.py:factory), with a budget to plan for.
     graph
         The graph file of a plan.
-    budget
-        The budget with a unit, such as 8GiB, constants included.
     budgets
         For the curve on the page, separated by commas: shares of the activation peak, such as
         0.3,0.5, or sizes with a unit; none for no curve.
@@ -159,10 +157,7 @@ def _planned(
 ) -> tuple[Plan, Proven | None]:
     """Return a plan for the budget.
 
-    Raises
-    ------
-    InfeasibleBudget
-        If none is found; says the least.
+    Raises `InfeasibleBudget` if none is found; says the least.
     """
     outcome = plan_with(planner, task, limits, progress)
     if outcome.plan is None:

@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from tightfit.cli.options import Json
+from tightfit.cli.options import Json, OtherCosts
 from tightfit.cli.output import print_result
 from tightfit.cli.target import load_target
 from tightfit.errors import BadInput
@@ -27,7 +27,7 @@ def show(
     graph: str | None = None,
     /,
     *,
-    costs: str | None = None,
+    costs: OtherCosts = None,
     json: Json = False,
 ) -> int:
     """Say what a graph needs, or what a plan holds, saves and costs.
@@ -43,8 +43,6 @@ def show(
         A plan or graph file (.json or .json.gz).
     graph
         The graph file of a plan: verifies the plan and tells who holds the memory.
-    costs
-        Modelled costs instead of those in the file, such as unit, flops, v100, a100.
     """
     started = time.perf_counter()
     content = read_limited(file)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from tightfit.cli.options import Json
+from tightfit.cli.options import GraphOfPlan, Json, OtherCosts, PlanFile
 from tightfit.cli.output import print_result
 from tightfit.cli.target import load_target
 from tightfit.errors import BadInput
@@ -40,12 +40,12 @@ _CONSTANTS = {
 
 
 def snapshot(
-    plan: Path,
-    graph: str,
+    plan: PlanFile,
+    graph: GraphOfPlan,
     /,
     *,
     output: Annotated[Path, Parameter(alias="-o")],
-    costs: str | None = None,
+    costs: OtherCosts = None,
     json: Json = False,
 ) -> int:
     """Write a plan, laid out, as a memory snapshot or a timeline.
@@ -56,15 +56,9 @@ def snapshot(
 
     Parameters
     ----------
-    plan
-        A plan file (.json or .json.gz).
-    graph
-        The graph file the plan was made for.
     output
         FILE.pickle: a memory snapshot for https://docs.pytorch.org/memory_viz; FILE.json: a
         timeline for https://ui.perfetto.dev.
-    costs
-        Modelled costs instead of those in the file, such as unit, flops, v100, a100.
     """
     started = time.perf_counter()
     if output.suffix not in (_SNAPSHOT, _TIMELINE):

@@ -51,31 +51,20 @@ SHORT_S = 2e-3
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call makes and the memory it needs only while it runs.
+    """What one call makes and the memory it needs only while it runs."""
 
-    Parameters
-    ----------
-    workspace_bytes : int
-        The most that was live during the call beyond what was live before it and its outputs.
-    output_bytes : tuple of int
-        For each output its storage's size, not rounded; 0 for None and for empty tensors.
-    output_strides : tuple of (tuple of int or None)
-        For each output its strides; None if it is no tensor.
-    aliases : tuple of int
-        For each output the position, among the tensor arguments in order, of the one whose
-        storage it shares; -1: its own storage.
-    none_outputs : tuple of int
-        Positions of the outputs that are no tensors.
-    output_kinds : tuple of (str or None)
-        For each output its type and where it lies, as `kind_of` says it; None if it is no tensor.
-        (): not known.
-    """
-
+    # The most that was live during the call beyond what was live before it and its outputs
     workspace_bytes: int
+    # For each output its storage's size, not rounded; 0 for None and for empty tensors
     output_bytes: tuple[int, ...]
+    # For each output its strides; None if it is no tensor
     output_strides: tuple[tuple[int, ...] | None, ...]
+    # For each output the position, among the tensor arguments in order, of the one whose storage it
+    # shares; -1: its own storage
     aliases: tuple[int, ...]
-    none_outputs: tuple[int, ...]
+    none_outputs: tuple[int, ...]  # positions of the outputs that are no tensors
+    # For each output its type and where it lies, as `kind_of` says it; None if it is no tensor. ():
+    # not known.
     output_kinds: tuple[str | None, ...] = ()
 
 
@@ -85,17 +74,10 @@ def kind_of(tensor: torch.Tensor) -> str:
 
 
 class Measurement(Footprint, frozen=True, kw_only=True):
-    """A footprint, and what the call costs.
+    """A footprint, and what the call costs."""
 
-    Parameters
-    ----------
-    cost_s : float
-        Median time in seconds: CPU time on a CPU, device time on a GPU.
-    launch_s : float
-        On a GPU the time of the processor until the call is on its way; 0 on a CPU.
-    """
-
-    cost_s: float
+    cost_s: float  # median time in seconds: CPU time on a CPU, device time on a GPU
+    # On a GPU the time of the processor until the call is on its way; 0 on a CPU
     launch_s: float = 0.0
 
 
@@ -114,16 +96,9 @@ def measure_call(
     repeated. A call that takes longer than `seconds` is timed once, while its peak is metered.
     Random numbers drawn by the call do not move the global generators.
 
-    Parameters
-    ----------
-    function : callable
-        Takes tensors, returns a tensor, None, or a tuple or list of both.
-    arguments, keyword_arguments
-        Real tensors on `device` (see `materialise`) and plain values.
-    device : torch.device or str
-        Where it runs.
-    seconds : float
-        Time after which two undisturbed runs suffice; about the duration of the measurement.
+    `function`: takes tensors, returns a tensor, None, or a tuple or list of both. `arguments`,
+    `keyword_arguments`: real tensors on `device` (see `materialise`) and plain values. `seconds`:
+    time after which two undisturbed runs suffice; about the duration of the measurement.
     """
     device = torch.device(device)
     keywords = dict(keyword_arguments or {})

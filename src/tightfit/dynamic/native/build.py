@@ -31,7 +31,7 @@ __all__ = ["compiled_core"]
 
 _NAME = "tightfit_online_core"
 _HERE = Path(__file__).parent
-_SHARED = _HERE.parent.parent / "_core" / "evicted_classes.hpp"
+_SHARED = _HERE.parent.parent / "_core" / "eviction.hpp"
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 _LIBRARIES = ("torch_python", "torch_cpu", "c10")
 
@@ -39,18 +39,9 @@ _LIBRARIES = ("torch_python", "torch_cpu", "c10")
 def compiled_core(*, waits: bool = True) -> Any:
     """Return the compiled module; where nobody has compiled it yet, that takes half a minute.
 
-    Parameters
-    ----------
-    waits : bool
-        Until it is there. Otherwise it is compiled in the background.
-
-    Raises
-    ------
-    CoreUnavailable
-        Without a compiler or headers, on an older PyTorch, or if the compiler refuses, now or
-        before.
-    BeingCompiled
-        If it is not there yet, and nobody waits.
+    `waits`: until it is there. Otherwise it is compiled in the background. Raises `CoreUnavailable`
+    without a compiler or headers, on an older PyTorch, or if the compiler refuses, now or before.
+    Raises `BeingCompiled` if it is not there yet, and nobody waits.
     """
     if _NAME in sys.modules:
         return sys.modules[_NAME]

@@ -48,17 +48,8 @@ class ForLaterReleases(CoreUnavailable):
 def compile_here(library: Path, command: Sequence[str]) -> None:
     """Compile a library, unless it is there; wait for whoever does so already.
 
-    Parameters
-    ----------
-    library : Path
-        Where it belongs; it is put there as a whole.
-    command : sequence of str
-        Compiles it, less its output.
-
-    Raises
-    ------
-    CoreUnavailable
-        If the compiler refuses, now or before.
+    `library`: where it belongs; it is put there as a whole. `command`: compiles it, less its
+    output. Raises `CoreUnavailable` if the compiler refuses, now or before.
     """
     with _alone(library.with_suffix(".lock")):
         if library.exists():
@@ -77,10 +68,7 @@ def compile_here(library: Path, command: Sequence[str]) -> None:
 def compile_apart(library: Path, command: Sequence[str]) -> BeingCompiled:
     """Have a process of its own do so, once; return what to tell those who want it now.
 
-    Raises
-    ------
-    CoreUnavailable
-        If the compiler has refused, or the process has failed.
+    Raises `CoreUnavailable` if the compiler has refused, or the process has failed.
     """
     _stop_if_refused(library)
     child = _child(library, tuple(command))

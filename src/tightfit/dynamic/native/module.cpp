@@ -86,8 +86,8 @@ std::unique_ptr<Runtime> runtime_of(const py::object& python, int cost, bool by_
                                     bool by_staleness, bool keeps_dead,
                                     std::int64_t smallest_bytes, bool look_at_all,
                                     double most_again) {
-    const Policy policy{static_cast<Cost>(cost), by_size, by_staleness, keeps_dead, smallest_bytes,
-                        look_at_all};
+    const Policy policy{static_cast<tightfit::CostKind>(cost), by_size, by_staleness,
+                        keeps_dead, smallest_bytes, look_at_all};
     return std::make_unique<Runtime>(policy, most_again, outside_of(python));
 }
 

@@ -3,30 +3,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <random>
 #include <vector>
 
-#include "../../_core/evicted_classes.hpp"
+#include "../../_core/eviction.hpp"
 #include "history.hpp"
 #include "ledger.hpp"
 
 namespace tightfit::online {
 
-// The numbers are those of `Cost` in eviction/policies/policy.py.
-enum class Cost {
-    none = 0,
-    local = 1,
-    before = 2,
-    around = 3,
-    count = 4,
-    classes = 5,
-    operators = 6,
-    random = 7
-};
-
 struct Policy {
-    Cost cost;
+    CostKind cost;
     bool by_size, by_staleness, keeps_dead;
     std::int64_t smallest_bytes;
     bool look_at_all;
@@ -119,7 +106,7 @@ public:
     // A content is not resident any more: it joins the class of what is evicted beside it.
     void left(Content& content) {
         if (costs_are_known_) tell_those_after(content);
-        if (policy_.cost != Cost::classes || !content.maker) return;
+        if (policy_.cost != CostKind::classes || !content.maker) return;
         content.node = classes_.add(content.maker->cost);
         each_beside(content, [&](int other) { classes_.join(content.node, other); });
     }
@@ -127,7 +114,7 @@ public:
     // A content that was gone is about to be resident.
     void came_back(Content& content) {
         if (costs_are_known_) tell_those_after(content);
-        if (policy_.cost == Cost::classes && content.maker && content.node >= 0)
+        if (policy_.cost == CostKind::classes && content.maker && content.node >= 0)
             classes_.leave(content.node, content.maker->cost);
     }
 
@@ -135,6 +122,31 @@ public:
         retired_.clear();
         for (auto& content : contents_) content->position = -1;
         contents_.clear();
+    }
+
+    // ---- what a score asks
+
+    static std::int64_t own_cost(const Content& content) {
+        return content.maker ? content.maker->cost : 0;
+    }
+
+    Reached reached_before(Content& content) { return reached<true>(content); }
+    Reached reached_after(Content& content) { return reached<false>(content); }
+
+    std::int64_t cost_of_classes(Content& content) {
+        std::int64_t sum = 0;
+        roots_.clear();
+        each_beside(content, [&](int node) { roots_.push_back(classes_.root(node)); });
+        std::sort(roots_.begin(), roots_.end());
+        roots_.erase(std::unique(roots_.begin(), roots_.end()), roots_.end());
+        for (int root : roots_) sum += classes_.cost(root);
+        return sum;
+    }
+
+    // It is kept in mind until it may change.
+    std::int64_t cost_of_operators(Content& content) {
+        costs_are_known_ = true;
+        return content.known_cost = own_cost(content) + cost_before(*content.maker);
     }
 
 private:
@@ -165,7 +177,7 @@ private:
     void rank(const std::vector<Content*>& candidates) {
         ranked_.clear();
         for (Content* content : candidates) {
-            const double score = policy_.cost == Cost::random ? draw() : score_of(*content);
+            const double score = policy_.cost == CostKind::random ? draw() : score_now(*content);
             ranked_.push_back({score, ranked_.size(), content});
         }
         std::make_heap(ranked_.begin(), ranked_.end());
@@ -177,7 +189,7 @@ private:
             std::pop_heap(ranked_.begin(), ranked_.end());
             Ranked& least = ranked_.back();
             const double score =
-                policy_.cost == Cost::random ? least.score : score_of(*least.content);
+                policy_.cost == CostKind::random ? least.score : score_now(*least.content);
             if (score <= least.score) break;
             least.score = score;
             std::push_heap(ranked_.begin(), ranked_.end());
@@ -187,12 +199,13 @@ private:
         return found;
     }
 
-    double score_of(Content& content) {
-        double weight = policy_.by_size ? static_cast<double>(content.size_bytes) : 1.0;
-        if (policy_.by_staleness)
-            weight *= static_cast<double>(ledger_.clock() - content.used_at + 1);
-        if (!(weight > 0)) return std::numeric_limits<double>::infinity();
-        return static_cast<double>(cost_of(content)) / weight;
+    double score_now(Content& content) {
+        const auto staleness = static_cast<double>(ledger_.clock() - content.used_at + 1);
+        const auto bytes = static_cast<double>(content.size_bytes);
+        return score_of(weight_of(policy_, bytes, staleness), [&] {
+            const bool is_known = content.known_cost >= 0;
+            return is_known ? content.known_cost : cost_of(policy_.cost, *this, content);
+        });
     }
 
     // What may go, or a sample: what was retired first, and then the first turn there is.
@@ -250,49 +263,6 @@ private:
 
     double draw() { return std::uniform_real_distribution<double>()(random_); }
 
-    // ---- what a score asks
-
-    static std::int64_t own_cost(const Content& content) {
-        return content.maker ? content.maker->cost : 0;
-    }
-
-    // What `Cost` says of a content, as things are now.
-    std::int64_t cost_of(Content& content) {
-        if (content.known_cost >= 0) return content.known_cost;
-        const std::int64_t own = own_cost(content);
-        std::int64_t count = 0, sum = 0;
-        const auto add = [&](Content& other) {
-            ++count;
-            sum += own_cost(other);
-        };
-        switch (policy_.cost) {
-            case Cost::none:
-            case Cost::random:
-                return 1;
-            case Cost::local:
-                return own;
-            case Cost::operators:
-                costs_are_known_ = true;
-                return content.known_cost = own + cost_before(*content.maker);
-            case Cost::before:
-                each_reached<true>(content, add);
-                return own + sum;
-            case Cost::around:
-            case Cost::count:
-                each_reached<true>(content, add);
-                each_reached<false>(content, add);
-                return policy_.cost == Cost::count ? 1 + count : own + sum;
-            case Cost::classes:
-                break;
-        }
-        roots_.clear();
-        each_beside(content, [&](int node) { roots_.push_back(classes_.root(node)); });
-        std::sort(roots_.begin(), roots_.end());
-        roots_.erase(std::unique(roots_.begin(), roots_.end()), roots_.end());
-        for (int root : roots_) sum += classes_.cost(root);
-        return own + sum;
-    }
-
     // The cost of the calls that would have to run before one: each once, at most 512 of them.
     std::int64_t cost_before(Call& call) {
         const std::int64_t look = ++looks_;
@@ -346,21 +316,21 @@ private:
                 if (output) act(*output);
     }
 
-    // Visits what is not resident and is reached through such only, each once.
-    template <bool is_before, class Do>
-    void each_reached(Content& content, Do act) {
+    // What is not resident and is reached through such only, each once.
+    template <bool is_before>
+    Reached reached(Content& content) {
         const std::int64_t look = ++looks_;
-        int count = 0;
+        Reached found;
         content.look = look;
         front_.assign(1, &content);
-        while (!front_.empty() && count < kMostAncestors) {
+        while (!front_.empty() && found.count < kMostAncestors) {
             Content& next = *front_.back();
             front_.pop_back();
             const auto visit = [&](Content& other) {
                 if (other.is_resident || other.look == look) return;
                 other.look = look;
-                ++count;
-                act(other);
+                ++found.count;
+                found.cost += own_cost(other);
                 front_.push_back(&other);
             };
             if constexpr (is_before)
@@ -368,6 +338,7 @@ private:
             else
                 each_after(next, visit);
         }
+        return found;
     }
 
     // Visits the nodes of the neighbours that are not resident.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tightfit.dynamic.core import Core
-from tightfit.dynamic.ledger import Ledger
+from tightfit.dynamic.ledger import Counts, Ledger
 from tightfit.dynamic.native.build import compiled_core
 from tightfit.dynamic.operators import operator_of
 from tightfit.dynamic.room import Room, allocated_bytes
@@ -22,27 +22,10 @@ __all__ = ["NativeRuntime"]
 class NativeRuntime(Core):
     """Sees operators on a dispatch key below autograd, in C++.
 
-    Parameters
-    ----------
-    room : Room
-        The limit.
-    ledger : Ledger
-        Is told what happened.
-    policy : Policy
-        What is evicted.
-    smallest_bytes : int
-        Smaller storages are never evicted.
-    look_at_all : bool
-        Whether every candidate is scored, or a sample.
-    waits : bool
-        Until the core is compiled, where nobody has done that yet.
-
-    Raises
-    ------
-    CoreUnavailable
-        If the core cannot be compiled here.
-    BeingCompiled
-        If it is not there yet, and nobody waits.
+    `ledger`: is told what happened. `smallest_bytes`: smaller storages are never evicted.
+    `look_at_all`: whether every candidate is scored, or a sample. `waits`: until the core is
+    compiled, where nobody has done that yet. Raises `CoreUnavailable` if the core cannot be
+    compiled here. Raises `BeingCompiled` if it is not there yet, and nobody waits.
     """
 
     name = "C++"
@@ -132,7 +115,7 @@ class NativeRuntime(Core):
 
     def update_ledger(self) -> None:
         """Let the ledger know what has happened since it was told last."""
-        self._ledger.add(*self._core.take_counts())
+        self._ledger.add(Counts(*self._core.take_counts()))
 
     def weights(self) -> tuple[int, int]:
         """Return the resident bytes that stay for ever, and those that could be evicted."""
@@ -185,29 +168,20 @@ class NativeRuntime(Core):
     def raise_exceeded(self, name: str) -> None:
         """An operator cannot fit.
 
-        Raises
-        ------
-        BudgetExceeded
-            Always.
+        Raises `BudgetExceeded`: always.
         """
         raise self.exceeded(name)
 
     def raise_thrashes(self, times: float) -> None:
         """Computing again has cost so many times what the step itself costs.
 
-        Raises
-        ------
-        InfeasibleBudget
-            Always.
+        Raises `InfeasibleBudget`: always.
         """
         raise self._ledger.thrashing(times)
 
     def raise_bad_input(self, text: str) -> None:
         """Something cannot be computed again.
 
-        Raises
-        ------
-        BadInput
-            Always.
+        Raises `BadInput`: always.
         """
         raise BadInput(text)

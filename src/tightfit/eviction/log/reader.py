@@ -97,29 +97,16 @@ _Following = TypeVar("_Following", _Memory, _Alias)
 def read_instructions(path: Path | str) -> Iterator[Instruction]:
     """Yield the instructions of a log from its START on; nothing else is held in memory.
 
-    Parameters
-    ----------
-    path : Path or str
-        A text file, plain or compressed with gzip, whatever its name.
-
-    Raises
-    ------
-    BadInput
-        If the file cannot be read, ends too early, or has a line that is no instruction, an
-        instruction whose lines do not follow it, a number that is none, or a name used before it
-        is defined or defined twice; the message names the line.
+    `path`: a text file, plain or compressed with gzip, whatever its name. Raises `BadInput` if the
+    file cannot be read, ends too early, or has a line that is no instruction, an instruction whose
+    lines do not follow it, a number that is none, or a name used before it is defined or defined
+    twice; the message names the line.
     """
     yield from _Reader(Path(path)).instructions()
 
 
 class _Reader:
-    """One pass over a file.
-
-    Parameters
-    ----------
-    path : Path
-        The log.
-    """
+    """One pass over a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

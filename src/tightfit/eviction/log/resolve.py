@@ -78,27 +78,17 @@ class Occurrence(NamedTuple):
 
 @dataclass(frozen=True)
 class Log:
-    """A program as it is replayed; numbers are positions.
+    """A program as it is replayed; numbers are positions."""
 
-    Parameters
-    ----------
-    storages, tensors, operators : tuple
-        In the order in which the program made them.
-    occurrences : tuple of Occurrence
-        What happens, in order.
-    held : tuple of int
-        Tensors that the program still holds at its end, each as often as it has names, by the
-        first definitions of these names: its results.
-    instructions : int
-        Lines of the text from START on: the measure of speed.
-    """
-
+    # storages, tensors, operators: in the order in which the program made them
     storages: tuple[Storage, ...]
     tensors: tuple[Tensor, ...]
     operators: tuple[Operator, ...]
-    occurrences: tuple[Occurrence, ...]
+    occurrences: tuple[Occurrence, ...]  # what happens, in order
+    # Tensors that the program still holds at its end, each as often as it has names, by the first
+    # definitions of these names: its results
     held: tuple[int, ...]
-    instructions: int
+    instructions: int  # lines of the text from START on: the measure of speed
 
     @cached_property
     def base_cost_ns(self) -> int:
@@ -151,11 +141,8 @@ class Log:
 def load_log(path: Path | str) -> Log:
     """Return the program in a log file.
 
-    Raises
-    ------
-    BadInput
-        If the file is no log (`read_instructions`), has no operator, or releases a tensor more
-        often than it is held.
+    Raises `BadInput` if the file is no log (`read_instructions`), has no operator, or releases a
+    tensor more often than it is held.
     """
     return resolve(read_instructions(path), source=str(path))
 
@@ -163,12 +150,8 @@ def load_log(path: Path | str) -> Log:
 def resolve(instructions: Iterable[Instruction], *, source: str = "the log") -> Log:
     """Return instructions with every name settled.
 
-    Parameters
-    ----------
-    instructions : iterable of Instruction
-        As `read_instructions` yields them: names are defined once, before they are used.
-    source : str
-        Where they come from; named in errors.
+    `instructions`: as `read_instructions` yields them: names are defined once, before they are
+    used. `source`: where they come from; named in errors.
     """
     resolver = _Resolver(source)
     for instruction in instructions:
@@ -179,10 +162,7 @@ def resolve(instructions: Iterable[Instruction], *, source: str = "the log") -> 
 class _Resolver:
     """What the names stand for so far, and what was settled.
 
-    Parameters
-    ----------
-    source : str
-        Where the instructions come from; named in errors.
+    `source`: where the instructions come from; named in errors.
     """
 
     def __init__(self, source: str) -> None:

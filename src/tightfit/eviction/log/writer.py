@@ -27,10 +27,7 @@ __all__ = ["log_text", "write_log"]
 def write_log(path: Path | str, instructions: Iterable[Instruction]) -> None:
     """Write a log, all or nothing; compressed with gzip if the path ends in ``.gz``.
 
-    Raises
-    ------
-    BadInput
-        If the folder is missing or cannot be written.
+    Raises `BadInput` if the folder is missing or cannot be written.
     """
     write_atomically(path, log_text(instructions))
 

@@ -13,15 +13,14 @@ FIGURES = {7: Cost.AROUND, 8: Cost.CLASSES, 9: Cost.LOCAL, 10: Cost.NONE}
 """The measure of cost that each figure of the paper holds fixed."""
 
 
-def _policy(cost: Cost, by_size: bool, by_staleness: bool) -> Policy:
-    kept = [f"cost={cost.name.lower()}", *["size"] * by_size, *["staleness"] * by_staleness]
-    name = ",".join(kept)
+def _policy(cost: Cost, divisors: tuple[str, ...]) -> Policy:
+    name = ",".join([f"cost={cost.name.lower()}", *divisors])
+    by_size, by_staleness = "size" in divisors, "staleness" in divisors
     return Policy(name, cost, by_size, by_staleness, summary=f"ablation: {name}")
 
 
 ABLATION = tuple(
-    _policy(cost, by_size, by_staleness)
+    _policy(cost, divisors)
     for cost in FIGURES.values()
-    for by_size in (True, False)
-    for by_staleness in (True, False)
+    for divisors in (("size", "staleness"), ("size",), ("staleness",), ())
 )

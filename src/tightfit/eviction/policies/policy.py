@@ -102,35 +102,22 @@ class Candidate(Protocol):
 
 @dataclass(frozen=True)
 class Policy:
-    """A way to choose what is evicted.
+    """A way to choose what is evicted."""
 
-    Parameters
-    ----------
-    name : str
-        As users write it.
-    cost : Cost
-        Which costs its score counts.
-    by_size, by_staleness : bool
-        Whether the score is divided by the bytes, and by the time since the last use.
-    summary : str
-        One line for people.
-    views_run_again : bool
-        A view of a storage that came back is an operator of its own, with a cost, that has to run
-        again before the view is used. False: views belong to their storage and cost nothing.
-    keeps_dead : bool
-        A storage that nobody holds, brought back because another needed it, stays until it is
-        evicted by its score. False: it goes as soon as what it was brought back for has run.
-    backward_last : bool
-        Storages made in the backward pass are candidates only when no other is left.
-    """
-
-    name: str
-    cost: Cost
+    name: str  # as users write it
+    cost: Cost  # which costs its score counts
+    # by_size, by_staleness: whether the score is divided by the bytes, and by the time since the
+    # last use
     by_size: bool = True
     by_staleness: bool = True
-    summary: str = ""
+    summary: str = ""  # one line for people
+    # A view of a storage that came back is an operator of its own, with a cost, that has to run
+    # again before the view is used. False: views belong to their storage and cost nothing.
     views_run_again: bool = True
+    # A storage that nobody holds, brought back because another needed it, stays until it is evicted
+    # by its score. False: it goes as soon as what it was brought back for has run.
     keeps_dead: bool = True
+    # Storages made in the backward pass are candidates only when no other is left
     backward_last: bool = False
 
     def score(self, candidate: Candidate) -> float:

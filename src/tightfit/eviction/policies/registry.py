@@ -23,10 +23,7 @@ DEFAULT = IMPROVED[0].name
 def policy_named(name: str) -> Policy:
     """Return a policy.
 
-    Raises
-    ------
-    BadInput
-        If there is none of that name.
+    Raises `BadInput` if there is none of that name.
     """
     if name not in POLICIES:
         raise BadInput(f"there is no eviction policy {name!r}; choose among {', '.join(POLICIES)}")

@@ -52,14 +52,7 @@ def simulate_in_python(
 class _Candidate:
     """What a policy may know of a storage; counts what it looks at.
 
-    Parameters
-    ----------
-    replay : _Replay
-        Where it lives.
-    number : int
-        Which storage it is.
-    beside_bytes : int
-        Bytes of holes that count as its own.
+    `beside_bytes`: bytes of holes that count as its own.
     """
 
     def __init__(self, replay: _Replay, number: int, beside_bytes: int = 0) -> None:

@@ -20,14 +20,8 @@ class Stopped(Exception):
 class Stored:
     """A storage as it is now.
 
-    Parameters
-    ----------
-    size_bytes : int
-        Its bytes.
-    node : int
-        Its node among the classes of evicted storages; it has one while it is not resident.
-    is_backward : bool
-        Whether it was first made in the backward pass.
+    `size_bytes`: its bytes. `node`: its node among the classes of evicted storages; it has one
+    while it is not resident. `is_backward`: whether it was first made in the backward pass.
     """
 
     def __init__(self, size_bytes: int, node: int, is_backward: bool) -> None:
@@ -95,12 +89,7 @@ class Stored:
 class Ledger:
     """The clock, and all that is counted.
 
-    Parameters
-    ----------
-    budget_bytes : int
-        What was given.
-    most_again_ns : int
-        Nanoseconds that recomputation may cost.
+    `most_again_ns`: nanoseconds that recomputation may cost.
     """
 
     def __init__(self, budget_bytes: int, most_again_ns: int) -> None:

@@ -13,14 +13,7 @@ __all__ = ["StoredTerms"]
 class StoredTerms:
     """Looks at storages by their numbers, and counts how many it looks at.
 
-    Parameters
-    ----------
-    stored : mapping of int to Stored
-        The storages.
-    classes : Classes
-        Of those that are evicted.
-    ledger : Ledger
-        Where looks are counted.
+    `ledger`: where looks are counted.
     """
 
     def __init__(self, stored: Mapping[int, Stored], classes: Classes, ledger: Ledger) -> None:

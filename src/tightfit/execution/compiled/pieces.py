@@ -14,38 +14,18 @@ __all__ = ["Piece", "cut"]
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a graph.
+    """A part of a graph."""
 
-    Parameters
-    ----------
-    module : fx.GraphModule
-        Its operators; placeholders and outputs by the names below.
-    inputs : tuple of str
-        Names of what it reads: nodes of the whole graph.
-    outputs : tuple of str
-        Names of what it makes that is read later or returned.
-    """
-
-    module: fx.GraphModule
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    module: fx.GraphModule  # its operators; placeholders and outputs by the names below
+    inputs: tuple[str, ...]  # names of what it reads: nodes of the whole graph
+    outputs: tuple[str, ...]  # names of what it makes that is read later or returned
 
 
 def cut(module: fx.GraphModule, groups: Sequence[Sequence[fx.Node]]) -> list[Piece]:
     """Cut a graph behind the last result of each group.
 
-    Parameters
-    ----------
-    module : fx.GraphModule
-        The graph; it stays as it is.
-    groups : sequence of sequence of node
-        Results in the order in which they are to be finished; operators behind the last one are
-        left out.
-
-    Returns
-    -------
-    list of Piece
-        One for each group, in order.
+    `groups`: results in the order in which they are to be finished; operators behind the last one
+    are left out. Returns one for each group, in order.
     """
     nodes = list(module.graph.nodes)
     place = {node: index for index, node in enumerate(nodes)}

@@ -35,11 +35,8 @@ __all__ = ["compile_program", "refuse_uncompilable"]
 def refuse_uncompilable(captured: Captured) -> None:
     """Refuse by name what a compiled step cannot hold.
 
-    Raises
-    ------
-    CompileError
-        For opaque modules, computed values that decide, and operators that draw from a generator
-        of their own.
+    Raises `CompileError` for opaque modules, computed values that decide, and operators that draw
+    from a generator of their own.
     """
     for op, calls in zip(captured.graph.ops, captured.calls, strict=True):
         where = f"module {op.module!r}" if op.module else "the outermost forward"
@@ -58,20 +55,9 @@ def refuse_uncompilable(captured: Captured) -> None:
 def compile_program(captured: Captured, program: Program, pieces: int = 1) -> Program:
     """Return the program of a lowered plan, compiled.
 
-    Parameters
-    ----------
-    captured : Captured
-        The step.
-    program : Program
-        Its lowered plan.
-    pieces : int
-        Into how many graphs the backward pass is cut, at most; between them finished gradients
-        are handed over.
-
-    Raises
-    ------
-    CompileError
-        If the step holds what cannot be compiled, or Inductor fails.
+    `pieces`: into how many graphs the backward pass is cut, at most; between them finished
+    gradients are handed over. Raises `CompileError` if the step holds what cannot be compiled, or
+    Inductor fails.
     """
     refuse_uncompilable(captured)
     traced = trace_program(captured, program)

@@ -40,17 +40,9 @@ def set_state(device: torch.device, state: torch.Tensor) -> None:
 def draw(operator: OpOverload, state: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """Run a random operator from a given state.
 
-    Parameters
-    ----------
-    operator : OpOverload
-        One that writes in place leaves its argument alone and returns what it would have written.
-    state : tensor
-        Where the generator starts.
-
-    Returns
-    -------
-    tuple
-        The next state, then the operator's outputs.
+    `operator`: one that writes in place leaves its argument alone and returns what it would have
+    written. `state`: where the generator starts. Returns the next state, then the operator's
+    outputs.
     """
     return _with_state(operator)(state, *args, **kwargs)
 
@@ -101,13 +93,7 @@ def _device_of(args: Any, kwargs: Any) -> torch.device:
 
 
 class GeneratorState(TorchFunctionMode):
-    """While a program is traced, lets every random operator read and replace one state.
-
-    Parameters
-    ----------
-    state : tensor
-        The state at the start.
-    """
+    """While a program is traced, lets every random operator read and replace one state."""
 
     def __init__(self, state: torch.Tensor) -> None:
         super().__init__()

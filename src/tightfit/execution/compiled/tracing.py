@@ -41,64 +41,35 @@ class Kept:
 
 @dataclass(frozen=True)
 class TracedForward:
-    """The forward graph.
+    """The forward graph."""
 
-    Parameters
-    ----------
-    module : fx.GraphModule
-        Takes the tensors among the inputs, the constants, the generator's state.
-    returned : tuple of int or Constant
-        For each raw output its position among the graph's outputs.
-    kept : tuple of Kept
-        In the order in which the backward graph takes them.
-    written : tuple of (int, int)
-        The input that is written to, and the position of its new content among the outputs.
-    """
-
+    # Takes the tensors among the inputs, the constants, the generator's state
     module: fx.GraphModule
+    # For each raw output its position among the graph's outputs
     returned: tuple[int | Constant, ...]
-    kept: tuple[Kept, ...]
+    kept: tuple[Kept, ...]  # in the order in which the backward graph takes them
+    # The input that is written to, and the position of its new content among the outputs
     written: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class TracedProgram:
-    """Both graphs of a plan.
+    """Both graphs of a plan."""
 
-    Parameters
-    ----------
-    forward : TracedForward
-        The last output of its graph is the generator's next state.
-    backward : fx.GraphModule
-        Takes what is kept, the tangents, the constants.
-    gradients : tuple of tuple of node
-        The outputs of the backward graph, by the groups of the program.
-    inputs : tuple of int
-        Which inputs of the step are tensors.
-    constants : tuple of tensor
-        What both graphs take besides.
-    tangents : tuple of tensor
-        Fakes of the gradients of the outputs.
-    device : torch.device
-        Where random numbers are drawn.
-    """
-
-    forward: TracedForward
-    backward: fx.GraphModule
+    forward: TracedForward  # the last output of its graph is the generator's next state
+    backward: fx.GraphModule  # takes what is kept, the tangents, the constants
+    # The outputs of the backward graph, by the groups of the program
     gradients: tuple[tuple[fx.Node, ...], ...]
-    inputs: tuple[int, ...]
-    constants: tuple[torch.Tensor, ...]
-    tangents: tuple[torch.Tensor, ...]
-    device: torch.device
+    inputs: tuple[int, ...]  # which inputs of the step are tensors
+    constants: tuple[torch.Tensor, ...]  # what both graphs take besides
+    tangents: tuple[torch.Tensor, ...]  # fakes of the gradients of the outputs
+    device: torch.device  # where random numbers are drawn
 
 
 def trace_program(captured: Captured, program: Program) -> TracedProgram:
     """Return the graphs of a lowered plan.
 
-    Raises
-    ------
-    CompileError
-        If something in the program cannot be traced.
+    Raises `CompileError` if something in the program cannot be traced.
     """
     return _Tracing(captured, program).run()
 

@@ -13,33 +13,17 @@ __all__ = ["Packer", "PackingLimits", "Placement", "Registration"]
 
 
 class PackingLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """When a packer stops.
+    """When a packer stops."""
 
-    Parameters
-    ----------
-    seconds : float
-        Wall time; packers that construct one layout take what they take.
-    seed : int
-        Seed of every random choice.
-    """
-
-    seconds: float = 5.0
-    seed: int = 0
+    seconds: float = 5.0  # wall time; packers that construct one layout take what they take
+    seed: int = 0  # seed of every random choice
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """What a packer found.
+    """What a packer found."""
 
-    Parameters
-    ----------
-    offsets : tuple of int
-        In bytes, one per block.
-    proven_bytes : int
-        No layout of these blocks is lower; 0: nothing is proven.
-    """
-
-    offsets: tuple[int, ...]
-    proven_bytes: int = 0
+    offsets: tuple[int, ...]  # in bytes, one per block
+    proven_bytes: int = 0  # no layout of these blocks is lower; 0: nothing is proven
 
 
 Packer: TypeAlias = Callable[[tuple[Block, ...], PackingLimits], Placement]
@@ -47,24 +31,11 @@ Packer: TypeAlias = Callable[[tuple[Block, ...], PackingLimits], Placement]
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
-    """A packer and what it can do.
+    """A packer and what it can do."""
 
-    Parameters
-    ----------
-    pack : callable
-        The packer.
-    summary : str
-        What it does, in a line.
-    is_exact : bool
-        Given time, it finds a lowest layout and proves it.
-    extra : str or None
-        The optional dependency it needs, as in ``pip install tightfit[extra]``.
-    reference : str
-        Paper, section.
-    """
-
-    pack: Packer
-    summary: str
-    is_exact: bool = False
+    pack: Packer  # the packer
+    summary: str  # what it does, in a line
+    is_exact: bool = False  # given time, it finds a lowest layout and proves it
+    # The optional dependency it needs, as in ``pip install tightfit[extra]``
     extra: str | None = None
-    reference: str = ""
+    reference: str = ""  # paper, section

@@ -37,10 +37,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 def pack_by_constraints(blocks: tuple[Block, ...], limits: PackingLimits) -> Placement:
     """Minimise the height with CP-SAT, starting from the portfolio's layout.
 
-    Raises
-    ------
-    MissingExtra
-        If OR-Tools is not installed.
+    Raises `MissingExtra` if OR-Tools is not installed.
     """
     if importlib.util.find_spec("ortools") is None:
         raise MissingExtra("packer 'cpsat' needs ortools: pip install tightfit[cpsat]")

@@ -13,10 +13,7 @@ _MOST_PAIRS = 20_000
 def colliding_pairs(blocks: tuple[Block, ...], packer: str) -> tuple[tuple[int, int], ...]:
     """Return E: all positions i < j of blocks that are alive at the same time.
 
-    Raises
-    ------
-    BadInput
-        If there are more than a program of this kind can have.
+    Raises `BadInput` if there are more than a program of this kind can have.
     """
     pairs: list[tuple[int, int]] = []
     by_birth = sorted(range(len(blocks)), key=lambda position: blocks[position].lower)

@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tightfit.graph.ir import Graph, OpId
-from tightfit.plan.plan import Compute, Outcome
-from tightfit.planners.base import Limits, Task
+from tightfit.plan.plan import Compute
 from tightfit.planners.engine.problem import EngineProblem
-from tightfit.planners.eviction import plan_dtr
-from tightfit.planners.heuristics.chen import (
-    plan_ap_greedy,
-    plan_ap_sqrt,
-    plan_linearised_greedy,
-    plan_linearised_sqrt,
-)
-from tightfit.progress import Progress
 
-__all__ = ["BASELINES", "borrowed_ranges"]
-
-Planner = Callable[[Task, Limits, Progress], Outcome]
-
-BASELINES: tuple[Planner, ...] = (
-    plan_dtr,
-    plan_ap_sqrt,
-    plan_ap_greedy,
-    plan_linearised_sqrt,
-    plan_linearised_greedy,
-)
+__all__ = ["borrowed_ranges"]
 
 
 def borrowed_ranges(
@@ -35,19 +16,9 @@ def borrowed_ranges(
 ) -> list[tuple[int, int, int]]:
     """Return how long values are resident in a plan, as the engine takes it.
 
-    Parameters
-    ----------
-    problem : EngineProblem
-        Of the same graph, with default alternatives only.
-    graph : Graph
-        The graph.
-    computes : sequence of Compute
-        Every op once in the order of the graph, and any recomputation.
-
-    Returns
-    -------
-    list of (value, first stage, last stage)
-        In the engine's numbers, one entry per lifetime that reaches the start of a later stage.
+    `problem`: of the same graph, with default alternatives only. `computes`: every op once in the
+    order of the graph, and any recomputation. Returns list of (value, first stage, last stage): in
+    the engine's numbers, one entry per lifetime that reaches the start of a later stage.
     """
     stages = _stages(problem, computes)
     made: dict[int, int] = {}  # value -> stage in which it was computed last

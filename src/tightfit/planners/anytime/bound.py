@@ -33,14 +33,7 @@ _DEAREST = 1.6  # completions above this many times the baseline are no seeds
 class CutLoop:
     """Solves programs with more and more cuts and feeds a pool with bounds, seeds and plans.
 
-    Parameters
-    ----------
-    outline : Outline
-        The problem.
-    pool : Pool
-        Where results go.
-    solver : str
-        What solves the programs.
+    `pool`: where results go.
     """
 
     def __init__(self, outline: Outline, pool: Pool, solver: str) -> None:
@@ -97,11 +90,10 @@ class CutLoop:
         in_child: bool,
     ) -> Solution:
         """Solve a program to a gap in percent of the baseline, until the loop is stopped."""
-        options = SolveOptions(seconds=seconds, gap=gap, nodes=nodes)
+        options = SolveOptions(seconds=seconds, gap=gap, nodes=nodes, solver=self.solver)
         return solve(
             model.program,
             options,
-            solver=self.solver,
             progress=Until(self.stop_event),
             in_child=in_child,
         )
@@ -146,10 +138,7 @@ class CutLoop:
 class BoundWorker:
     """Runs cut loops in a thread beside the search; programs are solved in a child process.
 
-    Parameters
-    ----------
-    loops : sequence of (CutLoop, float)
-        Run one after the other, each until its time (of `time.perf_counter`) or its end.
+    `loops`: run one after the other, each until its time (of `time.perf_counter`) or its end.
     """
 
     def __init__(self, loops: Sequence[tuple[CutLoop, float]]) -> None:

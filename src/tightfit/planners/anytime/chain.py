@@ -30,14 +30,8 @@ _FORWARD = -1  # the time of the first forward pass; else a backward stage
 class Split:
     """The forward pass in segments; gives the schedule that the table chooses for a budget.
 
-    Parameters
-    ----------
-    splitter : ChainSplitter
-        Where the forward pass may be cut.
-    keep_lists : KeepLists
-        What may be kept of a segment; shared by all splits of one splitter.
-    most : int
-        Segments.
+    `splitter`: where the forward pass may be cut. `keep_lists`: what may be kept of a segment;
+    shared by all splits of one splitter.
     """
 
     def __init__(self, splitter: ChainSplitter, keep_lists: KeepLists, most: int) -> None:

@@ -17,12 +17,8 @@ _JOBS = 40  # pieces of search that the limit is divided into
 class Clock:
     """The limits of a search, and what is left of them.
 
-    Parameters
-    ----------
-    limits : Limits
-        With an iteration limit nothing depends on the machine's speed.
-    started : float
-        `time.perf_counter` when it began.
+    `limits`: with an iteration limit nothing depends on the machine's speed. `started`:
+    `time.perf_counter` when it began.
     """
 
     def __init__(self, limits: Limits, started: float) -> None:

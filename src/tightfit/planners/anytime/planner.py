@@ -39,12 +39,9 @@ _FIRST_SHARE = 0.6  # of the time for the more promising order
 def plan_anytime(task: Task, limits: Limits, progress: Progress) -> Outcome:
     """Plan with a proven bound, as good as the limits allow (docs/search.md).
 
-    Returns
-    -------
-    Outcome
-        The best verified plan and the best proven bound when the gap is closed, the limits are
-        reached or the search is interrupted. The bound is the least over the orders of first
-        computations that were tried; the note names them if there are several.
+    Returns the best verified plan and the best proven bound when the gap is closed, the limits are
+    reached or the search is interrupted. The bound is the least over the orders of first
+    computations that were tried; the note names them if there are several.
     """
     return run_anytime(task, limits, progress).outcome
 
@@ -68,12 +65,8 @@ def run_anytime(
 ) -> AnytimeResult:
     """As `plan_anytime`, with what else is known.
 
-    Parameters
-    ----------
-    alternatives : bool
-        False: first computations use the default alternatives.
-    seeds : sequence of PooledSchedule
-        Schedules of the same graph and traced order at another budget.
+    `alternatives`: False: first computations use the default alternatives. `seeds`: schedules of
+    the same graph and traced order at another budget.
     """
     started = time.perf_counter()
     easy = fits_without_recomputation(task, limits, started)
@@ -202,14 +195,9 @@ class _Orders:
     ) -> None:
         """A first plan in the traced order, then the search, of a better order first.
 
-        Parameters
-        ----------
-        problem : EngineProblem
-            The task in the traced order.
-        seeds : sequence of PooledSchedule
-            Schedules in that order to start from.
-        least : LeastPeak or None
-            The order that needs the least memory with nothing recomputed, if it was looked for.
+        `problem`: the task in the traced order. `seeds`: schedules in that order to start from.
+        `least`: the order that needs the least memory with nothing recomputed, if it was looked
+        for.
         """
         traced = self._start(_TRACED, tuple(range(len(self.task.graph.ops))), self.task, problem)
         first_plan(traced)

@@ -38,26 +38,17 @@ MIXED = _settings(12, 100, local=True)
 
 @dataclass(frozen=True)
 class Job:
-    """What to start from, how hot (a fraction of the baseline cost), how long, which seed.
+    """What to start from, how hot (a fraction of the baseline cost), how long, which seed."""
 
-    Parameters
-    ----------
-    start : PooledSchedule or None
-        None: keep everything.
-    iterations : int
-        Negative: `seconds` limits the job instead.
-    fastest : bool
-        Search with the cheapest variant of every op, so that a workspace that does not fit shows
-        as overflow to be relieved and not as a slower variant; the result may use any.
-    """
-
-    start: PooledSchedule | None
+    start: PooledSchedule | None  # None: keep everything
     hot: float
     settings: _engine.Settings
     seconds: float
-    iterations: int
+    iterations: int  # negative: `seconds` limits the job instead
     seed: int
     target: int
+    # Search with the cheapest variant of every op, so that a workspace that does not fit shows as
+    # overflow to be relieved and not as a slower variant; the result may use any
     fastest: bool = False
 
 

@@ -50,12 +50,7 @@ class PooledSchedule:
 class Pool:
     """The best schedules that fit, unlike each other, and the best proven bound; thread-safe.
 
-    Parameters
-    ----------
-    problem : EngineProblem
-        The problem.
-    gap : float
-        The search is over once the overhead is within this fraction of the bound.
+    `gap`: the search is over once the overhead is within this fraction of the bound.
     """
 
     def __init__(self, problem: EngineProblem, gap: float) -> None:

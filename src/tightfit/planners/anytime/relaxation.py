@@ -17,32 +17,20 @@ _ROUNDING = 1e-9  # of overheads: costs are whole units
 
 @dataclass(frozen=True)
 class Outline:
-    """A problem relaxed to facts that hold for every plan; ops and values are the engine's.
+    """A problem relaxed to facts that hold for every plan; ops and values are the engine's."""
 
-    Parameters
-    ----------
-    problem : EngineProblem
-        The problem itself.
-    first_reads, again_reads : tuple of tuple of int
-        Per op: the values that every way of its first (a later) computation reads.
-    first_cost, again_cost : tuple of int
-        Per op: the least cost of its first (a later) computation.
-    recomputable : tuple of bool
-        Per op.
-    rewritable : tuple of bool
-        Per value: whether computing its op again may make it again.
-    last_reader : tuple of int
-        Per value: the last op that may read it, the last of all if an op that reads it may be
-        computed again; its producer if none.
-    """
-
-    problem: EngineProblem
+    problem: EngineProblem  # the problem itself
+    # first_reads, again_reads: per op: the values that every way of its first (a later) computation
+    # reads
     first_reads: tuple[tuple[int, ...], ...]
     again_reads: tuple[tuple[int, ...], ...]
+    # first_cost, again_cost: per op: the least cost of its first (a later) computation
     first_cost: tuple[int, ...]
     again_cost: tuple[int, ...]
-    recomputable: tuple[bool, ...]
-    rewritable: tuple[bool, ...]
+    recomputable: tuple[bool, ...]  # per op
+    rewritable: tuple[bool, ...]  # per value: whether computing its op again may make it again
+    # Per value: the last op that may read it, the last of all if an op that reads it may be
+    # computed again; its producer if none
     last_reader: tuple[int, ...]
 
     @property

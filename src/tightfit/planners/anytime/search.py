@@ -39,14 +39,8 @@ class FirstPlan:
 class Search:
     """One search: its pool, its clock, its random choices.
 
-    Parameters
-    ----------
-    task : Task
-        The graph in the order that is searched, and the budget.
-    problem : EngineProblem
-        The same for the engine.
-    started : float
-        `time.perf_counter` when it began.
+    `task`: the graph in the order that is searched, and the budget. `started`: `time.perf_counter`
+    when it began.
     """
 
     def __init__(

@@ -12,14 +12,14 @@ import msgspec
 
 from tightfit.errors import BadInput
 from tightfit.plan.plan import Compute, Outcome
-from tightfit.planners.anytime.borrow import BASELINES, borrowed_ranges
+from tightfit.planners.anytime.borrow import borrowed_ranges
 from tightfit.planners.anytime.bound import CutLoop
 from tightfit.planners.anytime.chain import SWEEP, Split
 from tightfit.planners.anytime.keep import KeepLists
 from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.search import Search
 from tightfit.planners.anytime.segments import ChainSplitter
-from tightfit.planners.monet.planner import MOST_MONET_OPS, plan_monet
+from tightfit.planners.registry import seeding_planners
 from tightfit.progress import SILENT
 
 __all__ = ["NODES", "UNLIMITED_S", "seed_with_chains", "seed_with_margins", "seed_with_others"]
@@ -32,8 +32,7 @@ _MARGINS = (0.02, 0.05, 0.1)
 _LEAST_CHAIN_OPS = 600
 _CHAIN_SHARE = 0.25  # of the time for seeds from recursive checkpointing
 _CHAIN_TRIES = 5  # after which they have to be near the best plan
-_MOST_BORROWED_OPS = 1500
-_MONET_SHARE = 0.2
+_BORROWED_SHARE = 0.2  # of the time for the plan of another method
 _CHAIN_BEHIND = 0.02  # how near, as a difference of overheads
 
 
@@ -47,21 +46,20 @@ def seed_with_margins(search: Search, loop: CutLoop, nodes: int | None = None) -
 
 
 def seed_with_others(search: Search) -> None:
-    """Start also from the plans of MONeT's program, if it is small, and of cheap baselines."""
-    if search.outline.has_choices or search.ops > _MOST_BORROWED_OPS:
+    """Start also from the plans of other methods, those that the registry names."""
+    if search.outline.has_choices:
         return
     by_nodes = search.clock.counts
-    planners = BASELINES if search.ops > MOST_MONET_OPS else (plan_monet, *BASELINES)
-    for planner in planners:
+    for planner in seeding_planners(search.ops):
         if search.pool.done or not (by_nodes or search.left() > 0.2):
             return
         search.report()
-        seconds = UNLIMITED_S if by_nodes else _MONET_SHARE * search.left()
+        seconds = UNLIMITED_S if by_nodes else _BORROWED_SHARE * search.left()
         limits = msgspec.structs.replace(
             search.limits, seconds=seconds, iterations=NODES if by_nodes else None
         )
         with contextlib.suppress(BadInput):  # a step that the method says it cannot take
-            _borrow(search, planner(search.task, limits, SILENT))
+            _borrow(search, planner.load()(search.task, limits, SILENT))
 
 
 def _borrow(search: Search, outcome: Outcome) -> None:

@@ -15,12 +15,7 @@ _WINDOW = 2  # a cut is a local minimum of the bytes crossing it within so many 
 class ChainSplitter:
     """What does not depend on how finely the forward pass is split.
 
-    Parameters
-    ----------
-    outline : Outline
-        The problem.
-    forward : int
-        Ops before this one are the forward pass.
+    `forward`: ops before this one are the forward pass.
     """
 
     def __init__(self, outline: Outline, forward: int) -> None:
@@ -107,23 +102,14 @@ def _running(changes: list[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class ChainSegment:
-    """A run of forward ops and the stretch of the backward pass that reads it.
+    """A run of forward ops and the stretch of the backward pass that reads it."""
 
-    Parameters
-    ----------
-    start, end : int
-        Forward ops start to end - 1.
-    first, last : int
-        Its backward stages; empty if last < first.
-    entry : tuple of int
-        Ops before the segment whose values are still read in it or after it.
-    needed : mapping of int to int
-        Ops of the segment, or of its entry, that its backward stages read, with the last of them.
-    """
-
+    # start, end: forward ops start to end - 1
     start: int
     end: int
+    # first, last: its backward stages; empty if last < first
     first: int
     last: int
-    entry: tuple[int, ...]
+    entry: tuple[int, ...]  # ops before the segment whose values are still read in it or after it
+    # Ops of the segment, or of its entry, that its backward stages read, with the last of them
     needed: Mapping[int, int]

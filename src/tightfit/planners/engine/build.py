@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tightfit._core import _engine
@@ -40,14 +40,9 @@ def build_problem(
 ) -> EngineProblem:
     """Return the engine's problem of a task.
 
-    Parameters
-    ----------
-    task : Task
-        Graph, budget in bytes, kind of gradients.
-    alternatives : bool
-        False: every first computation uses the default alternative.
-    exactness : str
-        The least exact class that a first computation may take.
+    `task`: graph, budget in bytes, kind of gradients. `alternatives`: False: every first
+    computation uses the default alternative. `exactness`: the least exact class that a first
+    computation may take.
     """
     return _Builder(task, exactness if alternatives else None).build()
 
@@ -261,14 +256,14 @@ class _Builder:
         families = self._families(op)
         if not (op.random_state_bytes and any(family.again for family in families)):
             for family in families:
-                self._add_family(position, op, family, first=family.first, again=family.again)
+                self._add_family(position, op, family)
             return
         state = [self.record.add_value(op.random_state_bytes, position, -1, state=True)]
         for family in families:
             if family.first:
-                self._add_family(position, op, family, first=True, again=False, written=state)
+                self._add_family(position, op, replace(family, again=False), written=state)
             if family.again:
-                self._add_family(position, op, family, first=False, again=True, read=state)
+                self._add_family(position, op, replace(family, first=False), read=state)
 
     def _add_family(
         self,
@@ -276,15 +271,13 @@ class _Builder:
         op: Op,
         family: _Family,
         *,
-        first: bool,
-        again: bool,
         read: Sequence[int] = (),
         written: Sequence[int] = (),
     ) -> None:
         """Add one way to compute an op; `read` and `written`: the state of its generator."""
-        way = self._alternative(op, family, first, again)
+        way = self._alternative(op, family)
         number = self.record.add_alternative(position, way, state_read=read, state_written=written)
-        if first:
+        if family.first:
             self.first_numbers.update({(op.id, member): number for member in family.members})
         for member, index in self._fitting(op, family):
             target = op.alternatives[member].overwrites
@@ -320,7 +313,7 @@ class _Builder:
         }
         return [p for p, size in needed.items() if size <= max(room, least[is_plain[p]])]
 
-    def _alternative(self, op: Op, family: _Family, first: bool, again: bool) -> EngineAlternative:
+    def _alternative(self, op: Op, family: _Family) -> EngineAlternative:
         fitting = [(op.alternatives[m], index) for m, index in self._fitting(op, family)]
         options = [
             (
@@ -334,8 +327,8 @@ class _Builder:
             reads=tuple(dict.fromkeys(reads)),
             writes=tuple(self.engine_values[v] for v in family.writes),
             options=_undominated(options),
-            first=first,
-            again=again,
+            first=family.first,
+            again=family.again,
         )
 
     def _saved_bytes(self, way: Alternative) -> int:

@@ -24,11 +24,8 @@ _ATTEMPTS = 8  # randomised descents if the first one gets stuck
 def plan_greedy(task: Task, limits: Limits, progress: Progress) -> Outcome:
     """Plan by greedy descent below the budget (docs/search.md, "The first plan").
 
-    Returns
-    -------
-    Outcome
-        The bound is trivial: what must run anyway, or infeasible if one op alone needs more than
-        the budget.
+    Returns the bound is trivial: what must run anyway, or infeasible if one op alone needs more
+    than the budget.
     """
     started = time.perf_counter()
     easy = fits_without_recomputation(task, limits, started) or prove_by_working_set(task, started)

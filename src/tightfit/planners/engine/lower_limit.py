@@ -33,17 +33,9 @@ def lower_limit(
 ) -> tuple[int, OpId | None, bool]:
     """Return bytes below which no plan exists, the op that needs them, and whether all is settled.
 
-    Parameters
-    ----------
-    seconds : float
-        Wall time; ops with the largest working set are examined first.
-    enough_bytes : int or None
-        Stop once the limit exceeds this.
-
-    Returns
-    -------
-    tuple
-        Bytes, constants included; the op of the graph; False if time ran out for some op.
+    `seconds`: wall time; ops with the largest working set are examined first. `enough_bytes`: stop
+    once the limit exceeds this. Returns bytes, constants included; the op of the graph; False if
+    time ran out for some op.
     """
     started = time.perf_counter()
     limit, where = working_set_bytes(task.graph, task.gradients)

@@ -17,22 +17,15 @@ CROSSING = -1
 
 @dataclass(frozen=True)
 class EngineAlternative:
-    """A way to compute an op, in the engine's numbers, for the mathematical programs.
+    """A way to compute an op, in the engine's numbers, for the mathematical programs."""
 
-    Parameters
-    ----------
-    reads, writes : tuple of int
-        Values of the engine, without the states of random generators.
-    options : tuple of (int, int)
-        Cost and workspace in bytes of its variants, the cheapest first, without those that are
-        dearer and need no fewer bytes; workspace is negative by the bytes it may write in place.
-    first, again : bool
-        Whether it may serve the first computation, and later ones.
-    """
-
+    # reads, writes: values of the engine, without the states of random generators
     reads: tuple[int, ...]
     writes: tuple[int, ...]
+    # Cost and workspace in bytes of its variants, the cheapest first, without those that are dearer
+    # and need no fewer bytes; workspace is negative by the bytes it may write in place
     options: tuple[tuple[int, int], ...]
+    # first, again: whether it may serve the first computation, and later ones
     first: bool
     again: bool
 
@@ -49,59 +42,30 @@ class EngineAlternative:
 
 @dataclass(frozen=True)
 class EngineProblem:
-    """A task in the engine's numbers.
+    """A task in the engine's numbers."""
 
-    Parameters
-    ----------
-    engine : tightfit._core._engine.Problem
-        The problem itself.
-    budget_bytes : int
-        The task's budget without the constants.
-    graph_ops : tuple of int
-        For each op of the engine the op of the graph, `CROSSING` for a segment crossing.
-    engine_ops : mapping of int to int
-        The engine's op for each op of the graph.
-    engine_values : mapping of int to int
-        The engine's value for each value of the graph that is not constant.
-    cost_unit_s : float
-        Seconds of one unit of cost.
-    baseline_cost : int
-        Units of cost with nothing recomputed and default alternatives.
-    sizes, producers, kept_until : tuple of int
-        Per value of the engine: bytes, the op that makes it, the last stage at whose start it is
-        resident whatever happens (-1: none).
-    alternatives : tuple of tuple of EngineAlternative
-        Per op of the engine, in its order.
-    required : tuple of bool
-        Per op: whether it runs even if nobody reads what it makes.
-    programs : tuple of int
-        Per op: its program, -1 for a crossing.
-    segments : tuple of int
-        Per op: its segment.
-    segment_programs : tuple of int
-        Per segment of the graph: its program.
-    choices : tuple
-        Linked alternatives: choices of branches of (op, alternative of the engine).
-    exactness : Exactness or None
-        The least exact class that first computations may take; None: defaults only.
-    """
-
-    engine: _engine.Problem
-    budget_bytes: int
+    engine: _engine.Problem  # the problem itself
+    budget_bytes: int  # the task's budget without the constants
+    # For each op of the engine the op of the graph, `CROSSING` for a segment crossing
     graph_ops: tuple[OpId, ...]
-    engine_ops: Mapping[OpId, int]
+    engine_ops: Mapping[OpId, int]  # the engine's op for each op of the graph
+    # The engine's value for each value of the graph that is not constant
     engine_values: Mapping[ValueId, int]
-    cost_unit_s: float
-    baseline_cost: int
+    cost_unit_s: float  # seconds of one unit of cost
+    baseline_cost: int  # units of cost with nothing recomputed and default alternatives
+    # sizes, producers, kept_until: per value of the engine: bytes, the op that makes it, the last
+    # stage at whose start it is resident whatever happens (-1: none)
     sizes: tuple[int, ...]
     producers: tuple[int, ...]
     kept_until: tuple[int, ...]
-    alternatives: tuple[tuple[EngineAlternative, ...], ...]
-    required: tuple[bool, ...]
-    programs: tuple[int, ...]
-    segments: tuple[SegmentId, ...]
-    segment_programs: tuple[int, ...]
+    alternatives: tuple[tuple[EngineAlternative, ...], ...]  # per op of the engine, in its order
+    required: tuple[bool, ...]  # per op: whether it runs even if nobody reads what it makes
+    programs: tuple[int, ...]  # per op: its program, -1 for a crossing
+    segments: tuple[SegmentId, ...]  # per op: its segment
+    segment_programs: tuple[int, ...]  # per segment of the graph: its program
+    # Linked alternatives: choices of branches of (op, alternative of the engine)
     choices: tuple[tuple[tuple[tuple[int, int], ...], ...], ...]
+    # The least exact class that first computations may take; None: defaults only
     exactness: Exactness | None
 
     def overhead(self, cost: int) -> float:

@@ -27,12 +27,7 @@ _GAP = 0.01  # of the objective, in percent
 class MovesBound:
     """The bound, and the program that it comes from.
 
-    Parameters
-    ----------
-    task : Task
-        With far memory, in the order that is searched.
-    solver : str
-        What solves the programs.
+    `task`: with far memory, in the order that is searched.
     """
 
     def __init__(self, task: Task, solver: str) -> None:
@@ -57,15 +52,12 @@ class MovesBound:
     def away(self, margin: float, seconds: float, nodes: int | None) -> frozenset[ValueId] | None:
         """Return the values away at the cut in the best solution; None if there is none.
 
-        Parameters
-        ----------
-        margin : float
-            The share of the budget to leave free; 0: the solution's bound counts.
+        `margin`: the share of the budget to leave free; 0: the solution's bound counts.
         """
         budget = int((1.0 - margin) * self.problem.budget_bytes)
         model = cut_program(self.outline, budget, (self.cut,), movable=self.movable)
-        options = SolveOptions(seconds=seconds, gap=_GAP, nodes=nodes)
-        solution = solve(model.program, options, solver=self.solver)
+        options = SolveOptions(seconds=seconds, gap=_GAP, nodes=nodes, solver=self.solver)
+        solution = solve(model.program, options)
         if margin == 0.0:
             self._learn(model, solution)
         if solution.values is None:

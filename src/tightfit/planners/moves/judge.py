@@ -35,23 +35,13 @@ _HOT = 1e-3  # of the short searches
 
 @dataclass(frozen=True)
 class Choice:
-    """Which values may be moved, and how.
+    """Which values may be moved, and how."""
 
-    Parameters
-    ----------
-    values : frozenset of int
-        What may be moved.
-    pace : float
-        How much longer than its ops the step is taken to be: above 1, it stalls for transfers.
-    toll : float
-        What a load seems to cost, as a share of the time that it takes.
-    shifts : tuple of (int, Shift)
-        Values that leave or come back otherwise than the link asks for.
-    """
-
-    values: frozenset[ValueId]
+    values: frozenset[ValueId]  # what may be moved
+    # How much longer than its ops the step is taken to be: above 1, it stalls for transfers
     pace: float = 1.0
-    toll: float = 0.1
+    toll: float = 0.1  # what a load seems to cost, as a share of the time that it takes
+    # Values that leave or come back otherwise than the link asks for
     shifts: tuple[tuple[ValueId, Shift], ...] = ()
 
 
@@ -72,10 +62,7 @@ class Found:
 class Judge:
     """Plans around moves.
 
-    Parameters
-    ----------
-    task : Task
-        With far memory; plans keep its order.
+    `task`: with far memory; plans keep its order.
     """
 
     def __init__(self, task: Task) -> None:
@@ -91,13 +78,8 @@ class Judge:
     ) -> Found | None:
         """Return a plan with these moves.
 
-        Parameters
-        ----------
-        start : sequence of steps, or None
-            What to start from, with other moves or none; its times place the moves. None: a step
-            that keeps everything.
-        iterations : int
-            Of search around that, once it fits.
+        `start`: what to start from, with other moves or none; its times place the moves. None: a
+        step that keeps everything. `iterations`: of search around that, once it fits.
         """
         cut = self._cut(choice, start)
         problem = build_problem(self._task(cut))

@@ -29,30 +29,15 @@ _MOST_TOGETHER = 3  # values of one op that may be loaded in one stage
 
 @dataclass(frozen=True)
 class MovesGraph:
-    """A graph in which some values may be moved.
+    """A graph in which some values may be moved."""
 
-    Parameters
-    ----------
-    graph : Graph
-        With two more ops for each move, and more alternatives.
-    base : Graph
-        Without them.
-    ops : tuple of (int, or None)
-        For each op of `graph` that of `base`; None: it stands for a place.
-    places : mapping of int to int
-        For each op of `base` that of `graph`.
-    leaves : mapping of int to int
-        For ops of `graph` at whose place a value leaves: that value.
-    loads : mapping of int to Compute
-        What loads a value that is offered, and it alone.
-    """
-
-    graph: Graph
-    base: Graph
+    graph: Graph  # with two more ops for each move, and more alternatives
+    base: Graph  # without them
+    # For each op of `graph` that of `base`; None: it stands for a place
     ops: tuple[OpId | None, ...]
-    places: Mapping[OpId, OpId]
-    leaves: Mapping[OpId, ValueId]
-    loads: Mapping[ValueId, Compute]
+    places: Mapping[OpId, OpId]  # for each op of `base` that of `graph`
+    leaves: Mapping[OpId, ValueId]  # for ops of `graph` at whose place a value leaves: that value
+    loads: Mapping[ValueId, Compute]  # what loads a value that is offered, and it alone
 
     def steps(self, computes: Iterable[Compute]) -> list[Step]:
         """Return computes of this graph as steps of the graph without moves."""
@@ -106,10 +91,7 @@ class MovesGraph:
 def offer_moves(graph: Graph, moves: Sequence[Move], far: Far, toll: float) -> MovesGraph:
     """Return the graph with the given moves, at most one of each value, as choices.
 
-    Parameters
-    ----------
-    toll : float
-        What a load costs, as a share of the time that it takes.
+    `toll`: what a load costs, as a share of the time that it takes.
     """
     return _Offer(graph, moves, far, toll).run()
 

@@ -25,25 +25,14 @@ __all__ = ["tidy"]
 
 @dataclass(frozen=True)
 class _Stay:
-    """One stay of a value in far memory; places are before the fixed instruction of that number.
-
-    Parameters
-    ----------
-    value : int
-        The value.
-    leave, load : int
-        Where it leaves near memory, and where its load begins.
-    earliest : int
-        The first place at which it may leave.
-    use : int
-        The instruction that waits for its load.
-    """
+    """One stay of a value in far memory; places are before the fixed instruction of that number."""
 
     value: ValueId
+    # leave, load: where it leaves near memory, and where its load begins
     leave: int
     load: int
-    earliest: int
-    use: int
+    earliest: int  # the first place at which it may leave
+    use: int  # the instruction that waits for its load
 
 
 def tidy(graph: Graph, plan: Plan) -> Plan:

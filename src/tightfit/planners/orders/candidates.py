@@ -15,10 +15,7 @@ MOST_SEARCHED = 3000  # ops of graphs for which plans are searched in other orde
 def other_orders(graph: Graph, least: LeastPeak | None) -> dict[tuple[OpId, ...], str]:
     """Return the names of the other orders that plans of a graph may take.
 
-    Parameters
-    ----------
-    least : LeastPeak or None
-        The order that needs the least memory with nothing recomputed, if it was looked for.
+    `least`: the order that needs the least memory with nothing recomputed, if it was looked for.
     """
     others = {} if least is None else {least.ops: "least memory"}
     if len(graph.ops) <= MOST_SEARCHED:

@@ -19,21 +19,14 @@ _NEAR = 1000  # nobody asked for less than the floor and a thousandth of it
 
 @dataclass(frozen=True)
 class LeastPeak:
-    """An order and what is known of it.
+    """An order and what is known of it."""
 
-    Parameters
-    ----------
-    ops : tuple of int
-        Ops of the graph in the order in which they run.
-    peak_bytes, traced_peak_bytes : int
-        Of this order and of the traced one, nothing recomputed, constants included.
-    floor_bytes : int
-        No order that leaves every op in its segment needs less with nothing recomputed.
-    """
-
-    ops: tuple[OpId, ...]
+    ops: tuple[OpId, ...]  # ops of the graph in the order in which they run
+    # peak_bytes, traced_peak_bytes: of this order and of the traced one, nothing recomputed,
+    # constants included
     peak_bytes: int
     traced_peak_bytes: int
+    # No order that leaves every op in its segment needs less with nothing recomputed
     floor_bytes: int
 
 
@@ -51,14 +44,9 @@ def least_peak(
     back. A move lets an op, with all that it waits for, run before a position where memory is
     full, or after it with all that waits for it.
 
-    Parameters
-    ----------
-    enough_bytes : int or None
-        Stop at a peak of at most this, constants included; below the floor local moves are not
-        tried at all. None: a thousandth above the floor.
-    seconds : float or None
-        Wall time for local moves; None: as many moves as the graph's size asks for, so that the
-        order depends on the seed only.
+    `enough_bytes`: stop at a peak of at most this, constants included; below the floor local moves
+    are not tried at all. None: a thousandth above the floor. `seconds`: wall time for local moves;
+    None: as many moves as the graph's size asks for, so that the order depends on the seed only.
     """
     orders = step_orders(task)
     core, constant_bytes = orders.core, task.graph.constant_bytes

@@ -19,21 +19,13 @@ _CROSSING = -1
 
 @dataclass(frozen=True)
 class StepOrders:
-    """The orders that a step may run in, for the core.
+    """The orders that a step may run in, for the core."""
 
-    Parameters
-    ----------
-    core : tightfit._core._engine.OrderProblem
-        One group per segment's entry and one for its ops, constants left out.
-    ops : tuple of int
-        For each op of the core the op of the graph; -1 for the entry of a segment.
-    numbers : mapping of int to int
-        The core's op for each op of the graph.
-    """
-
+    # One group per segment's entry and one for its ops, constants left out
     core: _engine.OrderProblem
+    # For each op of the core the op of the graph; -1 for the entry of a segment
     ops: tuple[OpId, ...]
-    numbers: Mapping[OpId, int]
+    numbers: Mapping[OpId, int]  # the core's op for each op of the graph
 
     def traced(self) -> list[int]:
         """Return the traced order, in the core's numbers as everything here."""

@@ -16,10 +16,9 @@ import msgspec
 from tightfit.errors import InfeasibleBudget, InvalidPlan, PlanMismatch
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
-from tightfit.plan.plan import Gradients, Outcome
-from tightfit.planners.base import Limits, Task
+from tightfit.plan.plan import Outcome
+from tightfit.planners.questions.request import PlanRequest
 from tightfit.planners.questions.rescale import extrapolated, rescaled
-from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.progress import SILENT, Progress
 from tightfit.units import format_bytes
 
@@ -49,78 +48,35 @@ class LargestBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProvenBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """The largest batch whose captured step has a plan.
+    """The largest batch whose captured step has a plan."""
 
-    Parameters
-    ----------
-    batch : int
-        Examples per batch.
-    without_plan : int
-        The largest batch that fits with nothing recomputed, by estimate; 0 if none does.
-    graph, outcome
-        The step captured at `batch`, and its plan.
-    too_large : int or None
-        The smallest batch for which no plan was found; None if none was.
-    """
-
-    batch: int
+    batch: int  # examples per batch
+    # The largest batch that fits with nothing recomputed, by estimate; 0 if none does
     without_plan: int
+    # graph, outcome: the step captured at `batch`, and its plan
     graph: Graph
     outcome: Outcome
-    too_large: int | None
+    too_large: int | None  # the smallest batch for which no plan was found; None if none was
 
 
 def proven_batch(
-    captured: GraphOf,
-    budget_bytes: int,
-    *,
-    max_overhead: float = float("inf"),
-    gradients: Gradients = "fresh",
-    planner: str = DEFAULT,
-    limits: Limits | None = None,
-    progress: Progress = SILENT,
+    captured: GraphOf, request: PlanRequest, progress: Progress = SILENT
 ) -> ProvenBatch:
     """Find the largest batch by estimate, and prove it by a plan of the captured step.
 
-    Parameters
-    ----------
-    captured : callable
-        Captures the step at a batch size; called once for each size that is needed.
-    budget_bytes : int
-        Constants included.
-    max_overhead : float
-        The largest acceptable overhead, a fraction.
-    planner, limits
-        Of the plan at the answer.
-
-    Raises
-    ------
-    InfeasibleBudget
-        If not even a batch of 1 fits.
+    `captured`: captures the step at a batch size; called once for each size that is needed. Raises
+    `InfeasibleBudget` if not even a batch of 1 fits.
     """
-    search = _Search(captured, budget_bytes, max_overhead, gradients, planner, limits or Limits())
-    return search.run(progress)
+    return _Search(captured, request).run(progress)
 
 
 class _Search:
     """The search over estimated steps, and the proof by a captured one."""
 
-    def __init__(
-        self,
-        captured: GraphOf,
-        budget_bytes: int,
-        max_overhead: float,
-        gradients: Gradients,
-        planner: str,
-        limits: Limits,
-    ) -> None:
+    def __init__(self, captured: GraphOf, request: PlanRequest) -> None:
         self.captured = functools.cache(captured)
         self.estimated = _estimate(self.captured)
-        self.budget_bytes = budget_bytes
-        self.max_overhead = max_overhead
-        self.gradients: Gradients = gradients
-        self.planner = planner
-        self.limits = limits
+        self.request = request
 
     def run(self, progress: Progress) -> ProvenBatch:
         """Return the largest batch whose captured step has a plan."""
@@ -132,44 +88,36 @@ class _Search:
             if outcome is not None:
                 return ProvenBatch(
                     batch=found.batch,
-                    without_plan=largest_batch_without_plan(
-                        self.estimated, self.budget_bytes, gradients=self.gradients
-                    ),
+                    without_plan=largest_batch_without_plan(self.estimated, self.request),
                     graph=graph,
                     outcome=outcome,
                     too_large=too_large or found.too_large,
                 )
             if found.batch == 1:
-                raise _no_batch(self.budget_bytes, self.max_overhead)
+                raise _no_batch(self.request)
             too_large = found.batch
             most = max(1, min(found.batch - 1, int(_STEP_DOWN * found.batch)))
 
     def _guess(self, most: int, progress: Progress) -> LargestBatch:
         """Return the largest batch by estimate."""
+        limits = self.request.limits
+        limits = msgspec.structs.replace(limits, seconds=min(_TRIAL_S, limits.seconds))
         return largest_batch(
-            self.estimated,
-            self.budget_bytes,
-            max_overhead=self.max_overhead,
-            gradients=self.gradients,
-            limits=msgspec.structs.replace(self.limits, seconds=min(_TRIAL_S, self.limits.seconds)),
-            progress=progress,
-            planner=self.planner,
-            most=most,
+            self.estimated, msgspec.structs.replace(self.request, limits=limits), progress, most
         )
 
     def _planned(self, found: LargestBatch, graph: Graph, progress: Progress) -> Outcome | None:
         """Plan the captured step; where that fails, try the plan of the estimated one."""
-        task = Task(graph=graph, budget_bytes=self.budget_bytes, gradients=self.gradients)
-        outcome = plan_with(self.planner, task, self.limits, progress)
-        if outcome.plan is not None and outcome.overhead <= self.max_overhead:
+        outcome = self.request.planned(graph, progress)
+        if self.request.accepts(outcome):
             return outcome
         plan = found.outcome.plan
         assert plan is not None
         try:
-            outcome = rescaled(plan, self.estimated(found.batch), task)
+            outcome = rescaled(plan, self.estimated(found.batch), self.request.task(graph))
         except (InvalidPlan, PlanMismatch):
             return None
-        return outcome if outcome.overhead <= self.max_overhead else None
+        return outcome if self.request.accepts(outcome) else None
 
 
 def _estimate(captured: GraphOf) -> GraphOf:
@@ -183,36 +131,15 @@ def _estimate(captured: GraphOf) -> GraphOf:
 
 def largest_batch(
     graph_of: GraphOf,
-    budget_bytes: int,
-    *,
-    max_overhead: float = float("inf"),
-    gradients: Gradients = "fresh",
-    limits: Limits | None = None,
+    request: PlanRequest,
     progress: Progress = SILENT,
-    planner: str = DEFAULT,
     most: int = _MOST_BATCH,
 ) -> LargestBatch:
     """Find the largest batch by doubling, then bisection; the answer is planned, not extrapolated.
 
-    Parameters
-    ----------
-    graph_of : callable
-        Gives the graph of a batch size, captured or rescaled.
-    budget_bytes : int
-        Constants included.
-    max_overhead : float
-        The largest acceptable overhead, a fraction.
-    limits : Limits
-        Of each batch size that is tried; by default 5 seconds.
-    most : int
-        No larger batch is tried.
-
-    Raises
-    ------
-    InfeasibleBudget
-        If not even a batch of 1 fits.
+    `graph_of`: gives the graph of a batch size, captured or rescaled. `most`: no larger batch is
+    tried. Raises `InfeasibleBudget` if not even a batch of 1 fits.
     """
-    limits = limits or Limits(seconds=5.0)
     best: tuple[int, Graph, Outcome] | None = None
     low, high = 0, None
     progress.start("largest batch")
@@ -223,24 +150,24 @@ def largest_batch(
                 break
             progress.update(batch, f"batch {batch}")
             graph = graph_of(batch)
-            task = Task(graph=graph, budget_bytes=budget_bytes, gradients=gradients)
-            outcome = _reuse(best, task, max_overhead)
+            outcome = _reuse(best, request, graph)
             if outcome is None:
-                outcome = plan_with(planner, task, limits, progress)
-            if outcome.plan is not None and outcome.overhead <= max_overhead:
+                outcome = request.planned(graph, progress)
+            if request.accepts(outcome):
                 low, best = batch, (batch, graph, outcome)
             else:
                 high = batch
     finally:
         progress.stop()
     if best is None:
-        raise _no_batch(budget_bytes, max_overhead)
+        raise _no_batch(request)
     return LargestBatch(batch=best[0], outcome=best[2], too_large=high)
 
 
-def _no_batch(budget_bytes: int, max_overhead: float) -> InfeasibleBudget:
+def _no_batch(request: PlanRequest) -> InfeasibleBudget:
     """Return the error that says that no batch fits."""
-    allowed = "" if math.isinf(max_overhead) else f" at an overhead of at most {max_overhead:.1%}"
+    budget_bytes, most = request.budget_bytes, request.max_overhead
+    allowed = "" if math.isinf(most) else f" at an overhead of at most {most:.1%}"
     return InfeasibleBudget(
         f"not even a batch of 1 fits {format_bytes(budget_bytes)}{allowed}: give more memory"
         + (" or allow more overhead" if allowed else ""),
@@ -248,13 +175,12 @@ def _no_batch(budget_bytes: int, max_overhead: float) -> InfeasibleBudget:
     )
 
 
-def largest_batch_without_plan(
-    graph_of: GraphOf, budget_bytes: int, *, gradients: Gradients = "fresh"
-) -> int:
+def largest_batch_without_plan(graph_of: GraphOf, request: PlanRequest) -> int:
     """Return the largest batch that fits a budget with nothing recomputed; 0 if none does."""
 
     def fits(batch: int) -> bool:
-        return eager_peak_bytes(graph_of(batch), gradients=gradients) <= budget_bytes
+        peak_bytes = eager_peak_bytes(graph_of(batch), gradients=request.gradients)
+        return peak_bytes <= request.budget_bytes
 
     low, high = 0, 1
     while high <= _MOST_BATCH and fits(high):
@@ -266,13 +192,13 @@ def largest_batch_without_plan(
 
 
 def _reuse(
-    best: tuple[int, Graph, Outcome] | None, task: Task, max_overhead: float
+    best: tuple[int, Graph, Outcome] | None, request: PlanRequest, graph: Graph
 ) -> Outcome | None:
     """The best plan so far on the new graph, if it still serves."""
     if best is None or best[2].plan is None:
         return None
     try:
-        outcome = rescaled(best[2].plan, best[1], task)
+        outcome = rescaled(best[2].plan, best[1], request.task(graph))
     except (InvalidPlan, PlanMismatch):
         return None
-    return outcome if outcome.overhead <= max_overhead else None
+    return outcome if request.accepts(outcome) else None

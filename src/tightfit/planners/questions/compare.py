@@ -19,35 +19,21 @@ __all__ = ["ComparisonRow", "compare", "compared", "comparison_row", "planners_n
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one planner found at one budget.
+    """What one planner found at one budget."""
 
-    Parameters
-    ----------
-    graph, planner : str
-        Names.
-    budget_bytes : int
-        Constants included.
-    status : str
-        That of the outcome, or ``"refused"`` if the planner cannot plan this graph.
-    overhead, bound, gap : float or None
-        Fractions; None where there is no plan, or no bound because infeasibility is proven.
-    peak_bytes : int or None
-        The simulated peak of the plan, constants included.
-    seconds : float
-        Wall time of the planner.
-    bound_source, note : str
-        Which bound it is; why there is no plan.
-    """
-
+    # graph, planner: names
     graph: str
     planner: str
-    budget_bytes: int
-    status: str
+    budget_bytes: int  # constants included
+    status: str  # that of the outcome, or ``"refused"`` if the planner cannot plan this graph
+    # overhead, bound, gap: fractions; None where there is no plan, or no bound because
+    # infeasibility is proven
     overhead: float | None
     bound: float | None
     gap: float | None
-    peak_bytes: int | None
-    seconds: float
+    peak_bytes: int | None  # the simulated peak of the plan, constants included
+    seconds: float  # wall time of the planner
+    # bound_source, note: which bound it is; why there is no plan
     bound_source: str = ""
     note: str = ""
 
@@ -55,10 +41,7 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
 def planners_named(names: str) -> tuple[str, ...]:
     """Return the planners of a comma-separated list; ``"all"`` names every registered one.
 
-    Raises
-    ------
-    BadInput
-        For an unknown name.
+    Raises `BadInput` for an unknown name.
     """
     if names == "all":
         return tuple(PLANNERS)

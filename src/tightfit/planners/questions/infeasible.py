@@ -27,27 +27,16 @@ _GRADIENTS = "gradients of parameters"
 
 @dataclass(frozen=True)
 class Expected:
-    """What a step is planned for that nobody has seen yet.
+    """What a step is planned for that nobody has seen yet."""
 
-    Parameters
-    ----------
-    held_bytes : mapping of str to int
-        What is expected to be held besides the step, by what holds it.
-    proven_bytes : int
-        The least budget without all of that: no plan needs less.
-    """
-
-    held_bytes: Mapping[str, int]
-    proven_bytes: int
+    held_bytes: Mapping[str, int]  # what is expected to be held besides the step, by what holds it
+    proven_bytes: int  # the least budget without all of that: no plan needs less
 
 
 class NoPlan(InfeasibleBudget):
     """No plan of a task fits.
 
-    Parameters
-    ----------
-    task, outcome, least : Task, Outcome, MinimumBudget
-        As for `infeasible_message`.
+    `task`, `outcome`, `least`: as for `infeasible_message`.
     """
 
     def __init__(self, task: Task, outcome: Outcome, least: MinimumBudget) -> None:
@@ -71,16 +60,9 @@ def infeasible_message(
 ) -> str:
     """Return what was asked, the least, what is alive where it is tightest, and ways out.
 
-    Parameters
-    ----------
-    outcome : Outcome
-        The planner's answer for the budget that was asked for: without a plan.
-    least : MinimumBudget
-        The least budget of the same graph.
-    expected : Expected, optional
-        What of the graph's constants is only expected; None: nothing.
-    needed_bytes : int, optional
-        The budget to try; None: the least for which a plan is known.
+    `outcome`: the planner's answer for the budget that was asked for: without a plan. `least`: the
+    least budget of the same graph. `expected`: what of the graph's constants is only expected;
+    None: nothing. `needed_bytes`: the budget to try; None: the least for which a plan is known.
     """
     graph = task.graph
     tightest = simulate(graph, least.plan)

@@ -8,31 +8,20 @@ import msgspec
 
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
-from tightfit.plan.plan import Gradients, Outcome
-from tightfit.planners.base import Limits, Task
+from tightfit.plan.plan import Outcome
 from tightfit.planners.questions.minimum import minimum_budget
-from tightfit.planners.registry import plan_with
+from tightfit.planners.questions.request import PlanRequest
 from tightfit.progress import Progress
 
 __all__ = ["LongestFit", "TriedLength", "longest_fit"]
 
 
 class TriedLength(msgspec.Struct, frozen=True, kw_only=True):
-    """A length that was captured and planned.
+    """A length that was captured and planned."""
 
-    Parameters
-    ----------
-    length : int
-        Of the inputs, such as tokens.
-    eager_peak_bytes : int
-        The peak with nothing recomputed, constants included.
-    outcome : Outcome
-        The plan within the budget, or that there is none.
-    """
-
-    length: int
-    eager_peak_bytes: int
-    outcome: Outcome
+    length: int  # of the inputs, such as tokens
+    eager_peak_bytes: int  # the peak with nothing recomputed, constants included
+    outcome: Outcome  # the plan within the budget, or that there is none
 
     @property
     def fits(self) -> bool:
@@ -41,45 +30,23 @@ class TriedLength(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LongestFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Which lengths fit.
+    """Which lengths fit."""
 
-    Parameters
-    ----------
-    longest : int or None
-        The longest of the lengths asked about that fits; None: none does.
-    tried : tuple of TriedLength
-        What was planned, the shortest first. Memory is taken to grow with the length between.
-    minimum_bytes : int or None
-        A budget that holds the longest of all; None where it fits as it is.
-    """
-
-    longest: int | None
+    longest: int | None  # the longest of the lengths asked about that fits; None: none does
+    # What was planned, the shortest first. Memory is taken to grow with the length between.
     tried: tuple[TriedLength, ...]
-    minimum_bytes: int | None
+    minimum_bytes: int | None  # a budget that holds the longest of all; None where it fits as it is
 
 
 def longest_fit(
     captured: Callable[[int], Graph],
     lengths: Sequence[int],
-    budget_bytes: int,
-    *,
-    gradients: Gradients,
-    planner: str,
-    limits: Limits,
+    request: PlanRequest,
     progress: Progress,
 ) -> LongestFit:
     """Find the longest inputs for which there is a plan within the budget.
 
-    Parameters
-    ----------
-    captured : callable
-        Returns the step's graph at a length.
-    lengths : sequence of int
-        Those that occur; at least one.
-    budget_bytes : int
-        Constants included.
-    limits : Limits
-        Of each plan.
+    `captured`: returns the step's graph at a length. `lengths`: those that occur; at least one.
     """
     distinct = sorted(set(lengths))
     tried: dict[int, TriedLength] = {}
@@ -89,11 +56,10 @@ def longest_fit(
         length = distinct[position]
         if length not in tried:
             graph = graphs[length] = captured(length)
-            task = Task(graph=graph, budget_bytes=budget_bytes, gradients=gradients)
             tried[length] = TriedLength(
                 length=length,
-                eager_peak_bytes=eager_peak_bytes(graph, gradients=gradients),
-                outcome=plan_with(planner, task, limits, progress),
+                eager_peak_bytes=eager_peak_bytes(graph, gradients=request.gradients),
+                outcome=request.planned(graph, progress),
             )
         return tried[length].fits
 
@@ -103,7 +69,8 @@ def longest_fit(
         low = high
     else:
         graph = graphs[distinct[high]]
-        least_bytes = minimum_budget(graph, gradients, limits, progress).found_bytes
+        least = minimum_budget(graph, request.gradients, request.limits, progress)
+        least_bytes = least.found_bytes
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 
@@ -19,11 +20,11 @@ from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import descend
 from tightfit.planners.engine.lower_limit import lower_limit
 from tightfit.planners.engine.problem import EngineProblem, computes_of
-from tightfit.planners.monet.planner import MOST_MONET_OPS, plan_monet
 from tightfit.planners.orders.candidates import MOST_ORDERED, other_orders
 from tightfit.planners.orders.only import order_for
 from tightfit.planners.orders.reorder import in_traced_order, reorder
 from tightfit.planners.outcomes import finish
+from tightfit.planners.registry import seeding_planners
 from tightfit.progress import SILENT, Progress
 from tightfit.units import format_bytes
 
@@ -35,34 +36,17 @@ _PIECES_S = (0.4, 1.5, 5.0)  # of search per budget beyond the greedy descent, p
 
 
 class MinimumBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """How small a budget can be.
+    """How small a budget can be."""
 
-    Parameters
-    ----------
-    lower_bytes : int
-        Proven: no plan needs less, constants included (docs/search.md, "The least budget", says
-        for which orders of first computations).
-    lower_op : int or None
-        The op that needs that much, None if the constants do.
-    settled : bool
-        False if time ran out before every op was examined.
-    found_bytes : int
-        The peak of `plan`, the smallest budget for which one was found.
-    plan : Plan
-        A verified plan with that peak.
-    overhead : float
-        Its overhead, a fraction.
-    seconds : float
-        Wall time spent.
-    """
-
+    # Proven: no plan needs less, constants included (docs/search.md, "The least budget", says for
+    # which orders of first computations)
     lower_bytes: int
-    lower_op: OpId | None
-    settled: bool
-    found_bytes: int
-    plan: Plan
-    overhead: float
-    seconds: float
+    lower_op: OpId | None  # the op that needs that much, None if the constants do
+    settled: bool  # False if time ran out before every op was examined
+    found_bytes: int  # the peak of `plan`, the smallest budget for which one was found
+    plan: Plan  # a verified plan with that peak
+    overhead: float  # its overhead, a fraction
+    seconds: float  # wall time spent
 
 
 def minimum_budget(
@@ -73,14 +57,8 @@ def minimum_budget(
 ) -> MinimumBudget:
     """Find the smallest budget of a graph from both sides (docs/search.md, "The least budget").
 
-    Parameters
-    ----------
-    graph : Graph
-        The step.
-    limits : Limits
-        Of the whole search; by default 10 seconds.
-    progress : Progress
-        An interruption ends the search with the best so far.
+    `limits`: of the whole search; by default 10 seconds. `progress`: an interruption ends the
+    search with the best so far.
     """
     limits = limits or Limits(seconds=10.0)
     search = _Search(graph, gradients, limits)
@@ -142,15 +120,19 @@ class _Order:
     def _reach_by_program(
         self, task: Task, limits: Limits, piece_s: float
     ) -> tuple[int, list[Compute]] | None:
-        """On small graphs, let MONeT's program look for a schedule within a budget."""
-        if self.problem.engine.op_count > MOST_MONET_OPS or piece_s <= 0:
+        """On small graphs, let exact methods of others look for a schedule within a budget."""
+        if piece_s <= 0:
             return None
         seconds = piece_s if limits.iterations is None else limits.seconds
         limits = msgspec.structs.replace(limits, seconds=seconds, gap=1.0)
-        try:
-            return self._known(plan_monet(task, limits, SILENT))
-        except BadInput:  # a step that the program cannot take
-            return None
+        for planner in seeding_planners(self.problem.engine.op_count):
+            if not planner.capabilities.exact:
+                continue
+            with contextlib.suppress(BadInput):  # a step that the method cannot take
+                found = self._known(planner.load()(task, limits, SILENT))
+                if found is not None:
+                    return found
+        return None
 
     def _known(self, outcome: Outcome) -> tuple[int, list[Compute]] | None:
         """The peak and computes of an outcome."""

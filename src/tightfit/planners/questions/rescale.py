@@ -19,19 +19,9 @@ __all__ = ["extrapolated", "rescaled"]
 def rescaled(plan: Plan, graph: Graph, task: Task) -> Outcome:
     """Return the same computes on another graph of the same model, verified anew.
 
-    Parameters
-    ----------
-    plan : Plan
-        Made for `graph`.
-    task : Task
-        The same step with other sizes (another batch), and its budget in bytes.
-
-    Raises
-    ------
-    PlanMismatch
-        If the graphs differ in more than sizes and costs.
-    InvalidPlan
-        If the plan does not stay within the task's budget.
+    `plan`: made for `graph`. `task`: the same step with other sizes (another batch), and its budget
+    in bytes. Raises `PlanMismatch` if the graphs differ in more than sizes and costs. Raises
+    `InvalidPlan` if the plan does not stay within the task's budget.
     """
     started = time.perf_counter()
     if _structure(graph) != _structure(task.graph):
@@ -49,17 +39,9 @@ def extrapolated(small: Graph, large: Graph, batches: tuple[int, int]) -> Callab
     Bytes and costs are taken to grow linearly with the batch; bytes are rounded as the device's
     allocator rounds.
 
-    Parameters
-    ----------
-    small, large : Graph
-        The same step at the two batch sizes.
-    batches : tuple of int
-        The two batch sizes, different.
-
-    Raises
-    ------
-    PlanMismatch
-        If the graphs differ in more than sizes and costs: the step depends on the batch size.
+    `small`, `large`: the same step at the two batch sizes. `batches`: the two batch sizes,
+    different. Raises `PlanMismatch` if the graphs differ in more than sizes and costs: the step
+    depends on the batch size.
     """
     if _structure(small) != _structure(large):
         raise PlanMismatch(

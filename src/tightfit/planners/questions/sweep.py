@@ -53,24 +53,12 @@ def sweep(
 ) -> tuple[ComparisonRow, ...]:
     """Run the jobs whose rows are not there yet; return all rows in the order of the jobs.
 
-    Parameters
-    ----------
-    jobs : sequence of Job
-        What to run; equal jobs run once.
-    results : Path
-        A folder with one file per row. An interrupted sweep goes on where it stopped.
-    scheduler : str or None
-        Address of a Dask scheduler, or ``"local:N"`` for N worker processes on this machine;
-        None: one job after the other in this process.
-    progress : Progress
-        Told of finished jobs.
-
-    Raises
-    ------
-    MissingExtra
-        If a scheduler is given and Dask is not installed.
-    BadInput
-        If the scheduler's address cannot be read or a result file is damaged.
+    `jobs`: what to run; equal jobs run once. `results`: a folder with one file per row. An
+    interrupted sweep goes on where it stopped. `scheduler`: address of a Dask scheduler, or
+    ``"local:N"`` for N worker processes on this machine; None: one job after the other in this
+    process. `progress`: told of finished jobs. Raises `MissingExtra` if a scheduler is given and
+    Dask is not installed. Raises `BadInput` if the scheduler's address cannot be read or a result
+    file is damaged.
     """
     keys = [job.key() for job in jobs]
     missing = {

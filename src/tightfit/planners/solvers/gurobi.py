@@ -22,11 +22,8 @@ def solve_gurobi(
 ) -> Solution:
     """Solve a program in this process; `report` receives every better solution or bound.
 
-    Raises
-    ------
-    MissingExtra
-        If gurobipy is not installed. It also needs a licence for programs of more than 2,000
-        columns or rows; without one it raises its own error.
+    Raises `MissingExtra` if gurobipy is not installed. It also needs a licence for programs of more
+    than 2,000 columns or rows; without one it raises its own error.
     """
     try:
         import gurobipy

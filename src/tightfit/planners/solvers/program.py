@@ -20,33 +20,21 @@ Integers: TypeAlias = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class LinearProgram:
-    """Minimise ``costs @ x`` with ``row_lower <= A x <= row_upper``, ``lower <= x <= upper``.
+    """Minimise ``costs @ x`` with ``row_lower <= A x <= row_upper``, ``lower <= x <= upper``."""
 
-    Parameters
-    ----------
-    costs, lower, upper : array of float, shape (columns,)
-        Objective and bounds.
-    integer : array of int32, shape (columns,)
-        1 where x must be integral.
-    row_lower, row_upper : array of float, shape (rows,)
-        Row bounds.
-    starts : array of int32, shape (rows + 1,)
-        Where each row's entries begin in `indices` and `coefficients`.
-    indices, coefficients : array, shape (entries,)
-        Columns and coefficients of A, row by row.
-    groups : array of int32, shape (rows,)
-        The group of rows each belongs to, for row generation; -1: it is always needed.
-    """
-
+    # costs, lower, upper: (columns,): objective and bounds
     costs: Floats
     lower: Floats
     upper: Floats
-    integer: Integers
+    integer: Integers  # (columns,): 1 where x must be integral
+    # row_lower, row_upper: (rows,): row bounds
     row_lower: Floats
     row_upper: Floats
-    starts: Integers
+    starts: Integers  # (rows + 1,): where each row's entries begin in `indices` and `coefficients`
+    # indices, coefficients: (entries,): columns and coefficients of A, row by row
     indices: Integers
     coefficients: Floats
+    # (rows,): the group of rows each belongs to, for row generation; -1: it is always needed
     groups: Integers
 
     @property
@@ -176,56 +164,27 @@ class ProgramBuilder:
 
 
 class SolveOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to solve a program.
+    """How to solve a program."""
 
-    Parameters
-    ----------
-    seconds : float
-        Wall time.
-    gap : float
-        Stop when objective - bound is at most this (in the objective's unit).
-    target : float
-        Stop at a solution at most this good; ``-inf``: never.
-    nodes : int or None
-        Branch-and-bound nodes; with it the answer does not depend on the machine's speed.
-    seed : int
-        The solver's random seed.
-    relax : bool
-        Solve the linear relaxation.
-    threads : int
-        Threads of the solver.
-    """
-
-    seconds: float
-    gap: float = 0.0
-    target: float = float("-inf")
+    seconds: float  # wall time
+    gap: float = 0.0  # stop when objective - bound is at most this (in the objective's unit)
+    target: float = float("-inf")  # stop at a solution at most this good; ``-inf``: never
+    # Branch-and-bound nodes; with it the answer does not depend on the machine's speed
     nodes: int | None = None
-    seed: int = 0
-    relax: bool = False
-    threads: int = 1
+    seed: int = 0  # the solver's random seed
+    relax: bool = False  # solve the linear relaxation
+    threads: int = 1  # threads of the solver
+    solver: str = "highs"  # ``"highs"`` or ``"gurobi"``
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What a solver found.
+    """What a solver found."""
 
-    Parameters
-    ----------
-    status : str
-        ``"optimal"``: solved to the gap asked for. ``"feasible"``: a solution, stopped early.
-        ``"infeasible"``: proven. ``"unknown"``: stopped without a solution.
-    values : array of float, shape (columns,), or None
-        The best solution.
-    objective : float
-        Its objective; ``inf`` without one.
-    bound : float
-        A proven lower bound on the objective; ``-inf`` if none, ``inf`` if infeasible.
-    started_from : bool
-        Whether the start that was given became the first solution.
-    """
-
+    # ``"optimal"``: solved to the gap asked for. ``"feasible"``: a solution, stopped early.
+    # ``"infeasible"``: proven. ``"unknown"``: stopped without a solution.
     status: Literal["optimal", "feasible", "infeasible", "unknown"]
-    values: Floats | None
-    objective: float
-    bound: float
-    started_from: bool = False
+    values: Floats | None  # (columns,): the best solution
+    objective: float  # its objective; ``inf`` without one
+    bound: float  # a proven lower bound on the objective; ``-inf`` if none, ``inf`` if infeasible
+    started_from: bool = False  # whether the start that was given became the first solution

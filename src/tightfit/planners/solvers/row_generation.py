@@ -32,29 +32,17 @@ def solve_by_rows(
     options: SolveOptions,
     settle: Callable[[Floats], Floats],
     *,
-    solver: str = "highs",
     start: Floats | None = None,
     progress: Progress = SILENT,
     describe: Callable[[float, float], str] | None = None,
 ) -> Solution:
     """Solve a mixed-integer program by adding groups of rows until none is violated.
 
-    Parameters
-    ----------
-    program : LinearProgram
-        The whole program, its rows in groups.
-    options : SolveOptions
-        Limits; branch-and-bound nodes count for each of the programs solved.
-    settle : callable
-        Returns a solution that is no worse, without what nobody needs, and with the columns that
-        only rows of groups define.
-    solver, start, progress, describe
-        As `tightfit.planners.solvers.solve` takes them.
-
-    Returns
-    -------
-    Solution
-        Of the whole program: its bound is the best of the programs solved.
+    `program`: the whole program, its rows in groups. `options`: limits; branch-and-bound nodes
+    count for each of the programs solved. `settle`: returns a solution that is no worse, without
+    what nobody needs, and with the columns that only rows of groups define. `start`, `progress`,
+    `describe`: as `tightfit.planners.solvers.solve` takes them. The solution is of the
+    whole program: its bound is the best of the programs solved.
     """
     started = time.perf_counter()
     watched = set(violated_groups(program, settle(np.array(program.lower)))[:1])
@@ -66,7 +54,6 @@ def solve_by_rows(
         solution = solve(
             program.only(watched),
             msgspec.structs.replace(options, seconds=left, target=target, gap=gap),
-            solver=solver,
             start=start if best.values is None else best.values,
             progress=progress,
             describe=describe,

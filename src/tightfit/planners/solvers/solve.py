@@ -29,7 +29,6 @@ _SMALL_COLUMNS = 1500
 
 
 class _Task(msgspec.Struct, frozen=True):
-    solver: str
     program: bytes
     options: SolveOptions
     start: bytes | None
@@ -48,7 +47,6 @@ def solve(
     program: LinearProgram,
     options: SolveOptions,
     *,
-    solver: str = "highs",
     start: Floats | None = None,
     progress: Progress = SILENT,
     describe: Callable[[float, float], str] | None = None,
@@ -56,30 +54,14 @@ def solve(
 ) -> Solution:
     """Solve a mixed-integer linear program or its relaxation.
 
-    Parameters
-    ----------
-    program : LinearProgram
-        The program; scale it to objectives of about 100 and coefficients of at most about 1,000.
-    options : SolveOptions
-        Limits and seed.
-    solver : str
-        ``"highs"`` or ``"gurobi"``.
-    start : array of float, shape (columns,), or None
-        A feasible solution to start from.
-    progress : Progress
-        Told of solutions and bounds; an interruption ends the search with the best so far.
-    describe : callable or None
-        Turns (objective, bound) into a note for people.
-    in_child : bool
-        Use a child process even for a small program, so that it can be interrupted.
-
-    Raises
-    ------
-    BadInput
-        For an unknown solver.
-    MissingExtra
-        If the solver is not installed.
+    `program`: the program; scale it to objectives of about 100 and coefficients of at most about
+    1,000. `start` (columns,): a feasible solution to start
+    from. `progress`: told of solutions and bounds; an interruption ends the search with the best so
+    far. `describe`: turns (objective, bound) into a note for people. `in_child`: use a child
+    process even for a small program, so that it can be interrupted. Raises `BadInput` for an
+    unknown solver. Raises `MissingExtra` if the solver is not installed.
     """
+    solver = options.solver
     if solver not in SOLVERS:
         raise BadInput(f"no solver is called {solver!r} (known: {', '.join(sorted(SOLVERS))})")
     if importlib.util.find_spec(_MODULES[solver]) is None:
@@ -90,7 +72,7 @@ def solve(
         return Solution("unknown", None, math.inf, -math.inf)
     if program.columns <= _SMALL_COLUMNS and not in_child:
         return SOLVERS[solver](program, options, start, _ignore)
-    return _solve_in_child(program, options, solver, start, progress, describe or _plain)
+    return _solve_in_child(program, options, start, progress, describe or _plain)
 
 
 def _ignore(solution: Solution) -> None:
@@ -131,20 +113,18 @@ class _Best:
 def _solve_in_child(
     program: LinearProgram,
     options: SolveOptions,
-    solver: str,
     start: Floats | None,
     progress: Progress,
     describe: Callable[[float, float], str],
 ) -> Solution:
     task = _Task(
-        solver=solver,
         program=program.to_bytes(),
         options=options,
         start=None if start is None else start.tobytes(),
     )
     best = _Best(progress, describe)
     progress.start(
-        f"{solver}: {program.columns} variables, {program.rows} constraints",
+        f"{options.solver}: {program.columns} variables, {program.rows} constraints",
         at_most_s=options.seconds,
     )
     try:
@@ -170,7 +150,7 @@ def serve(payload: bytes, report: Callable[[bytes], None]) -> None:
         report(_write(solution, final=False))
 
     program = LinearProgram.from_bytes(task.program)
-    solution = SOLVERS[task.solver](program, task.options, start, tell)
+    solution = SOLVERS[task.options.solver](program, task.options, start, tell)
     report(_write(solution, final=True))
 
 

@@ -29,12 +29,8 @@ _MOST = 6  # grains
 def grains(sizes: Iterable[int], limit: int) -> list[int]:
     """Return what the largest, the two largest, ... of some sizes are multiples of, falling.
 
-    Parameters
-    ----------
-    sizes : iterable of int
-        Bytes.
-    limit : int
-        Bytes that sums of them are held against: grains that are tiny beside it are left out.
+    `sizes`: bytes. `limit`: bytes that sums of them are held against: grains that are tiny beside
+    it are left out.
     """
     grain = 0
     found: dict[int, None] = {}
@@ -48,13 +44,8 @@ def grains(sizes: Iterable[int], limit: int) -> list[int]:
 def within_reach(program: LinearProgram, grains: Iterable[float]) -> LinearProgram:
     """Return the program with lower bounds on sums of integers; its solutions stay the same.
 
-    Parameters
-    ----------
-    program : LinearProgram
-        No column is below 0. Real columns count where an equation in a group defines them (see
-        `ProgramBuilder.row`).
-    grains : iterable of float
-        In the unit of the coefficients.
+    `program`: no column is below 0. Real columns count where an equation in a group defines them
+    (see `ProgramBuilder.row`). `grains`: in the unit of the coefficients.
     """
     for grain in grains:
         program = _within_reach(program, grain)

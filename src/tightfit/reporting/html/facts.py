@@ -59,54 +59,29 @@ class Ops(msgspec.Struct, frozen=True):
 
 
 class Runs(msgspec.Struct, frozen=True):
-    """Columns by run: an op that is computed, the first time or again, or a border.
+    """Columns by run: an op that is computed, the first time or again, or a border."""
 
-    Parameters
-    ----------
-    op : tuple of int
-        The op; -1 - segment where a segment is entered.
-    again : tuple of int
-        1 where the op is computed again.
-    way : tuple of int
-        The name of the alternative, a number of `Facts.strings`; -1 for the default.
-    cost_s : tuple of float
-        Seconds of it.
-    held_bytes, plain_bytes : tuple of int
-        Held at its worst instant, and by a step that keeps everything while it runs the latest of
-        the ops up to here, in its own order.
-    """
-
-    op: tuple[int, ...]
-    again: tuple[int, ...]
+    op: tuple[int, ...]  # the op; -1 - segment where a segment is entered
+    again: tuple[int, ...]  # 1 where the op is computed again
+    # The name of the alternative, a number of `Facts.strings`; -1 for the default
     way: tuple[int, ...]
-    cost_s: tuple[float, ...]
+    cost_s: tuple[float, ...]  # seconds of it
+    # held_bytes, plain_bytes: held at its worst instant, and by a step that keeps everything while
+    # it runs the latest of the ops up to here, in its own order
     held_bytes: tuple[int, ...]
     plain_bytes: tuple[int, ...]
 
 
 class Lives(msgspec.Struct, frozen=True):
-    """Columns by stretch of memory.
+    """Columns by stretch of memory."""
 
-    Parameters
-    ----------
-    name : tuple of int
-        What it is, a number of `Facts.strings`.
-    op : tuple of int
-        The op that made it; -1 for what user code holds.
-    first, last : tuple of int
-        The runs during which it is held.
-    size_bytes : tuple of int
-        Bytes of it.
-    offset_bytes : tuple of int
-        Its first byte in an arena; empty where nothing is laid out.
-    """
-
-    name: tuple[int, ...]
-    op: tuple[int, ...]
+    name: tuple[int, ...]  # what it is, a number of `Facts.strings`
+    op: tuple[int, ...]  # the op that made it; -1 for what user code holds
+    # first, last: the runs during which it is held
     first: tuple[int, ...]
     last: tuple[int, ...]
     size_bytes: tuple[int, ...]
-    offset_bytes: tuple[int, ...]
+    offset_bytes: tuple[int, ...]  # its first byte in an arena; empty where nothing is laid out
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -120,23 +95,15 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is drawn.
+    """Everything that is drawn."""
 
-    Parameters
-    ----------
-    strings : tuple of str
-        Names; other columns hold their numbers.
-    curve : tuple of PlannedFor
-        What is known for other budgets, this one among them.
-    """
-
-    strings: tuple[str, ...]
+    strings: tuple[str, ...]  # names; other columns hold their numbers
     held: Held
     phases: tuple[Phase, ...]
     ops: Ops
     runs: Runs
     lives: Lives
-    curve: tuple[PlannedFor, ...]
+    curve: tuple[PlannedFor, ...]  # what is known for other budgets, this one among them
 
 
 class _Names:
@@ -164,14 +131,7 @@ def facts_of(
 ) -> Facts:
     """Return what a page about a valid plan draws.
 
-    Parameters
-    ----------
-    measured : Measured or None
-        What a real step held.
-    offsets : sequence of int
-        In an arena, in bytes: one for each of `tightfit.plan.lives.lives_of`; or none.
-    curve : sequence of PlannedFor
-        What is known for other budgets.
+    `offsets`: in an arena, in bytes: one for each of `tightfit.plan.lives.lives_of`; or none.
     """
     names = _Names()
     result = simulate(graph, plan)

@@ -37,20 +37,10 @@ def plan_page(
 ) -> bytes:
     """Return one HTML file about a plan, with all that it needs inside.
 
-    Parameters
-    ----------
-    graph, plan : Graph, Plan
-        The step, and a plan that passes `tightfit.plan.verify` on it.
-    proven : Proven or None
-        What is known of the least cost.
-    measured : Measured or None
-        What a real step held.
-    offsets : sequence of int
-        Where an arena puts each of `tightfit.plan.lives.lives_of`, in bytes; or none.
-    curve : sequence of PlannedFor
-        What is known for other budgets.
-    further : sequence of str
-        Sentences to add to the three about the plan.
+    `graph`, `plan`: the step, and a plan that passes `tightfit.plan.verify` on it. `proven`: what
+    is known of the least cost. `offsets`: where an arena puts each of
+    `tightfit.plan.lives.lives_of`, in bytes; or none. `further`: sentences to add to the three
+    about the plan.
     """
     explained = explain(plan, graph)
     here = PlannedFor(
@@ -119,12 +109,7 @@ def _beside(file: str) -> str:
 def filled_in(file: str, **contents: Any) -> bytes:
     """Return a page of this folder with its contents, in the frame that all pages share.
 
-    Parameters
-    ----------
-    file : str
-        The template.
-    contents
-        What it asks for; a name that is missing is an error.
+    `contents`: what it asks for; a name that is missing is an error.
     """
     environment = Environment(
         loader=FunctionLoader(_beside),

@@ -52,12 +52,8 @@ class _Shown(msgspec.Struct, frozen=True):
 def parts_page(step: WholeStep, parts: Sequence[PartInUse]) -> bytes:
     """Return one HTML file about the plans of a model in parts.
 
-    Parameters
-    ----------
-    step : WholeStep
-        What all of them together promise, and what was measured.
-    parts : sequence of PartInUse
-        Each with a plan that passes `tightfit.plan.verify` on its graph.
+    `step`: what all of them together promise, and what was measured. `parts`: each with a plan that
+    passes `tightfit.plan.verify` on its graph.
     """
     shown = tuple(map(_shown, parts))
     rows = [

@@ -28,12 +28,7 @@ def summary(
 ) -> tuple[str, str, str]:
     """Return what the plan holds, how it does that, and what it costs.
 
-    Parameters
-    ----------
-    proven : Proven or None
-        What is known of the least cost; None: a plan from a file carries no proof.
-    measured : Measured or None
-        What a real step held.
+    `proven`: what is known of the least cost; None: a plan from a file carries no proof.
     """
     return (
         _held(graph.name or "The step", explained, measured),

@@ -12,7 +12,7 @@ import msgspec
 from tightfit.reporting.pictures.found import Found, Series
 from tightfit.reporting.pictures.labels import Label
 from tightfit.reporting.pictures.page import PanelTitle, add_points
-from tightfit.reporting.pictures.panels import Panel, panelled
+from tightfit.reporting.pictures.panels import Heading, Panel, panelled
 from tightfit.reporting.pictures.regions import bound_label, draw_infeasible, shade_below_bound
 from tightfit.reporting.pictures.scales import (
     PercentScale,
@@ -62,21 +62,9 @@ def comparison_picture(
     Up to eight planners share a panel. More have a panel per family, all with the same axes: the
     default planner in each, the other families pale behind.
 
-    Parameters
-    ----------
-    planners : sequence of Series
-        What each planner found.
-    title : str
-        Above the picture.
-    budgets : str
-        What the budgets are, and their unit.
-    suffix : str
-        Of the file: ``".svg"``, ``".png"`` or ``".pdf"``.
-
-    Raises
-    ------
-    MissingExtra
-        If matplotlib is not installed.
+    `title`: above the picture. `budgets`: what the budgets are, and their unit. `suffix`: of the
+    file: ``".svg"``, ``".png"`` or ``".pdf"``. Raises `MissingExtra` if matplotlib is not
+    installed.
     """
     members = _members({series.name: series.ascending for series in planners})
     points = [point for series in planners for point in series.points]
@@ -103,8 +91,7 @@ def comparison_picture(
     first = msgspec.structs.replace(panels[0], labels=[*panels[0].labels, *bound_label(ours)])
     return panelled(
         [first, *panels[1:]],
-        title=title,
-        notes=_notes(scale, is_split=len(panels) > 1),
+        Heading(title, _notes(scale, is_split=len(panels) > 1)),
         across=budgets,
         height=220.0 if len(panels) == 1 else 150.0,
         columns=min(2, len(panels)),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tightfit.reporting.pictures.found import Found
 from tightfit.reporting.pictures.labels import Label
 from tightfit.reporting.pictures.page import add_points
-from tightfit.reporting.pictures.panels import Panel, panelled
+from tightfit.reporting.pictures.panels import Heading, Panel, panelled
 from tightfit.reporting.pictures.regions import (
     bound_label,
     draw_infeasible,
@@ -36,21 +36,9 @@ def curve_picture(
     A plan serves every larger budget, a bound holds for every smaller one; nothing is drawn that
     follows from neither.
 
-    Parameters
-    ----------
-    points : sequence of Found
-        What was found and proven at each budget.
-    title : str
-        Above the picture.
-    budgets : str
-        What the budgets are, and their unit.
-    suffix : str
-        Of the file: ``".svg"``, ``".png"`` or ``".pdf"``.
-
-    Raises
-    ------
-    MissingExtra
-        If matplotlib is not installed.
+    `points`: what was found and proven at each budget. `title`: above the picture. `budgets`: what
+    the budgets are, and their unit. `suffix`: of the file: ``".svg"``, ``".png"`` or ``".pdf"``.
+    Raises `MissingExtra` if matplotlib is not installed.
     """
     points = sorted(points, key=lambda point: point.budget)
     scale = percent_scale(
@@ -82,8 +70,7 @@ def curve_picture(
 
     return panelled(
         [Panel(draw, labels)],
-        title=title,
-        notes=notes,
+        Heading(title, notes),
         across=budgets,
         height=220.0,
         suffix=suffix,

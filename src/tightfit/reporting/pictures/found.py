@@ -8,24 +8,13 @@ __all__ = ["Found", "Series"]
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What a planner found at one budget.
+    """What a planner found at one budget."""
 
-    Parameters
-    ----------
-    budget : float
-        In the unit of the picture's axis.
-    overhead : float or None
-        Of the plan, a fraction; None if there is no plan.
-    bound : float or None
-        Proven lower bound on the overhead, a fraction.
-    status : str
-        ``"optimal"``: the plan is proven the best of the planner's search space;
-        ``"infeasible"``: it is proven that no plan exists; anything else: neither.
-    """
-
-    budget: float
-    overhead: float | None
-    bound: float | None = None
+    budget: float  # in the unit of the picture's axis
+    overhead: float | None  # of the plan, a fraction; None if there is no plan
+    bound: float | None = None  # proven lower bound on the overhead, a fraction
+    # ``"optimal"``: the plan is proven the best of the planner's search space; ``"infeasible"``: it
+    # is proven that no plan exists; anything else: neither
     status: str = "feasible"
 
 

@@ -23,27 +23,14 @@ _AREA = Look(BOUND, "s")
 
 
 class Label(msgspec.Struct, frozen=True):
-    """A name in the column to the right of the axes.
+    """A name in the column to the right of the axes."""
 
-    Parameters
-    ----------
-    text : str
-        The name.
-    at : (float, float) or None
-        The point that it names, in data; None: it has none and stands at the top.
-    look : Look
-        Of the marker beside it; by default that of a shaded area.
-    marker_size : float
-        In points.
-    is_filled : bool
-        Whether its marker is filled, as at the point.
-    """
-
-    text: str
+    text: str  # the name
+    # The point that it names, in data; None: it has none and stands at the top
     at: tuple[float, float] | None = None
-    look: Look = _AREA
-    marker_size: float = 7.0
-    is_filled: bool = True
+    look: Look = _AREA  # of the marker beside it; by default that of a shaded area
+    marker_size: float = 7.0  # in points
+    is_filled: bool = True  # whether its marker is filled, as at the point
 
 
 def moved_apart(targets: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -53,14 +40,7 @@ def moved_apart(targets: Sequence[float], gap: float, low: float, high: float) -
     isotonic regression, found by pooling adjacent violators, and the nearest one within limits
     is that one, cut off there (Barlow et al., 1972).
 
-    Parameters
-    ----------
-    targets : sequence of float
-        Ascending.
-    gap : float
-        Between neighbours; less if they do not fit otherwise.
-    low, high : float
-        Limits of the places.
+    `targets`: ascending. `gap`: between neighbours; less if they do not fit otherwise.
     """
     count = len(targets)
     if count > 1:

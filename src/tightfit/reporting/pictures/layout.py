@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tightfit.reporting.pictures.panels import Panel, panelled
+from tightfit.reporting.pictures.panels import Heading, Panel, panelled
 from tightfit.reporting.pictures.scales import round_numbers
 from tightfit.reporting.pictures.style import BLUE, GREEN, INK, ORANGE, PURPLE, SKY_BLUE
 from tightfit.units import format_bytes, unit_of
@@ -22,18 +22,12 @@ _COLOURS = (BLUE, SKY_BLUE, GREEN, ORANGE, PURPLE)
 
 
 class Rectangle(msgspec.Struct, frozen=True):
-    """One block in its place.
+    """One block in its place."""
 
-    Parameters
-    ----------
-    lower, upper : int
-        Ticks between which it is alive.
-    offset_bytes, size_bytes : int
-        Its first byte, and how many it takes.
-    """
-
+    # lower, upper: ticks between which it is alive
     lower: int
     upper: int
+    # offset_bytes, size_bytes: its first byte, and how many it takes
     offset_bytes: int
     size_bytes: int
 
@@ -43,21 +37,8 @@ def layout_picture(
 ) -> bytes:
     """Return a picture of a layout, with a line at the bound that none is below.
 
-    Parameters
-    ----------
-    rectangles : sequence of Rectangle
-        All blocks.
-    title : str
-        Above the picture.
-    bound_bytes : int
-        The largest load.
-    suffix : str
-        Of the file: ``".svg"``, ``".png"`` or ``".pdf"``.
-
-    Raises
-    ------
-    MissingExtra
-        If matplotlib is not installed.
+    `title`: above the picture. `bound_bytes`: the largest load. `suffix`: of the file: ``".svg"``,
+    ``".png"`` or ``".pdf"``. Raises `MissingExtra` if matplotlib is not installed.
     """
     height_bytes = max((r.offset_bytes + r.size_bytes for r in rectangles), default=0)
     unit, unit_bytes = unit_of(height_bytes)
@@ -75,8 +56,7 @@ def layout_picture(
 
     return panelled(
         [Panel(draw)],
-        title=title,
-        notes=notes,
+        Heading(title, notes),
         across=f"allocations and frees; offset in {unit}",
         height=320.0,
         suffix=suffix,

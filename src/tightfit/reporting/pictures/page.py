@@ -55,10 +55,7 @@ _LEFT_OUT = {
 def require_pictures() -> None:
     """Say what to install if pictures cannot be drawn here.
 
-    Raises
-    ------
-    MissingExtra
-        If matplotlib is not installed.
+    Raises `MissingExtra` if matplotlib is not installed.
     """
     try:
         import matplotlib  # noqa: F401
@@ -69,19 +66,8 @@ def require_pictures() -> None:
 def drawn(draw: Callable[[Figure], None], *, height: float, suffix: str) -> bytes:
     """Return the file of a page; the same page gives the same bytes.
 
-    Parameters
-    ----------
-    draw : callable
-        Draws on the empty page.
-    height : float
-        In points; the width is `WIDTH`.
-    suffix : str
-        One of `SUFFIXES`.
-
-    Raises
-    ------
-    MissingExtra
-        If matplotlib is not installed.
+    `draw`: draws on the empty page. `height`: in points; the width is `WIDTH`. `suffix`: one of
+    `SUFFIXES`. Raises `MissingExtra` if matplotlib is not installed.
     """
     require_pictures()
     import matplotlib.style
@@ -114,22 +100,13 @@ def _shortened(svg: bytes) -> bytes:
 
 
 class Grid(msgspec.Struct, frozen=True):
-    """Panels of equal size, row by row.
+    """Panels of equal size, row by row."""
 
-    Parameters
-    ----------
-    count, columns : int
-        How many panels, and how many side by side.
-    height : float
-        Of the axes of each, in points.
-    notes : int
-        Lines of the heading below its title.
-    """
-
+    # count, columns: how many panels, and how many side by side
     count: int
     columns: int
-    height: float
-    notes: int = 0
+    height: float  # of the axes of each, in points
+    notes: int = 0  # lines of the heading below its title
 
     @property
     def top(self) -> float:
@@ -159,14 +136,7 @@ def add_panels(
 ) -> list[Axes]:
     """Add axes with a quiet grid of horizontal lines.
 
-    Parameters
-    ----------
-    grid : Grid
-        How many, and where.
-    beside : float
-        Points to the right of each for names.
-    titles : sequence of PanelTitle
-        One per panel, or none at all.
+    `beside`: points to the right of each for names. `titles`: one per panel, or none at all.
     """
     column, page = WIDTH / grid.columns, figure.bbox.height
     width = max(_NARROWEST, column - _LEFT - beside - _RIGHT)

@@ -14,63 +14,43 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Panel", "panelled"]
+__all__ = ["Heading", "Panel", "panelled"]
 
 
 class Panel(msgspec.Struct, frozen=True):
-    """What one pair of axes shows.
+    """What one pair of axes shows."""
 
-    Parameters
-    ----------
-    draw : callable
-        Draws on the axes, and sets their limits and ticks.
-    labels : sequence of Label
-        Names to the right of them.
-    title : PanelTitle
-        Above them.
-    """
+    draw: Callable[[Axes], None]  # draws on the axes, and sets their limits and ticks
+    labels: Sequence[Label] = ()  # names to the right of them
+    title: PanelTitle = PanelTitle()  # above them
 
-    draw: Callable[[Axes], None]
-    labels: Sequence[Label] = ()
-    title: PanelTitle = PanelTitle()
+
+class Heading(msgspec.Struct, frozen=True):
+    """What is written above a picture."""
+
+    title: str
+    notes: Sequence[str] = ()
 
 
 def panelled(
     panels: Sequence[Panel],
+    heading: Heading,
     *,
-    title: str,
     across: str,
     height: float,
-    notes: Sequence[str] = (),
     columns: int = 1,
     suffix: str = ".svg",
 ) -> bytes:
     """Return a picture of panels that share their horizontal axis.
 
-    Parameters
-    ----------
-    panels : sequence of Panel
-        Row by row.
-    title, notes : str, sequence of str
-        Above the picture.
-    across : str
-        What the horizontal axis shows, below the lowest panels.
-    height : float
-        Of the axes of each panel, in points.
-    columns : int
-        Panels side by side.
-    suffix : str
-        Of the file: ``".svg"``, ``".png"`` or ``".pdf"``.
-
-    Raises
-    ------
-    MissingExtra
-        If matplotlib is not installed.
+    `across`: what the horizontal axis shows, below the lowest panels. `height`: of the axes of each
+    panel, in points. `columns`: panels side by side. `suffix`: of the file: ``".svg"``, ``".png"``
+    or ``".pdf"``. Raises `MissingExtra` if matplotlib is not installed.
     """
-    grid = Grid(len(panels), columns, height, len(notes))
+    grid = Grid(len(panels), columns, height, len(heading.notes))
 
     def draw(figure: Figure) -> None:
-        add_heading(figure, title, notes)
+        add_heading(figure, heading.title, heading.notes)
         labels = [label for panel in panels for label in panel.labels]
         beside = names_width(labels) if labels else 0.0
         every = add_panels(figure, grid, beside, [panel.title for panel in panels])

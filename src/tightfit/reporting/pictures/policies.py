@@ -11,7 +11,7 @@ import msgspec
 
 from tightfit.reporting.pictures.labels import Label
 from tightfit.reporting.pictures.page import add_points
-from tightfit.reporting.pictures.panels import Panel, panelled
+from tightfit.reporting.pictures.panels import Heading, Panel, panelled
 from tightfit.reporting.pictures.scales import set_budgets
 from tightfit.reporting.pictures.style import (
     BLACK,
@@ -51,20 +51,11 @@ _LOOKS = tuple(
 
 
 class PolicyCurve(msgspec.Struct, frozen=True):
-    """What one policy came to at several budgets.
+    """What one policy came to at several budgets."""
 
-    Parameters
-    ----------
-    name : str
-        Of the policy.
-    ratios : tuple of float
-        Budgets as shares of the peak with nothing evicted, ascending.
-    values : tuple of float or None
-        What is measured there; None where the program did not go through.
-    """
-
-    name: str
-    ratios: tuple[float, ...]
+    name: str  # of the policy
+    ratios: tuple[float, ...]  # budgets as shares of the peak with nothing evicted, ascending
+    # What is measured there; None where the program did not go through
     values: tuple[float | None, ...]
 
 
@@ -79,23 +70,10 @@ def policies_picture(
 ) -> bytes:
     """Return a picture of every policy's line, named beside its largest budget.
 
-    Parameters
-    ----------
-    curves : sequence of PolicyCurve
-        At least one.
-    title : str
-        Above the picture.
-    measure : str
-        What the values are.
-    constants_ratio, bottleneck_ratio : float
-        What constants and the largest single operator take of the peak: no policy can go below.
-    suffix : str
-        Of the file: ``".svg"``, ``".png"`` or ``".pdf"``.
-
-    Raises
-    ------
-    MissingExtra
-        If matplotlib is not installed.
+    `curves`: at least one. `title`: above the picture. `constants_ratio`, `bottleneck_ratio`: what
+    constants and the largest single operator take of the peak: no policy can go below. `suffix`: of
+    the file: ``".svg"``, ``".png"`` or ``".pdf"``. Raises `MissingExtra` if matplotlib is not
+    installed.
     """
     sizes = sizes_of([curve.name for curve in curves])
     labels = [
@@ -117,8 +95,7 @@ def policies_picture(
 
     return panelled(
         [Panel(draw, labels)],
-        title=title,
-        notes=notes,
+        Heading(title, notes),
         across="budget as a share of the peak with nothing evicted",
         height=260.0,
         suffix=suffix,

@@ -30,26 +30,16 @@ _ROOM, _TICK_WIDTH = 0.06, 20.0
 
 
 class PercentScale(msgspec.Struct, frozen=True):
-    """An axis of percentages.
+    """An axis of percentages."""
 
-    Parameters
-    ----------
-    low, high : float
-        Its ends.
-    ticks : tuple of float
-        Ascending.
-    kind : str
-        ``"linear"``; ``"log"``: every value is positive; ``"symlog"``: logarithmic beyond
-        `linear_to` on both sides of zero and linear between, so that zero has a place.
-    linear_to : float
-        For ``"symlog"``, a percentage.
-    """
-
+    # low, high: its ends
     low: float
     high: float
-    ticks: tuple[float, ...]
+    ticks: tuple[float, ...]  # ascending
+    # ``"linear"``; ``"log"``: every value is positive; ``"symlog"``: logarithmic beyond `linear_to`
+    # on both sides of zero and linear between, so that zero has a place
     kind: Literal["linear", "log", "symlog"] = "linear"
-    linear_to: float = 0.0
+    linear_to: float = 0.0  # for ``"symlog"``, a percentage
 
     @property
     def note(self) -> str:
@@ -66,10 +56,7 @@ class PercentScale(msgspec.Struct, frozen=True):
 def percent_scale(values: Sequence[float]) -> PercentScale:
     """Return an axis that shows all values, and zero honestly; no ticks without values.
 
-    Parameters
-    ----------
-    values : sequence of float
-        Percentages; may be negative.
+    `values`: percentages; may be negative.
     """
     if not values:
         return PercentScale(0.0, 1.0, ())

@@ -15,7 +15,6 @@ __all__ = [
     "BLACK",
     "BLUE",
     "BOUND",
-    "EAGER",
     "FAMILIES",
     "GREEN",
     "INK",
@@ -36,7 +35,6 @@ __all__ = [
     "Look",
     "families_of",
     "looks_of",
-    "looks_of_ways",
     "shown_name",
     "sizes_of",
 ]
@@ -92,20 +90,11 @@ SETTINGS = {
 
 
 class Look(msgspec.Struct, frozen=True):
-    """How one line or point is drawn.
+    """How one line or point is drawn."""
 
-    Parameters
-    ----------
-    colour : str
-        That of its family.
-    marker : str or tuple
-        Of matplotlib; no two members of a family share one.
-    is_ours : bool
-        Drawn bold; the others lie on top of it, so that both are seen where they meet.
-    """
-
-    colour: str
-    marker: Marker
+    colour: str  # that of its family
+    marker: Marker  # of matplotlib; no two members of a family share one
+    # Drawn bold; the others lie on top of it, so that both are seen where they meet
     is_ours: bool = False
 
     @property
@@ -129,24 +118,12 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class Family(msgspec.Struct, frozen=True):
-    """Planners that belong together.
+    """Planners that belong together."""
 
-    Parameters
-    ----------
-    title : str
-        Above its panel.
-    colour : str
-        Of all its members.
-    members : tuple of (str, str)
-        Planners, each with its marker.
-    prefix : str
-        What names share; left out where the title stands above them.
-    """
-
-    title: str
-    colour: str
-    members: tuple[tuple[str, Marker], ...]
-    prefix: str = ""
+    title: str  # above its panel
+    colour: str  # of all its members
+    members: tuple[tuple[str, Marker], ...]  # planners, each with its marker
+    prefix: str = ""  # what names share; left out where the title stands above them
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -157,8 +134,6 @@ class Family(msgspec.Struct, frozen=True):
 OURS = "anytime"
 """The planner that is drawn bold."""
 OUR_LOOK = Look(BLUE, "o", is_ours=True)
-EAGER = Look(BLACK, "o")
-"""Plain PyTorch, which recomputes nothing."""
 
 FAMILIES = (
     Family("tightfit", BLUE, ((OURS, "o"), ("greedy", "s"))),
@@ -168,7 +143,7 @@ FAMILIES = (
         (
             ("checkmate", "^"),
             ("checkmate+", "v"),
-            ("checkmate_split", "<"),
+            ("checkmate:split", "<"),
             ("checkmate_rounding", ">"),
             ("checkmate_o", "P"),
         ),
@@ -176,13 +151,12 @@ FAMILIES = (
     Family(
         "MONeT and retention intervals",
         GREEN,
-        (("monet", "D"), ("monet_all", "X"), ("monet_loose", "d"), ("intervals", "p")),
+        (("monet", "D"), ("monet_all", "X"), ("monet:loose", "d"), ("intervals", "p")),
     ),
     Family(
         "Checkpointing heuristics",
         ORANGE,
         (
-            ("checkpoint_all", "X"),
             ("gist", "D"),
             ("griewank", "P"),
             ("chen_sqrt", "s"),
@@ -197,12 +171,12 @@ FAMILIES = (
         "Eviction policies",
         PURPLE,
         (
-            ("eviction_dtr", "P"),
-            ("eviction_dtr_eq", "^"),
-            ("eviction_dtr_local", "X"),
-            ("eviction_lru", "D"),
-            ("eviction_size", "s"),
-            ("eviction_msps", "o"),
+            ("eviction", "P"),
+            ("eviction:h_dtr_eq", "^"),
+            ("eviction:h_dtr_local", "X"),
+            ("eviction:lru", "D"),
+            ("eviction:size", "s"),
+            ("eviction:msps", "o"),
         ),
     ),
     Family(
@@ -250,46 +224,3 @@ def sizes_of(names: Sequence[str]) -> dict[str, float]:
     first, last = _MARKER_SIZES
     step = (first - last) / max(1, len(names) - 1)
     return {name: first - number * step for number, name in enumerate(names)}
-
-
-class Way(msgspec.Struct, frozen=True):
-    """A way to train, of which there are several settings.
-
-    Parameters
-    ----------
-    start : str
-        Of its name; the setting follows.
-    shown : str
-        What stands for the start where there is little room.
-    colour : str
-        Of all settings.
-    markers : tuple of str
-        Of the settings, in the order of their names.
-    """
-
-    start: str
-    shown: str
-    colour: str
-    markers: tuple[Marker, ...]
-
-
-WAYS = (
-    Way("eager", "plain PyTorch", BLACK, ("o",)),
-    Way("checkpoint per block", "checkpoint per block", ORANGE, ("s",)),
-    Way("checkpoint_sequential, ", "sequential, ", ORANGE, ("^", "v", "<", ">")),
-    Way("activation_memory_budget ", "memory budget ", PURPLE, ("D", "d", "p", "P")),
-)
-"""What we are compared with when a model trains; another way is drawn in a colour of its own."""
-
-
-def looks_of_ways(names: Iterable[str]) -> dict[str, tuple[str, Look]]:
-    """Return for each way of training what it is called in a picture, and how it is drawn."""
-    left = sorted(set(names))
-    looks: dict[str, tuple[str, Look]] = {}
-    for way in (*WAYS, Way("", "", SKY_BLUE, ())):
-        settings = [name for name in left if name.startswith(way.start)]
-        for number, name in enumerate(settings):
-            marker = way.markers[number] if number < len(way.markers) else (number + 4, 1, 0)
-            looks[name] = (way.shown + name.removeprefix(way.start), Look(way.colour, marker))
-        left = [name for name in left if name not in looks]
-    return looks

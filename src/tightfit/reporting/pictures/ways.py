@@ -10,7 +10,7 @@ import msgspec
 
 from tightfit.reporting.pictures.labels import Label
 from tightfit.reporting.pictures.page import PanelTitle, add_points
-from tightfit.reporting.pictures.panels import Panel, panelled
+from tightfit.reporting.pictures.panels import Heading, Panel, panelled
 from tightfit.reporting.pictures.scales import round_numbers
 from tightfit.reporting.pictures.style import (
     BLACK,
@@ -58,25 +58,13 @@ class WaysOfOp(msgspec.Struct, frozen=True):
 def ways_picture(ops: Sequence[WaysOfOp], *, title: str, suffix: str = ".svg") -> bytes:
     """Return a picture with a panel for each op.
 
-    Parameters
-    ----------
-    ops : sequence of WaysOfOp
-        The default first in each.
-    title : str
-        Above the picture.
-    suffix : str
-        Of the file: ``".svg"``, ``".png"`` or ``".pdf"``.
-
-    Raises
-    ------
-    MissingExtra
-        If matplotlib is not installed.
+    `ops`: the default first in each. `title`: above the picture. `suffix`: of the file: ``".svg"``,
+    ``".png"`` or ``".pdf"``. Raises `MissingExtra` if matplotlib is not installed.
     """
     unit, unit_bytes = unit_of(max(way.workspace_bytes for op in ops for way in op.ways))
     return panelled(
         [_panel(op, unit_bytes) for op in ops],
-        title=title,
-        notes=_NOTES,
+        Heading(title, _NOTES),
         across=f"workspace in {unit}",
         height=_HEIGHT,
         suffix=suffix,

@@ -32,29 +32,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Standing:
-    """What is held at the begin of a call, in bytes.
+    """What is held at the begin of a call, in bytes."""
 
-    Parameters
-    ----------
-    gradient_bytes : int
-        Gradients that exist, with the buckets they go into.
-    state_bytes, coming_bytes : int
-        The optimizers' state that is there, and that will be.
-    others_bytes : int
-        What else was given out since the callable was fitted and is still held: outputs of steps
-        before, averages of weights, other models; but not the inputs.
-    others_coming_bytes : int
-        Gradients and state that others within the same budget will hold.
-    earlier_input_bytes : int
-        Of the inputs, those that were there before the callable was fitted: a data set, say. They
-        do not count against the limit.
-    """
-
-    gradient_bytes: int
+    gradient_bytes: int  # gradients that exist, with the buckets they go into
+    # state_bytes, coming_bytes: the optimizers' state that is there, and that will be
     state_bytes: int
     coming_bytes: int
+    # What else was given out since the callable was fitted and is still held: outputs of steps
+    # before, averages of weights, other models; but not the inputs
     others_bytes: int
-    others_coming_bytes: int
+    others_coming_bytes: int  # gradients and state that others within the same budget will hold
+    # Of the inputs, those that were there before the callable was fitted: a data set, say. They do
+    # not count against the limit.
     earlier_input_bytes: int = 0
 
 
@@ -65,23 +54,11 @@ _State = Literal["free", "resting", "running"]
 class Account:
     """What a fitted callable holds between its steps: the one place that counts it.
 
-    Parameters
-    ----------
-    modules : mapping of str to nn.Module
-        The modules whose parameters it uses.
-    optimizer : torch.optim.Optimizer or None
-        One that holds them; others are found.
-    tally : Tally, optional
-        Has counted before what is given out; None: counting begins now.
-
-    Attributes
-    ----------
-    device : torch.device
-        The GPU that anything of the modules lies on, else the CPU.
-    replicas : Replicas or None
-        The DistributedDataParallel around.
-    optimizers, since : Optimizers, SinceLastCall
-        Those that hold any of the parameters; what has happened since the last call.
+    `modules`: the modules whose parameters it uses. `optimizer`: one that holds them; others are
+    found. `tally`: has counted before what is given out; None: counting begins now. `device`: the
+    GPU that anything of the modules lies on, else the CPU. `replicas`: the DistributedDataParallel
+    around. `optimizers`, `since`: those that hold any of the parameters; what has happened since
+    the last call.
     """
 
     def __init__(
@@ -137,10 +114,7 @@ class Account:
     def coming_state_bytes(self, besides: Sequence[Account] = ()) -> int:
         """Return the bytes of the optimizers' state that will be there and is not yet.
 
-        Parameters
-        ----------
-        besides : sequence of Account
-            Those whose optimizers and parameters are counted elsewhere.
+        `besides`: those whose optimizers and parameters are counted elsewhere.
         """
         return self.optimizers.coming_bytes(
             self.device.type,
@@ -155,10 +129,7 @@ class Account:
     def expected_bytes(self, besides: Sequence[Account] = ()) -> int:
         """Return the gradients and the optimizers' state that do not exist yet but will.
 
-        Parameters
-        ----------
-        besides : sequence of Account
-            Those whose optimizers and parameters are counted elsewhere.
+        `besides`: those whose optimizers and parameters are counted elsewhere.
         """
         if not self._trains:
             return 0
@@ -183,14 +154,8 @@ class Account:
 
         Where as many bytes are given out as the last time, nothing is looked up anew.
 
-        Parameters
-        ----------
-        inputs : sequence
-            Of the call; tensors among them count for it.
-        beside : sequence of Account
-            Of callables within the same budget.
-        input_bytes : int, optional
-            Of these tensors, where that is known.
+        `inputs`: of the call; tensors among them count for it. `beside`: of callables within the
+        same budget.
         """
         given = self._tally.given_bytes() if self._tally is not None else None
         if input_bytes is None:
@@ -261,13 +226,9 @@ class Account:
         that were fitted with budgets of their own cannot be told apart by an allocator: together
         they keep to the sum.
 
-        Parameters
-        ----------
-        limit_bytes : int or None
-            For all that was given out since this began, and for what the modules and those
-            beside had before; None: no limit.
-        beside : sequence of Account
-            Of callables within the same budget, which keep to it through this one.
+        `limit_bytes`: for all that was given out since this began, and for what the modules and
+        those beside had before; None: no limit. `beside`: of callables within the same budget,
+        which keep to it through this one.
         """
         within = (self, *beside)
         if limit_bytes is not None and any(keeper not in within for keeper in _KEEPERS):
@@ -419,12 +380,8 @@ def lasting_bytes_of(accounts: Iterable[Account]) -> int:
 def expected_bytes_of(accounts: Iterable[Account], besides: Iterable[Account] = ()) -> int:
     """Return the gradients and optimizers' state of several that do not exist yet but will.
 
-    Parameters
-    ----------
-    accounts : iterable of Account
-        Of callables within one budget; what they have in common counts once.
-    besides : iterable of Account
-        Those whose optimizers and parameters are counted elsewhere.
+    `accounts`: of callables within one budget; what they have in common counts once. `besides`:
+    those whose optimizers and parameters are counted elsewhere.
     """
     counted = list(besides)
     expected = 0
@@ -450,10 +407,7 @@ def new_gradient_bytes(
 ) -> int:
     """Return the bytes of the gradients that do not exist yet but will.
 
-    Parameters
-    ----------
-    counted : container of int
-        Identities of parameters whose gradients are counted elsewhere.
+    `counted`: identities of parameters whose gradients are counted elsewhere.
     """
     trained = [p for p in parameters_of(modules) if p.requires_grad and id(p) not in counted]
     return resident_tensor_bytes([p for p in trained if p.grad is None], granularity)

@@ -102,10 +102,7 @@ class Budget:
 def usable_bytes(budget_bytes: int, reserve_bytes: int) -> int:
     """Return what a reserve leaves of a budget.
 
-    Raises
-    ------
-    BadInput
-        If that is nothing.
+    Raises `BadInput` if that is nothing.
     """
     if reserve_bytes >= budget_bytes:
         raise BadInput(

@@ -24,18 +24,10 @@ NUMBERS = 4
 
 @dataclass(frozen=True)
 class StepNeeds:
-    """What a step of an optimizer takes besides what is there before it.
+    """What a step of an optimizer takes besides what is there before it."""
 
-    Parameters
-    ----------
-    states : tuple of (str, int)
-        The bytes of state on each kind of device after the step.
-    passing_bytes : int
-        The most that lives at once during the step, beyond what is there after it.
-    """
-
-    states: tuple[tuple[str, int], ...]
-    passing_bytes: int
+    states: tuple[tuple[str, int], ...]  # the bytes of state on each kind of device after the step
+    passing_bytes: int  # the most that lives at once during the step, beyond what is there after it
 
     def state_bytes(self, device: str) -> int:
         """Return the bytes of state on a kind of device."""
@@ -49,14 +41,9 @@ def step_needs(
 
     Every parameter is taken to have a gradient.
 
-    Parameters
-    ----------
-    optimizer : torch.optim.Optimizer
-        As it is now: with its state, or before its first step.
-    granularity : int
-        What the device's allocator rounds to, in bytes.
-    changes : mapping
-        Options of the optimizer to be taken in place of its own.
+    `optimizer`: as it is now: with its state, or before its first step. `granularity`: what the
+    device's allocator rounds to, in bytes. `changes`: options of the optimizer to be taken in place
+    of its own.
     """
     try:
         return _taken_on_fakes(optimizer, granularity, changes)
@@ -73,18 +60,8 @@ def needs_of_one(
 ) -> StepNeeds | None:
     """Return what steps of one parameter take, the first one and later ones; None as above.
 
-    Parameters
-    ----------
-    optimizer : torch.optim.Optimizer
-        Its settings are taken, and none of its state.
-    group : mapping
-        Of its groups the one that the parameter is in.
-    like : Tensor
-        The parameter.
-    granularity : int
-        What the device's allocator rounds to, in bytes.
-    elements : int, optional
-        How many of its elements are stepped; None: all.
+    `optimizer`: its settings are taken, and none of its state. `granularity`: what the device's
+    allocator rounds to, in bytes. `elements`: how many of its elements are stepped; None: all.
     """
     try:
         with private.FakeTensorMode(allow_non_fake_inputs=True):

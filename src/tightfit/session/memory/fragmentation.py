@@ -19,17 +19,8 @@ _SPARE = 1 / 64  # of the budget: what is left besides, as what is lost varies
 class SeenStep:
     """What an allocator did in one step.
 
-    Parameters
-    ----------
-    begin : AllocatorState
-        How it stood at the begin.
-
-    Attributes
-    ----------
-    reserved_bytes : int
-        The most that was reserved whenever it was looked at.
-    retries : int
-        How often it had to give back what was cached.
+    `reserved_bytes`: the most that was reserved whenever it was looked at. `retries`: how often it
+    had to give back what was cached.
     """
 
     def __init__(self, begin: AllocatorState) -> None:
@@ -68,17 +59,7 @@ class SeenStep:
 class Fragmentation:
     """What plans are to leave, from round to round: each round is a new plan.
 
-    Parameters
-    ----------
-    first_bytes : int
-        What the first plan leaves.
-
-    Attributes
-    ----------
-    left_bytes : int
-        What plans are to leave now.
-    rounds : int
-        How often that has changed.
+    `left_bytes`: what plans are to leave now. `rounds`: how often that has changed.
     """
 
     def __init__(self, first_bytes: int = 0) -> None:
@@ -94,14 +75,8 @@ class Fragmentation:
     def learn(self, step: SeenStep, limit_bytes: int, *, is_whole: bool) -> bool:
         """Learn from a step of the plan that leaves as much; return whether another is to be made.
 
-        Parameters
-        ----------
-        step : SeenStep
-            What the allocator did.
-        limit_bytes : int
-            What it may reserve.
-        is_whole : bool
-            Whether the step ran the plan that was made for this; if not, less is not tried.
+        `limit_bytes`: what it may reserve. `is_whole`: whether the step ran the plan that was made
+        for this; if not, less is not tried.
         """
         if self.is_over:
             return False
@@ -124,10 +99,7 @@ class Fragmentation:
     def give_way(self, lacking_bytes: int) -> None:
         """Leave less, for good: no plan leaves as much.
 
-        Parameters
-        ----------
-        lacking_bytes : int
-            What is to be left less, as far as that is known.
+        `lacking_bytes`: what is to be left less, as far as that is known.
         """
         is_known = 0 < lacking_bytes < self.left_bytes and not self.is_over
         self.left_bytes -= lacking_bytes if is_known else self.left_bytes

@@ -29,17 +29,9 @@ _LOOKS = 2  # calls at which it is looked for gradient scalers
 class StepsInBackward:
     """Takes the steps of an optimizer inside of planned backwards, and watches the loop around.
 
-    Parameters
-    ----------
-    optimizer : torch.optim.Optimizer
-        Its own code steps each parameter.
-    max_norm : float, optional
-        To which the norm of all gradients is clipped before any step.
-
-    Raises
-    ------
-    BadInput
-        If its step of a parameter needs more than that parameter, its gradient and its state.
+    `optimizer`: its own code steps each parameter. `max_norm`: to which the norm of all gradients
+    is clipped before any step. Raises `BadInput` if its step of a parameter needs more than that
+    parameter, its gradient and its state.
     """
 
     def __init__(self, optimizer: Any, max_norm: float | None = None) -> None:
@@ -84,10 +76,7 @@ class StepsInBackward:
     def needs(self, parameter: torch.Tensor) -> tuple[int, int]:
         """Return the bytes of a parameter's state, and what its step works with besides.
 
-        Raises
-        ------
-        BadInput
-            If nobody can foretell that.
+        Raises `BadInput` if nobody can foretell that.
         """
         where = parameter.dtype, parameter.device
         key = self._places()[id(parameter)], parameter.shape, parameter.stride(), *where
@@ -135,10 +124,7 @@ class StepsInBackward:
     def before_forward(self) -> None:
         """Raise if the loop does what goes with a step after backward only.
 
-        Raises
-        ------
-        TightfitError
-            Says what, and a way out; nothing has been changed then.
+        Raises `TightfitError`: says what, and a way out; nothing has been changed then.
         """
         if self._settings is not None:
             self._refuse(
@@ -173,10 +159,7 @@ class StepsInBackward:
     ) -> None:
         """Take the step of one parameter: the optimizer's own code, that finds only this one.
 
-        Parameters
-        ----------
-        elements : int, optional
-            How many at a time; None: all at once.
+        `elements`: how many at a time; None: all at once.
         """
         if self._settings is None:
             self._settings = _settings_of(self.optimizer)
@@ -195,10 +178,8 @@ class StepsInBackward:
     def before_step(self, optimizer: Any) -> None:
         """Hear that the loop steps: what was stepped in backward has no gradient and stays.
 
-        Raises
-        ------
-        TightfitError
-            If the loop has changed what decides the step, or a gradient came beside the plan.
+        Raises `TightfitError` if the loop has changed what decides the step, or a gradient came
+        beside the plan.
         """
         if not self.is_of(optimizer) or self._settings is None:
             return

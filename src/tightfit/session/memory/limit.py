@@ -33,16 +33,8 @@ def refuses(account: Account) -> bool:
 class Limit:
     """Has the allocator refuse what would exceed a budget; says so in terms of a call.
 
-    Parameters
-    ----------
-    name : str
-        Of the callable, for messages.
-    account : Account
-        What it holds.
-    needs : WeakMethod
-        Tells the least budget for steps like the last one, as far as that is known.
-    is_copy : bool
-        Whether nobody has asked for it: a copy keeps to nothing of its own until it trains.
+    `needs`: tells the least budget for steps like the last one, as far as that is known. `is_copy`:
+    whether nobody has asked for it: a copy keeps to nothing of its own until it trains.
     """
 
     def __init__(
@@ -61,15 +53,7 @@ class Limit:
         hear_of_steps(self)
 
     def follow(self, limit_bytes: int | None, beside: Sequence[Account]) -> None:
-        """Keep to another limit; None: to none.
-
-        Parameters
-        ----------
-        limit_bytes : int or None
-            The budget.
-        beside : sequence of Account
-            Of those that share it.
-        """
+        """Keep to another limit; None: to none."""
         self._account.keep_to(limit_bytes if self._keeps else None, beside)
 
     def begin(
@@ -77,12 +61,7 @@ class Limit:
     ) -> None:
         """Enforce the limit: a call begins.
 
-        Parameters
-        ----------
-        limit_bytes, beside : int or None, sequence of Account
-            As in `follow`.
-        is_looking : bool
-            Whether nothing of it is planned yet.
+        `limit_bytes`, `beside`: as in `follow`. `is_looking`: whether nothing of it is planned yet.
         """
         self._is_looking = is_looking
         is_asked = limit_bytes is not None or bool(beside)
@@ -94,10 +73,8 @@ class Limit:
     def refuse_below_parameters(self, budget_bytes: int) -> None:
         """Refuse a budget below what the parameters and buffers take: nothing need be captured.
 
-        Raises
-        ------
-        InfeasibleBudget
-            Names what is certain to be held; what a forward keeps comes on top.
+        Raises `InfeasibleBudget`: names what is certain to be held; what a forward keeps comes on
+        top.
         """
         account = self._account
         modules = account.modules.values()
@@ -126,12 +103,8 @@ class Limit:
     ) -> Iterator[None]:
         """Enforce the limit while something runs that has no backward.
 
-        Parameters
-        ----------
-        limit_bytes, beside : int or None, sequence of Account
-            As in `begin`.
-        goes_on : bool
-            Whether a step is under way afterwards, too: somebody awaits a backward.
+        `limit_bytes`, `beside`: as in `begin`. `goes_on`: whether a step is under way afterwards,
+        too: somebody awaits a backward.
         """
         if self._keeps:
             self.begin(limit_bytes, beside)

@@ -27,10 +27,7 @@ def plain_step(optimizer: Any, groups: Sequence[Mapping[str, Any]], state: Any =
 
     What the step writes down beside its state and its groups goes nowhere.
 
-    Parameters
-    ----------
-    state : defaultdict, optional
-        In place of its own.
+    `state`: in place of its own.
     """
     kind = type(optimizer)
     step = kind.step.__wrapped__ if getattr(kind.step, "hooked", False) else kind.step
@@ -43,10 +40,7 @@ def plain_step(optimizer: Any, groups: Sequence[Mapping[str, Any]], state: Any =
 def refuse_unless_one_by_one(optimizer: Any) -> None:
     """Raise unless stepping parameters one by one gives the bits of stepping all at once.
 
-    Raises
-    ------
-    BadInput
-        Names the optimizer and the reason.
+    Raises `BadInput`: names the optimizer and the reason.
     """
     name = type(optimizer).__name__
     try:

@@ -45,19 +45,8 @@ class InBackward(Protocol):
 class Optimizers:
     """The optimizers that hold any of some modules' parameters.
 
-    Parameters
-    ----------
-    modules : mapping of str to nn.Module
-        The modules.
-    given : torch.optim.Optimizer or None
-        One that the user has named; others are found when they exist.
-    granularity_bytes : int
-        What the device's allocator rounds to.
-
-    Attributes
-    ----------
-    looked : int
-        How often it was looked for optimizers in vain.
+    `given`: one that the user has named; others are found when they exist. `granularity_bytes`:
+    what the device's allocator rounds to. `looked`: how often it was looked for optimizers in vain.
     """
 
     def __init__(
@@ -131,14 +120,9 @@ class Optimizers:
         Nobody knows which optimizer will come where none is there: Adam's two copies are assumed
         until two calls have passed without one.
 
-        Parameters
-        ----------
-        device : str
-            ``"cpu"`` or ``"cuda"``.
-        counted : iterable of torch.optim.Optimizer
-            Those whose state is counted elsewhere: one may hold parameters of several models.
-        counted_parameters : container of int
-            Identities of parameters whose copies are counted elsewhere where copies are assumed.
+        `device`: ``"cpu"`` or ``"cuda"``. `counted`: those whose state is counted elsewhere: one
+        may hold parameters of several models. `counted_parameters`: identities of parameters whose
+        copies are counted elsewhere where copies are assumed.
         """
         if not any(True for _ in self):
             return self._copies_bytes(counted_parameters) if self.looked < 2 else 0

@@ -16,12 +16,8 @@ __all__ = ["SinceLastCall"]
 class SinceLastCall:
     """What a loop does between calls, as far as it shows.
 
-    Attributes
-    ----------
-    has_stepped : bool
-        Whether any optimizer of the parameters has ever stepped.
-    gradients_are_used : bool
-        Whether one has since the last backward: those that exist are used up.
+    `has_stepped`: whether any optimizer of the parameters has ever stepped. `gradients_are_used`:
+    whether one has since the last backward: those that exist are used up.
     """
 
     def __init__(self) -> None:

@@ -20,24 +20,11 @@ def refuse_step(
 ) -> None:
     """Raise if the step of an optimizer would exceed a budget; nothing has been changed then.
 
-    Parameters
-    ----------
-    name : str
-        Of the model.
-    account : Account
-        What it holds.
-    optimizer : torch.optim.Optimizer
-        That is about to step. One whose step cannot be foretold is not refused, and where more
-        is held than the limit none that takes but a few numbers.
-    keeper : Account
-        The one that keeps to the budget: of several models within one, that called last.
-    coming : callable
-        Returns the least budget for the steps to come, as far as it is known.
-
-    Raises
-    ------
-    BudgetExceeded
-        Says what the step takes, and what helps.
+    `optimizer`: that is about to step. One whose step cannot be foretold is not refused, and where
+    more is held than the limit none that takes but a few numbers. `keeper`: the one that keeps to
+    the budget: of several models within one, that called last. `coming`: returns the least budget
+    for the steps to come, as far as it is known. Raises `BudgetExceeded`: says what the step takes,
+    and what helps.
     """
     needs = account.optimizers.step_needs(optimizer)
     limit_bytes = keeper.limit_bytes

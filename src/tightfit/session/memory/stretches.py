@@ -34,16 +34,8 @@ def step_in_stretches(
 ) -> None:
     """Take an optimizer's step of one parameter, so many elements at a time.
 
-    Parameters
-    ----------
-    optimizer : torch.optim.Optimizer
-        Its state of the parameter is written as its own step writes it.
-    group : mapping
-        That of the parameter.
-    parameter, gradient : Tensor
-        Without gaps, and laid out alike.
-    elements : int
-        Of a stretch.
+    `optimizer`: its state of the parameter is written as its own step writes it. `parameter`,
+    `gradient`: without gaps, and laid out alike.
     """
     before = optimizer.state.get(parameter, {})
     after = dict(before)
@@ -105,10 +97,7 @@ def _put(value: Any, before: Any, parameter: torch.Tensor, part: slice) -> Any:
 def has_same_bits(optimizer: Any, group: Mapping[str, Any], like: torch.Tensor) -> bool:
     """Whether stretches give the bits of a whole step: tried on a parameter of some size.
 
-    Parameters
-    ----------
-    like : Tensor
-        A parameter of the group, for its dimensions, type and device.
+    `like`: a parameter of the group, for its dimensions, type and device.
     """
     try:
         return _has_same_bits(optimizer, group, like)

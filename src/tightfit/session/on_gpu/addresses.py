@@ -10,8 +10,8 @@ import msgspec
 import torch
 
 from tightfit.allocator import meter_for
-from tightfit.allocator.cuda_ground import CudaGround
-from tightfit.arenas.steering import Ground, Steered, Steering, why_not_led
+from tightfit.allocator.cuda_arena_memory import CudaArenaMemory
+from tightfit.arenas.fillers import ArenaMemory, FilledStep, FillerPlacement, why_not_led
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.execution.placing import placed_runner
 from tightfit.execution.runtime import Runner
@@ -43,21 +43,8 @@ class DeviceAddresses(Anywhere):
     places of that op, so that PyTorch's own allocator gives out these. What plans leave of the
     budget is what the layout is higher than they say.
 
-    Parameters
-    ----------
-    name : str
-        Of the callable, for messages.
-    account : Account
-        What tensors hold around its steps.
-    options : Options
-        What the user asked for.
-    ground_for : callable, optional
-        Returns the memory of an arena that is so many bytes high.
-
-    Raises
-    ------
-    BadInput
-        If the device or its allocator cannot be led to addresses, or if plans are to be compiled.
+    `ground_for`: returns the memory of an arena that is so many bytes high. Raises `BadInput` if
+    the device or its allocator cannot be led to addresses, or if plans are to be compiled.
     """
 
     def __init__(
@@ -65,7 +52,7 @@ class DeviceAddresses(Anywhere):
         name: str,
         account: Account,
         options: Options,
-        ground_for: Callable[[int], Ground] | None = None,
+        ground_for: Callable[[int], ArenaMemory] | None = None,
     ) -> None:
         device = account.device
         if ground_for is None:
@@ -82,7 +69,9 @@ class DeviceAddresses(Anywhere):
             )
         self._name = name
         self._account = account
-        self._steering = Steering(ground_for or functools.partial(CudaGround, device=device))
+        self._steering = FillerPlacement(
+            ground_for or functools.partial(CudaArenaMemory, device=device)
+        )
         self._laid_out: dict[tuple[int, bool], _LaidOut] = {}
         self._left_bytes = 0
         self._rounds = 0
@@ -185,24 +174,14 @@ class DeviceAddresses(Anywhere):
 class _LaidOut:
     """The places of a plan, and the steps that lie there.
 
-    Parameters
-    ----------
-    steering : Steering
-        Leads requests to them.
-    script : Script
-        The places.
-    elsewhere : frozenset of int
-        Instructions that had no room for what they request.
-
-    Attributes
-    ----------
-    is_placed : bool
-        Whether its steps lie there.
-    crowded : frozenset of int
-        Further instructions that had no room.
+    `steering`: leads requests to them. `elsewhere`: instructions that had no room for what they
+    request. `is_placed`: whether its steps lie there. `crowded`: further instructions that had no
+    room.
     """
 
-    def __init__(self, steering: Steering, script: Script, elsewhere: frozenset[int]) -> None:
+    def __init__(
+        self, steering: FillerPlacement, script: Script, elsewhere: frozenset[int]
+    ) -> None:
         self.script = script
         self.elsewhere = elsewhere
         self.crowded = frozenset[int]()
@@ -221,11 +200,11 @@ class _LaidOut:
             self._runner = placed_runner(anywhere, plan, self, self.script.turns.keys())
         return self._runner
 
-    def begin(self) -> Steered:
+    def begin(self) -> FilledStep:
         """Begin a step."""
         return self._steering.begin(self.script, is_watched=not self._is_known)
 
-    def end(self, step: Steered) -> None:
+    def end(self, step: FilledStep) -> None:
         """End a step."""
         self._steering.end(step)
         self.crowded = frozenset(step.crowded)
@@ -248,4 +227,4 @@ def _why_not_led(device: torch.device) -> str | None:
     divide_coarsely()
     if segments_expand():
         return "its segments expand (expandable_segments:True), so that no block stays as it is"
-    return why_not_led(functools.partial(CudaGround, device=device))
+    return why_not_led(functools.partial(CudaArenaMemory, device=device))

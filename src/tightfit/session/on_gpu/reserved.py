@@ -37,15 +37,6 @@ class Reserved(Anywhere):
 
     It takes more than it gives out, and its limit is the budget. While there are retries, steps are
     looked at before each large request; plans then leave what was lost, and are made again.
-
-    Parameters
-    ----------
-    name : str
-        Of the callable, for messages.
-    account : Account
-        What tensors hold around its steps.
-    allocator : CachingAllocator
-        Of the device.
     """
 
     def __init__(self, name: str, account: Account, allocator: CachingAllocator) -> None:

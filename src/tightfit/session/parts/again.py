@@ -28,21 +28,11 @@ __all__ = ["PartStep", "PartsAgain"]
 
 @dataclass(frozen=True, eq=False)
 class PartStep:
-    """What a call of a part runs: the part is not held, as a buffer of it may hold the call.
-
-    Parameters
-    ----------
-    part : weakref.ref of Part
-        The part.
-    kind : Kind
-        What was captured.
-    key : hashable
-        Of calls that are alike.
-    """
+    """What a call of a part runs: the part is not held, as a buffer of it may hold the call."""
 
     part: weakref.ref[Part]
-    kind: Kind
-    key: Any
+    kind: Kind  # what was captured
+    key: Any  # of calls that are alike
 
     @property
     def captured(self) -> Captured:
@@ -81,11 +71,6 @@ class PartsAgain:
     """Knows how parts of a model are run again.
 
     A call that is run again is one more call of its part in the step under way: planned, measured.
-
-    Parameters
-    ----------
-    steps : PartSteps
-        Of the model.
     """
 
     def __init__(self, steps: _Steps) -> None:
@@ -169,14 +154,7 @@ class PartsAgain:
 class _Measured(Planned):
     """Runs a plan at once, forward and backward, as a call of the step under way.
 
-    Parameters
-    ----------
-    runner : Runner
-        Runs it.
-    writer : LedgerWriter
-        Writes the ledger of the step.
-    call : int
-        The number of the call, whose forward begins.
+    `call`: the number of the call, whose forward begins.
     """
 
     def __init__(self, runner: Runner, writer: LedgerWriter, call: int) -> None:

@@ -34,21 +34,11 @@ _FINER = (-0.09375, -0.0625, -0.03125, 0.03125, 0.0625, 0.09375)  # around the l
 
 @dataclass(frozen=True)
 class PartPlans:
-    """Plans for the calls of a step.
+    """Plans for the calls of a step."""
 
-    Parameters
-    ----------
-    kinds : dict of Kind to Holding
-        With which all calls fit.
-    calls : tuple of Holding
-        For each call of the step: the same, or a cheaper one.
-    menus : dict of Kind to list of Holding
-        What was found for each kind.
-    """
-
-    kinds: Mapping[Kind, Holding]
-    calls: tuple[Holding, ...]
-    menus: Mapping[Kind, Sequence[Holding]]
+    kinds: Mapping[Kind, Holding]  # with which all calls fit
+    calls: tuple[Holding, ...]  # for each call of the step: the same, or a cheaper one
+    menus: Mapping[Kind, Sequence[Holding]]  # what was found for each kind
 
     @property
     def overhead(self) -> float:
@@ -65,21 +55,9 @@ def choose(
 ) -> PartPlans | None:
     """Return the plans that make a step cheapest within a limit.
 
-    Parameters
-    ----------
-    ledger : StepLedger
-        A measured step.
-    limit_bytes : int
-        What is held at the begin of the step included.
-    options : Options
-        Say which planner searches, and how long.
-    apart : bool
-        Whether another process searches: this one trains meanwhile.
-
-    Returns
-    -------
-    PartPlans or None
-        None if no choice was found that fits.
+    `limit_bytes`: what is held at the begin of the step included. `options`: say which planner
+    searches, and how long. `apart`: whether another process searches: this one trains meanwhile.
+    Returns None if no choice was found that fits.
     """
     seconds = options.limits.seconds / (2 * len(_SHARES) + len(_FINER))
     menus = _Menus(ledger, limit_bytes, options, seconds, apart=apart)
@@ -98,15 +76,8 @@ def choose_at_once(
 ) -> PartPlans | None:
     """Return the cheapest choice out of what was found before and what is found in a second.
 
-    Parameters
-    ----------
-    ledger, limit_bytes, options : StepLedger, int, Options
-        As `choose` takes them.
-
-    Returns
-    -------
-    PartPlans or None
-        None if no choice was found that fits.
+    `ledger`, `limit_bytes`, `options`: as `choose` takes them. Returns None if no choice was found
+    that fits.
     """
     started = time.perf_counter()
     parts = len(_AT_ONCE_SHARES) * max(1, len(set(ledger.calls)))
@@ -121,14 +92,8 @@ def choose_at_once(
 class _Menus:
     """The plans found for each kind of part of a step, for this one or others.
 
-    Parameters
-    ----------
-    ledger, limit_bytes, options : StepLedger, int, Options
-        As `choose` takes them.
-    seconds : float
-        For each plan that is sought.
-    apart : bool
-        Whether another process seeks it.
+    `ledger`, `limit_bytes`, `options`: as `choose` takes them. `apart`: whether another process
+    seeks it.
     """
 
     def __init__(
@@ -198,18 +163,11 @@ def _saved_bytes(kind: Kind, share: float) -> int:
 
 
 class PartPlansMessage(msgspec.Struct, frozen=True):
-    """What one rank has chosen; kinds of parts have the same names on all of them.
+    """What one rank has chosen; kinds of parts have the same names on all of them."""
 
-    Parameters
-    ----------
-    plans : dict of str to list of Plan
-        For each kind the plans in use; the first is the one with which all calls fit.
-    calls : list of int
-        For each call of the step which of its kind's plans it runs.
-    """
-
+    # For each kind the plans in use; the first is the one with which all calls fit
     plans: dict[str, list[Plan]]
-    calls: list[int]
+    calls: list[int]  # for each call of the step which of its kind's plans it runs
 
     @classmethod
     def of(cls, choice: PartPlans | None, ledger: StepLedger[Kind]) -> PartPlansMessage:
@@ -228,10 +186,7 @@ class PartPlansMessage(msgspec.Struct, frozen=True):
     def plans_for(self, ledger: StepLedger[Kind]) -> PartPlans | None:
         """Return the choice for the same step on another rank; None if there is none.
 
-        Raises
-        ------
-        InvalidPlan
-            If a plan does not verify here.
+        Raises `InvalidPlan` if a plan does not verify here.
         """
         if not self.plans:
             return None

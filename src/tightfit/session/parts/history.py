@@ -21,25 +21,10 @@ _MOST_SITUATIONS = 16
 class Situation:
     """What is known of steps with the same inputs that begin with about as much held.
 
-    Parameters
-    ----------
-    signature : hashable
-        Of the inputs.
-    held_bytes : int
-        At the begin, with what is yet to come to stay.
-
-    Attributes
-    ----------
-    ledger : StepLedger or None
-        The last such step of those in which most parts have run.
-    plans : PartPlans or None
-        The plans of the parts; None while they are learned about.
-    planned : StepLedger
-        The step that they are for: all parts run that may.
-    planned_bytes : int
-        The peak that follows.
-    learned : int
-        How many such steps were learned from.
+    `held_bytes`: at the begin, with what is yet to come to stay. `ledger`: the last such step of
+    those in which most parts have run. `plans`: the plans of the parts; None while they are learned
+    about. `planned`: the step that they are for: all parts run that may. `planned_bytes`: the peak
+    that follows.
     """
 
     def __init__(self, signature: Any, held_bytes: int) -> None:
@@ -89,15 +74,7 @@ class Situation:
         return self.ledger is not None and set(ledger.calls) <= set(self.ledger.calls)
 
     def plan(self, plans: PartPlans, planned: StepLedger[Kind]) -> None:
-        """Run such steps by these plans from now on.
-
-        Parameters
-        ----------
-        plans : PartPlans
-            Which plan each call runs.
-        planned : StepLedger
-            The step that they are for.
-        """
+        """Run such steps by these plans from now on."""
         self.plans, self.planned = plans, planned
         self.planned_bytes = planned.peak_of(plans.calls)
 
@@ -118,12 +95,8 @@ class Situation:
         What code between the parts holds now and lets go of before their backward is counted in
         the measured step, so that more need not be free than the plans leave.
 
-        Parameters
-        ----------
-        held_bytes : int
-            With what is yet to come to stay.
-        limit_bytes : int
-            Of the whole step: what the plans leave of it may be held besides.
+        `held_bytes`: with what is yet to come to stay. `limit_bytes`: of the whole step: what the
+        plans leave of it may be held besides.
         """
         assert self.plans is not None
         expected_bytes = self.planned.begin_of(self._turn - 1, self.plans.calls)
@@ -143,14 +116,7 @@ class Situations:
     def of(self, signature: Any, held_bytes: int, alike_bytes: int) -> Situation:
         """Return what is known of steps that begin with as much held; one begins now.
 
-        Parameters
-        ----------
-        signature : hashable
-            Of the inputs.
-        held_bytes : int
-            At the begin.
-        alike_bytes : int
-            What two steps may differ by at their begin and still be alike.
+        `alike_bytes`: what two steps may differ by at their begin and still be alike.
         """
         known = self._known.setdefault(signature, [])
         forget_oldest(self._known)

@@ -17,14 +17,7 @@ __all__ = ["PartsRoute"]
 class PartsRoute:
     """A way to run a callable whose steps consist of planned parts.
 
-    Parameters
-    ----------
-    options : Options
-        The user's.
-    steps : PartSteps
-        Runs the parts.
-    outside : Outside
-        Notes what runs as plain Python.
+    `outside`: notes what runs as plain Python.
     """
 
     is_used = True

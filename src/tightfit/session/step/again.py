@@ -90,14 +90,7 @@ class CalledAgain(Generic[_Step]):
     It runs what the call was captured from, on what the call was given, as long as all of that is
     what it was. The model is not held: its buffers may hold this call.
 
-    Parameters
-    ----------
-    runs : weakref.ref of RunsAgain
-        Knows how calls are run again.
-    step : Step
-        The captured step.
-    given : Arguments
-        What the call was given: a plan counts it until its backward.
+    `given`: what the call was given: a plan counts it until its backward.
     """
 
     def __init__(self, runs: weakref.ref[RunsAgain[_Step]], step: _Step, given: Arguments) -> None:
@@ -114,10 +107,7 @@ class CalledAgain(Generic[_Step]):
     def _owner(self) -> RunsAgain[_Step]:
         """Return what knows how calls are run again.
 
-        Raises
-        ------
-        TightfitError
-            If the callable is gone.
+        Raises `TightfitError` if the callable is gone.
         """
         found = self._runs()
         if found is None:
@@ -136,14 +126,8 @@ class CalledAgain(Generic[_Step]):
     def hold_only(self, kept: Set[int], written: Set[int], *, is_repeated: bool) -> None:
         """Hold only some of the inputs from now on; others are there while somebody holds them.
 
-        Parameters
-        ----------
-        kept : set of int
-            The flattened inputs that the plan keeps.
-        written : set of int
-            Those that the call writes into.
-        is_repeated : bool
-            Whether such calls were run again before.
+        `kept`: the flattened inputs that the plan keeps. `is_repeated`: whether such calls were run
+        again before.
         """
         others = "data" if self._is_expected else "none"
         self._given.hold_only(kept, written, "all" if is_repeated else others)
@@ -211,10 +195,7 @@ class CalledAgain(Generic[_Step]):
     ) -> tuple[Planned, list[Any]]:
         """Return a plan, and the placeholders to run it on.
 
-        Raises
-        ------
-        TightfitError
-            If the call cannot be run again.
+        Raises `TightfitError` if the call cannot be run again.
         """
         self._owner().note_repeated(self._step)
         given = self._given_once_more()
@@ -277,14 +258,8 @@ class CalledAgain(Generic[_Step]):
     ) -> str | None:
         """Return what keeps the call from being run as it was.
 
-        Parameters
-        ----------
-        given : Arguments or None
-            What it is to be run on; None: some of it is gone.
-        made : container of int
-            The identities of what was made again.
-        besides : set of int
-            Placeholders that may be others.
+        `given`: what it is to be run on; None: some of it is gone. `made`: the identities of what
+        was made again. `besides`: placeholders that may be others.
         """
         owner, step = self._owner(), self._step
         if given is None:

@@ -20,19 +20,12 @@ __all__ = ["PossibleCall", "as_called", "with_call", "with_calls", "without_call
 
 @dataclass(frozen=True)
 class PossibleCall(Generic[CallKind]):
-    """A call that a step did not have and may have.
+    """A call that a step did not have and may have."""
 
-    Parameters
-    ----------
-    kind, holding : CallKind, Holding
-        Of the part, and what it holds.
-    gradient_bytes : int
-        New gradients of its parameters.
-    """
-
+    # kind, holding: of the part, and what it holds
     kind: CallKind
     holding: Holding
-    gradient_bytes: int
+    gradient_bytes: int  # new gradients of its parameters
 
 
 def with_calls(
@@ -42,12 +35,7 @@ def with_calls(
 ) -> StepLedger[CallKind]:
     """Return the ledger of a step in which more parts run, each in its turn.
 
-    Parameters
-    ----------
-    further : mapping
-        The calls, by part.
-    order : mapping of part to int
-        In which order parts run; what is not in it runs last.
+    `order`: in which order parts run; what is not in it runs last.
     """
     last = len(order)
     for part, each in further.items():
@@ -64,17 +52,8 @@ def as_called(
 ) -> StepLedger[CallKind] | None:
     """Return what a measured step would have held with the calls of another one.
 
-    Parameters
-    ----------
-    wanted : StepLedger
-        The other one, of which nothing is read but which parts it calls.
-    further : mapping
-        By part, what is known of calls that the measured step has not had.
-
-    Returns
-    -------
-    StepLedger or None
-        None if a part is not known.
+    `wanted`: the other one, of which nothing is read but which parts it calls. `further`: by part,
+    what is known of calls that the measured step has not had. Returns None if a part is not known.
     """
     parts = wanted.parts
     changes = SequenceMatcher(None, ledger.parts, parts, autojunk=False).get_opcodes()

@@ -50,13 +50,7 @@ class _Call:
 
 
 class GraphsOfStep:
-    """The calls of graphs in the step under way, or in the last one.
-
-    Parameters
-    ----------
-    name : str
-        Of the callable that they are of.
-    """
+    """The calls of graphs in the step under way, or in the last one."""
 
     def __init__(self, name: str) -> None:
         self._name = name

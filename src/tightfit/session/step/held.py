@@ -23,13 +23,7 @@ None: itself."""
 
 
 class GivenToCall:
-    """What a call was given: held, or there as long as somebody else holds it, or made again.
-
-    Parameters
-    ----------
-    given : Arguments
-        Its arguments, before it runs.
-    """
+    """What a call was given: held, or there as long as somebody else holds it, or made again."""
 
     def __init__(self, given: Arguments) -> None:
         assert isinstance(given, GraphArguments)
@@ -46,15 +40,9 @@ class GivenToCall:
     def hold_only(self, kept: Set[int], written: Set[int], others: Others) -> None:
         """Hold only some of the inputs from now on, and what is no tensor.
 
-        Parameters
-        ----------
-        kept : set of int
-            The flattened inputs that the plan keeps.
-        written : set of int
-            Those that the call writes into: they may have its own history.
-        others : str
-            Which to hold of those that no call can make again: ``"none"``, ``"data"`` (without a
-            history) or ``"all"``.
+        `kept`: the flattened inputs that the plan keeps. `written`: those that the call writes
+        into: they may have its own history. `others`: which to hold of those that no call can make
+        again: ``"none"``, ``"data"`` (without a history) or ``"all"``.
         """
         given, self._given = self._given, None
         assert given is not None

@@ -14,30 +14,16 @@ __all__ = ["Holding", "holding_of", "overhead_of"]
 
 @dataclass(frozen=True, eq=False)
 class Holding:
-    """What a call holds under a plan, its constants left out.
+    """What a call holds under a plan, its constants left out."""
 
-    Parameters
-    ----------
-    plan : Plan or None
-        The plan; None: an estimate of one that is still to be made.
-    saved_bytes : int
-        From the end of its forward to the begin of its backward, outputs left out.
-    output_bytes, tangent_bytes : int
-        Its outputs and their gradients, which others hold too.
-    forward_bytes : int
-        Peak of its forward.
-    rise_bytes : int
-        Peak of its backward above what is held when that begins.
-    cost_s, baseline_cost_s : float
-        Its cost, and that with nothing recomputed.
-    """
-
-    plan: Plan | None
-    saved_bytes: int
+    plan: Plan | None  # the plan; None: an estimate of one that is still to be made
+    saved_bytes: int  # from the end of its forward to the begin of its backward, outputs left out
+    # output_bytes, tangent_bytes: its outputs and their gradients, which others hold too
     output_bytes: int
     tangent_bytes: int
-    forward_bytes: int
-    rise_bytes: int
+    forward_bytes: int  # peak of its forward
+    rise_bytes: int  # peak of its backward above what is held when that begins
+    # cost_s, baseline_cost_s: its cost, and that with nothing recomputed
     cost_s: float
     baseline_cost_s: float
 

@@ -27,23 +27,12 @@ Phase: TypeAlias = Literal["forward", "backward", "between"]
 
 @dataclass(frozen=True)
 class Interval:
-    """One stretch of a step.
+    """One stretch of a step."""
 
-    Parameters
-    ----------
-    phase : str
-        ``"forward"`` or ``"backward"`` of a call, or ``"between"``.
-    call : int
-        Which call, counted from the begin of the step; -1 between them.
-    open : tuple of int
-        The calls whose forward has ended and whose backward has not begun.
-    begin_bytes, peak_bytes : int
-        Held at its begin and at most, above the begin of the step.
-    """
-
-    phase: Phase
-    call: int
-    open: tuple[int, ...]
+    phase: Phase  # ``"forward"`` or ``"backward"`` of a call, or ``"between"``
+    call: int  # which call, counted from the begin of the step; -1 between them
+    open: tuple[int, ...]  # the calls whose forward has ended and whose backward has not begun
+    # begin_bytes, peak_bytes: held at its begin and at most, above the begin of the step
     begin_bytes: int
     peak_bytes: int
 
@@ -67,47 +56,26 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class Stretches:
-    """The stretches in which plans decide what is held, a row each; the last is the begin.
+    """The stretches in which plans decide what is held, a row each; the last is the begin."""
 
-    Parameters
-    ----------
-    fixed_bytes : array
-        The peak, without what calls have saved and without what the own call adds.
-    holds : array
-        Which calls hold what they have saved, a column each.
-    forward, backward : array
-        Whose forward or backward it is.
-    """
-
+    # The peak, without what calls have saved and without what the own call adds
     fixed_bytes: Numbers
-    holds: Numbers
+    holds: Numbers  # which calls hold what they have saved, a column each
+    # forward, backward: whose forward or backward it is
     forward: Numbers
     backward: Numbers
 
 
 @dataclass(frozen=True)
 class StepLedger(Generic[CallKind]):
-    """A step, measured or presumed.
+    """A step, measured or presumed."""
 
-    Parameters
-    ----------
-    calls : tuple
-        The kind of each call, in order.
-    holdings : tuple of Holding
-        What each call held by its plan.
-    intervals : tuple of Interval
-        The stretches of the step, in order.
-    parts : tuple
-        Which part of a model each call was of, for steps that may leave parts out.
-    base_bytes : int
-        Held at its begin, with what is yet to come to stay: constants of all calls, each storage
-        once.
-    """
-
-    calls: tuple[CallKind, ...] = ()
-    holdings: tuple[Holding, ...] = ()
-    intervals: tuple[Interval, ...] = ()
+    calls: tuple[CallKind, ...] = ()  # the kind of each call, in order
+    holdings: tuple[Holding, ...] = ()  # what each call held by its plan
+    intervals: tuple[Interval, ...] = ()  # the stretches of the step, in order
+    # Which part of a model each call was of, for steps that may leave parts out
     parts: tuple[Any, ...] = ()
+    # Held at its begin, with what is yet to come to stay: constants of all calls, each storage once
     base_bytes: int = 0
 
     def with_base(self, base_bytes: int) -> StepLedger[CallKind]:
@@ -149,12 +117,7 @@ class StepLedger(Generic[CallKind]):
     def rooms(self, saved_bytes: Mapping[CallKind, int], limit_bytes: int) -> dict[CallKind, int]:
         """Return how much each call of a kind may hold at its peak.
 
-        Parameters
-        ----------
-        saved_bytes : mapping
-            What calls of each kind may hold from forward to backward.
-        limit_bytes : int
-            The limit of the step.
+        `saved_bytes`: what calls of each kind may hold from forward to backward.
         """
         every = self.stretches
         saved = numpy.array([saved_bytes[kind] for kind in self.calls])

@@ -25,10 +25,7 @@ class PeakMeter(Protocol):
 class LedgerWriter:
     """Writes the ledger of the step under way.
 
-    Parameters
-    ----------
-    meter : PeakMeter
-        Measures the step, which has begun.
+    `meter`: measures the step, which has begun.
     """
 
     def __init__(self, meter: PeakMeter) -> None:

@@ -13,19 +13,13 @@ __all__ = ["KeptRange", "evenly", "presumed"]
 
 @dataclass(frozen=True)
 class KeptRange:
-    """What plans of a call may keep for its backward, and work with, in bytes.
+    """What plans of a call may keep for its backward, and work with, in bytes."""
 
-    Parameters
-    ----------
-    least_bytes, most_bytes : int
-        Kept by the plan that keeps least, and by the one that keeps everything.
-    working_bytes : int
-        The most that a forward or a backward of either holds besides.
-    """
-
+    # least_bytes, most_bytes: kept by the plan that keeps least, and by the one that keeps
+    # everything
     least_bytes: int
     most_bytes: int
-    working_bytes: int
+    working_bytes: int  # the most that a forward or a backward of either holds besides
 
     @property
     def span_bytes(self) -> int:
@@ -61,19 +55,9 @@ def presumed(
 def evenly(ranges: Mapping[CallKind, KeptRange], base_bytes: int, limit_bytes: int) -> float:
     """Return how far from the least to the most each of some calls to come may keep.
 
-    Parameters
-    ----------
-    ranges : mapping
-        What each of them may keep.
-    base_bytes : int
-        Held when the first of them begins.
-    limit_bytes : int
-        What all together may hold.
-
-    Returns
-    -------
-    float
-        1: everything; 0 also if not even the least fits.
+    `ranges`: what each of them may keep. `base_bytes`: held when the first of them begins.
+    `limit_bytes`: what all together may hold. Returns 1: everything; 0 also if not even the least
+    fits.
     """
     least, most = ([each.at(part) for each in ranges.values()] for part in (0.0, 1.0))
     ledger = presumed([*ranges], least, base_bytes)

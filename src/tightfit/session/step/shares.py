@@ -35,19 +35,9 @@ def shares(
 ) -> tuple[Holding, ...] | None:
     """Return what each call of a step may hold, such that the step is cheap and keeps to a limit.
 
-    Parameters
-    ----------
-    ledger : StepLedger
-        The step.
-    limit_bytes : int
-        What it may hold, what is held at its begin included.
-    menus : mapping
-        For each kind of call what it may hold.
-
-    Returns
-    -------
-    tuple of Holding or None
-        One for each call, out of the menu of its kind; None if no combination was found that fits.
+    `limit_bytes`: what it may hold, what is held at its begin included. `menus`: for each kind of
+    call what it may hold. Returns one for each call, out of the menu of its kind; None if no
+    combination was found that fits.
     """
     kinds = by_kind(ledger, limit_bytes, menus)
     return None if kinds is None else spread(ledger, limit_bytes, kinds, menus)
@@ -82,12 +72,8 @@ def spread(
 ) -> tuple[Holding, ...]:
     """Return a holding for each call where all of a kind fit: the last ones get a cheaper one.
 
-    Parameters
-    ----------
-    ledger, limit_bytes, menus : StepLedger, int, mapping
-        As `shares` takes them.
-    kinds : mapping
-        The holding of each kind with which all calls fit.
+    `ledger`, `limit_bytes`, `menus`: as `shares` takes them. `kinds`: the holding of each kind with
+    which all calls fit.
     """
     calls = [kinds[kind] for kind in ledger.calls]
     for kind, called in ledger.calls_by_kind.items():
@@ -108,12 +94,7 @@ def _with_last(
 ) -> tuple[list[int], list[Holding]]:
     """Give as many calls out of some as fit another holding, the last first.
 
-    Returns
-    -------
-    list of int
-        The calls that did not get it.
-    list of Holding
-        For every call what it has.
+    Returns the calls that did not get it. Also returns for every call what it has.
     """
 
     def with_last(count: int) -> list[Holding]:

@@ -33,10 +33,7 @@ class Window(Generic[CallKind]):
     All callables within one budget have one. What calls it will have nobody says: those of the
     steps before tell, as far as they began like this one.
 
-    Attributes
-    ----------
-    left_bytes : int or None
-        Given out in the process when the last forward ended; None: not known.
+    `left_bytes`: given out in the process when the last forward ended; None: not known.
     """
 
     def __init__(self) -> None:
@@ -108,12 +105,7 @@ class Window(Generic[CallKind]):
     ) -> Sequence[CallKind]:
         """Return the most calls that may follow one before the backward of those open now.
 
-        Parameters
-        ----------
-        kind : CallKind
-            Of the one.
-        alike : callable
-            Whether what followed one kind is expected after another one.
+        `alike`: whether what followed one kind is expected after another one.
         """
         together = (*self.open, kind)
         found = (each for met in self._known for each in _begin_so(met, together, alike))

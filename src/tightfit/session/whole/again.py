@@ -26,12 +26,8 @@ PlanOnceMore: TypeAlias = Callable[[Specialisation, list[Any]], Planned]
 class StepsAgain:
     """Knows how whole steps of a callee are run again.
 
-    Parameters
-    ----------
-    captures : Captures
-        What was captured of it.
-    replan, plan_once_more : weakref.ref of callable
-        Plan a call, for other gradients of outputs or for one backward more.
+    `replan`, `plan_once_more`: plan a call, for other gradients of outputs or for one backward
+    more.
     """
 
     def __init__(

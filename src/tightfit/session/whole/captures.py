@@ -35,13 +35,7 @@ Detached = frozenset[int]
 
 
 class Captures:
-    """The captured steps of a callee, and what is known by now for capturing further ones.
-
-    Parameters
-    ----------
-    callee : Callee
-        What is captured.
-    """
+    """The captured steps of a callee, and what is known by now for capturing further ones."""
 
     def __init__(self, callee: Callee) -> None:
         self.callee = callee
@@ -155,10 +149,7 @@ class Captures:
     ) -> Specialisation:
         """Capture a call, whose number is `now`; those not used for long are let go of.
 
-        Parameters
-        ----------
-        room_bytes : int, optional
-            What finding out costs may hold while a step waits for it; None: nobody waits.
+        `room_bytes`: what finding out costs may hold while a step waits for it; None: nobody waits.
         """
         neighbour = self._neighbour(key)
         call = dataclasses.replace(call, detached_outputs=self._detached.get(key, frozenset()))

@@ -21,12 +21,7 @@ _PART = 0.05  # of the least time from one call to the next
 class Comparing:
     """When alternatives of a callable's steps are compared, and when they come into use.
 
-    Parameters
-    ----------
-    account : Account
-        What the callable holds.
-    addresses : Anywhere
-        Where its steps lie in memory.
+    `addresses`: where its steps lie in memory.
     """
 
     def __init__(self, account: Account, addresses: Anywhere) -> None:
@@ -46,15 +41,6 @@ class Comparing:
 
         One comparison may take longer than a step allows: the next steps make up for it. Nothing is
         done while earlier calls await their backward.
-
-        Parameters
-        ----------
-        one : Specialisation
-            What is to run next.
-        options : Options
-            The user's.
-        waiting : sequence
-            Those calls.
         """
         begun, self._began = self._began, None
         if one.postponed is not None and begun is not None and not waiting:

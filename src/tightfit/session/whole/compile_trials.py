@@ -43,24 +43,12 @@ _SHARES = (1.0, 0.75, 0.5, 0.25)  # of what the partitioner saves
 
 @dataclass(frozen=True)
 class CompiledPlan:
-    """A plan, its compiled program, and what a trial run of it held.
+    """A plan, its compiled program, and what a trial run of it held."""
 
-    Parameters
-    ----------
-    captured : Captured
-        The step with the graph that was planned.
-    outcome : Outcome
-        The plan. Its peak is what the operators of the plan would hold one by one.
-    program : Program
-        Compiled.
-    trial : TrialPeaks
-        Measured.
-    """
-
-    captured: Captured
-    outcome: Outcome
-    program: Program
-    trial: TrialPeaks
+    captured: Captured  # the step with the graph that was planned
+    outcome: Outcome  # the plan. Its peak is what the operators of the plan would hold one by one.
+    program: Program  # compiled
+    trial: TrialPeaks  # measured
 
     @property
     def gradients(self) -> Gradients:
@@ -78,25 +66,9 @@ def compiled_tries(
 ) -> list[CompiledPlan]:
     """Return the plans that were compiled and measured, whether they hold the budget or not.
 
-    Parameters
-    ----------
-    captured : Captured
-        The step; its graph is planned.
-    task : Task
-        The budget and the gradients.
-    options : Options
-        What the user asked for.
-    inputs : sequence
-        The tensors of the placeholders, for the trial runs.
-    name : str
-        For messages.
-
-    Raises
-    ------
-    InfeasibleBudget
-        If there is no plan of single operators at all.
-    CompileError
-        If the step cannot be compiled.
+    `task`: the budget and the gradients. `inputs`: the tensors of the placeholders, for the trial
+    runs. Raises `InfeasibleBudget` if there is no plan of single operators at all. Raises
+    `CompileError` if the step cannot be compiled.
     """
     return _Tries(captured, task, options, inputs, name).run()
 

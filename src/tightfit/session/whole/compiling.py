@@ -41,25 +41,10 @@ def fastest_plan(
 ) -> Planned:
     """Return the plan that was measured to be the fastest within the budget.
 
-    Parameters
-    ----------
-    one : Specialisation
-        What is known about the step; what was decided before holds again where it fits.
-    task : Task
-        The step's graph with what lies around it, the budget, the gradients.
-    options : Options
-        What the user asked for.
-    inputs : sequence
-        The tensors of the placeholders, for the trial runs.
-    name : str
-        For messages.
-
-    Raises
-    ------
-    InfeasibleBudget
-        If no plan holds the budget, neither compiled nor operator by operator.
-    CompileError
-        If the step cannot be compiled.
+    `one`: what is known about the step; what was decided before holds again where it fits. `task`:
+    the step's graph with what lies around it, the budget, the gradients. `inputs`: the tensors of
+    the placeholders, for the trial runs. Raises `InfeasibleBudget` if no plan holds the budget,
+    neither compiled nor operator by operator. Raises `CompileError` if the step cannot be compiled.
     """
     known = _known(one, task)
     if known is not None:
@@ -173,14 +158,8 @@ def still_fits(
 ) -> bool:
     """Whether a plan holds what user code was measured to hold and wastes little on assumptions.
 
-    Parameters
-    ----------
-    planned : Planned
-        The plan of the last step.
-    budget_bytes : int
-        The limit.
-    assumed_bytes, outside_bytes : int
-        What user code holds between forward and backward: assumed and measured.
+    `assumed_bytes`, `outside_bytes`: what user code holds between forward and backward: assumed and
+    measured.
     """
     assert planned.outcome.plan is not None
     graph = planned.graph.with_outside(outside_bytes)

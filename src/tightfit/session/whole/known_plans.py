@@ -12,13 +12,7 @@ __all__ = ["KnownPlans"]
 
 
 class KnownPlans:
-    """Plans of one step, whatever they were made for; each is verified before it is used again.
-
-    Parameters
-    ----------
-    earlier : iterable of Plan
-        Those that an earlier process ran it by.
-    """
+    """Plans of one step, whatever they were made for; each is verified before it is used again."""
 
     def __init__(self, earlier: Iterable[Plan] = ()) -> None:
         self._smallest: dict[Gradients, Plan] = {}
@@ -64,16 +58,7 @@ class KnownPlans:
     ) -> None:
         """Retire all plans, with the numbers that alternatives have in another graph of the step.
 
-        Parameters
-        ----------
-        running : iterable of Plan
-            Those that the step runs by.
-        before : Graph
-            What they were made for.
-        hoped : Graph
-            What those were made for that keep least.
-        after : Graph
-            The other one.
+        `hoped`: what those were made for that keep least.
         """
         self._retired = _among(after, before, (*running, *self.all()))
         self._thrifty = {p.gradients: p for p in _among(after, hoped, self._thrifty.values())}

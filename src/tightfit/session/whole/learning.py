@@ -29,17 +29,8 @@ _LEARNED = 8  # steps of a shape; later ones are checked, and peaks are the user
 class Watch:
     """Measures every step against the budget; what the first one showed replaces assumptions.
 
-    Parameters
-    ----------
-    name : str
-        Of the callee, for messages.
-    account : Account
-        What the callee holds between steps; learns the optimizer's state here.
-
-    Attributes
-    ----------
-    guard : Guard or None
-        None until the first step.
+    `name`: of the callee, for messages. `account`: what the callee holds between steps; learns the
+    optimizer's state here. `guard`: None until the first step.
     """
 
     def __init__(self, name: str, account: Account) -> None:
@@ -70,20 +61,9 @@ class Watch:
     ) -> None:
         """Begin to measure a step; learn from the one before.
 
-        Parameters
-        ----------
-        one : Specialisation
-            What is to run.
-        last : Planned or None
-            The plan of the step before.
-        inputs : sequence
-            The tensors that it reads.
-        runs : iterable of Run
-            Always the calls that somebody still holds the outputs of.
-        alone : bool
-            Whether no other call of the callee awaited its backward during the step before.
-        more_bytes : int
-            What was held more at the begin of the step before than where its plan was made for.
+        `runs`: always the calls that somebody still holds the outputs of. `alone`: whether no other
+        call of the callee awaited its backward during the step before. `more_bytes`: what was held
+        more at the begin of the step before than where its plan was made for.
         """
         account, graph = self._account, one.captured.graph
         budget_bytes = options.usable_bytes

@@ -36,18 +36,10 @@ _FORETOLD = 1.15  # a workspace that was foretold may be so much larger
 
 @dataclass(frozen=True)
 class Passing:
-    """A step amid which something is let go of: between its forward and its backward.
+    """A step amid which something is let go of: between its forward and its backward."""
 
-    Parameters
-    ----------
-    around : Surroundings
-        Of its backward.
-    passing_bytes : int
-        What is held in its forward besides.
-    """
-
-    around: Surroundings
-    passing_bytes: int
+    around: Surroundings  # of its backward
+    passing_bytes: int  # what is held in its forward besides
 
     def needed(self, one: Specialisation, limits: Limits = _QUICKLY) -> int:
         """Return the least budget that was found for it, with what passes."""
@@ -65,36 +57,18 @@ class Passing:
 
 @dataclass(frozen=True)
 class LessExpected:
-    """A step with less around it than what may come.
+    """A step with less around it than what may come."""
 
-    Parameters
-    ----------
-    around : Surroundings
-        With all that may come.
-    unseen : Surroundings
-        Without what nobody has seen yet: what a loss outside holds, state that is to come.
-    stale : Passing
-        As if gradients that an optimizer has used were gone before the backward.
-    likely : Passing
-        As if what the call before has returned were gone, too.
-    all : Passing
-        As if whatever others hold now, and the gradients that exist, were gone before the backward.
-    used_gradient_bytes : int
-        Gradients that exist and that an optimizer has used.
-    outside_bytes : int
-        What user code is expected to hold between forward and backward.
-    held_bytes : mapping of str to int
-        What is expected to be held besides the step, by what holds it.
-    """
-
-    around: Surroundings
+    around: Surroundings  # with all that may come
+    # Without what nobody has seen yet: what a loss outside holds, state that is to come
     unseen: Surroundings
-    stale: Passing
-    likely: Passing
+    stale: Passing  # as if gradients that an optimizer has used were gone before the backward
+    likely: Passing  # as if what the call before has returned were gone, too
+    # As if whatever others hold now, and the gradients that exist, were gone before the backward
     all: Passing
-    used_gradient_bytes: int
-    outside_bytes: int
-    held_bytes: Mapping[str, int]
+    used_gradient_bytes: int  # gradients that exist and that an optimizer has used
+    outside_bytes: int  # what user code is expected to hold between forward and backward
+    held_bytes: Mapping[str, int]  # what is expected to be held besides the step, by what holds it
 
     def expected(self, one: Specialisation) -> Expected:
         """Return what an error says of it."""
@@ -128,14 +102,9 @@ class LessExpected:
     ) -> Planned | None:
         """Return a plan that leaves as much room as can be; None: no plan fits however little.
 
-        Parameters
-        ----------
-        plan : callable
-            Plans the step for some surroundings, at least as well as a known plan.
-        as_told : callable
-            Returns a given plan for some surroundings, ready to run, if it is one.
-        budget_bytes : int
-            What may be held at any time.
+        `plan`: plans the step for some surroundings, at least as well as a known plan. `as_told`:
+        returns a given plan for some surroundings, ready to run, if it is one. `budget_bytes`: what
+        may be held at any time.
         """
 
         def fits(planned: Planned | None, way: Passing) -> bool:
@@ -205,14 +174,7 @@ def less_expected(
 ) -> LessExpected:
     """Return the surroundings of a step with less than what may come.
 
-    Parameters
-    ----------
-    around : Surroundings
-        With all that may come.
-    account : Account
-        What its callable holds.
-    standing : Standing
-        That is held now.
+    `around`: with all that may come.
     """
     coming_bytes = standing.coming_bytes
     made_bytes = coming_bytes if options.steps is not None else 0  # in this very backward
@@ -247,12 +209,7 @@ def less_expected(
 def without(around: Surroundings, *, others_bytes: int, gradient_bytes: int) -> Passing:
     """Return a step before whose backward some of what is held now is let go of.
 
-    Parameters
-    ----------
-    around : Surroundings
-        With all of it.
-    others_bytes, gradient_bytes : int
-        What is let go of.
+    `others_bytes`, `gradient_bytes`: what is let go of.
     """
     passing_bytes = others_bytes + gradient_bytes
     left = replace(
@@ -268,10 +225,7 @@ def without(around: Surroundings, *, others_bytes: int, gradient_bytes: int) -> 
 def _thrifty(graph: Graph, gradients: Gradients, crowd_bytes: int) -> Plan:
     """Return a plan that keeps little between forward and backward.
 
-    Parameters
-    ----------
-    crowd_bytes : int
-        As if so much came between them that what is kept decides.
+    `crowd_bytes`: as if so much came between them that what is kept decides.
     """
     return minimum_budget(graph.with_outside(crowd_bytes), gradients, _QUICKLY, SILENT).plan
 

@@ -24,15 +24,8 @@ def may_postpone(options: Options) -> bool:
 class Postponed:
     """The alternatives of a step that no plan may use yet.
 
-    Parameters
-    ----------
-    hoped : Captured
-        The step with all alternatives, priced as if they kept what they promise.
-
-    Attributes
-    ----------
-    is_done : bool
-        Whether all were compared, as far as there was room.
+    `hoped`: the step with all alternatives, priced as if they kept what they promise. `is_done`:
+    whether all were compared, as far as there was room.
     """
 
     def __init__(self, hoped: Captured) -> None:

@@ -41,27 +41,8 @@ _MOST_ATTEMPTS = 8
 class WholeSteps:
     """Runs a callee as planned steps.
 
-    Parameters
-    ----------
-    callee : Callee
-        What is run.
-    options : Options
-        What the user asked for.
-    account : Account
-        What it holds between steps.
-    addresses : Anywhere
-        Where its steps lie in memory.
-
-    Attributes
-    ----------
-    captures : Captures
-        What was captured of it.
-    watch : Watch
-        Measures its steps.
-    last : Planned or None
-        The plan of the last step.
-    runs : Living of Run
-        The calls that somebody still holds the outputs of.
+    `addresses`: where its steps lie in memory. `runs`: the calls that somebody still holds the
+    outputs of.
     """
 
     def __init__(
@@ -106,10 +87,7 @@ class WholeSteps:
     def __call__(self, given: Arguments) -> Any:
         """Run one planned forward.
 
-        Raises
-        ------
-        CaptureError
-            If it cannot be captured as a whole.
+        Raises `CaptureError` if it cannot be captured as a whole.
         """
         one = self._specialisation(given, waits=True)
         inputs = self.captures.inputs(one, given)
@@ -137,10 +115,7 @@ class WholeSteps:
     def report(self) -> Report:
         """Return what the current plan promises and what the last step held.
 
-        Raises
-        ------
-        BadInput
-            If nothing has been planned yet.
+        Raises `BadInput` if nothing has been planned yet.
         """
         if self.last is None:
             raise BadInput(
@@ -238,12 +213,8 @@ class WholeSteps:
         A forward that ends early has changed nothing: buffers are written at its end, and
         generators are put back. Returns what was run in the end, and flat outputs.
 
-        Raises
-        ------
-        OpaqueVaries
-            If no plan holds, for what a leaf returns is another matter in every step.
-        OpaqueChanged
-            If a leaf keeps more each time it runs.
+        Raises `OpaqueVaries` if no plan holds, for what a leaf returns is another matter in every
+        step. Raises `OpaqueChanged` if a leaf keeps more each time it runs.
         """
         for attempt in range(_MOST_ATTEMPTS):
             opaque = one.captured.joint.opaque

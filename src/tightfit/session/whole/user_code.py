@@ -30,17 +30,7 @@ __all__ = ["PlannedForward", "UnderWay", "UserCode"]
 class UserCode:
     """What user code holds between forward and backward: assumed at first, then measured.
 
-    Parameters
-    ----------
-    assumed_bytes : int
-        As long as nobody has seen it.
-
-    Attributes
-    ----------
-    planned_bytes : int
-        What plans leave room for.
-    seen_bytes : int or None
-        What it was seen to hold.
+    `assumed_bytes`: as long as nobody has seen it. `planned_bytes`: what plans leave room for.
     """
 
     def __init__(self, assumed_bytes: int) -> None:
@@ -61,18 +51,9 @@ class UserCode:
     def saw(self, outside_bytes: int, *, has_grown: bool) -> int:
         """Note what it held in the last step; plans that are there stay in use.
 
-        Parameters
-        ----------
-        outside_bytes : int
-            What it held.
-        has_grown : bool
-            Whether the last step has left more behind than was there before, as the first one
-            does of an optimizer's state: a second step shows what is held without that.
-
-        Returns
-        -------
-        int
-            What to plan for.
+        `has_grown`: whether the last step has left more behind than was there before, as the first
+        one does of an optimizer's state: a second step shows what is held without that. Returns
+        what to plan for.
         """
         before = self.seen_bytes
         if before is not None:
@@ -89,34 +70,16 @@ class UserCode:
 
 @dataclass(frozen=True)
 class PlannedForward:
-    """A forward that has run by a plan.
+    """A forward that has run by a plan."""
 
-    Parameters
-    ----------
-    captured : Captured
-        The step.
-    user_code : UserCode
-        What is known of what follows it.
-    graph : Graph
-        What was planned, with what lies around the step.
-    plan : Plan or None
-        The plan; None: it was compiled.
-    """
-
-    captured: Captured
-    user_code: UserCode
-    graph: Graph
-    plan: Plan | None
+    captured: Captured  # the step
+    user_code: UserCode  # what is known of what follows it
+    graph: Graph  # what was planned, with what lies around the step
+    plan: Plan | None  # the plan; None: it was compiled
 
 
 class UnderWay:
-    """The call whose backward is to come, or that runs.
-
-    Parameters
-    ----------
-    account : Account
-        What its callable holds.
-    """
+    """The call whose backward is to come, or that runs."""
 
     def __init__(self, account: Account) -> None:
         self._account = account
@@ -168,13 +131,7 @@ class UnderWay:
 
 
 def _outside_bytes(call: PlannedForward, used_bytes: int) -> int:
-    """Return what user code will hold between forward and backward.
-
-    Parameters
-    ----------
-    used_bytes : int
-        What it holds already.
-    """
+    """Return what user code will hold between forward and backward."""
     if call.user_code.seen_bytes is not None:
         return max(call.user_code.seen_bytes, used_bytes)
     sizes = [size for _, size in held_by_losses(call.captured)]

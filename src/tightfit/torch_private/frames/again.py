@@ -83,17 +83,7 @@ class _Noting:
 class KeptFirst:
     """Dynamo's conversion of a frame, where nothing is kept of it that holds.
 
-    Parameters
-    ----------
-    backend : callable
-        Makes what runs a graph.
-    kept : KeptFrames, optional
-        Is asked first, and told afterwards.
-
-    Attributes
-    ----------
-    backend : callable
-        What Dynamo is to call with each graph.
+    `kept`: is asked first, and told afterwards.
     """
 
     def __init__(self, backend: Callable[..., Any], kept: KeptFrames | None) -> None:

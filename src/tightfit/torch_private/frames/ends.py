@@ -17,21 +17,12 @@ __all__ = ["End", "noting_ends"]
 
 @dataclass(frozen=True)
 class End:
-    """The end of one graph.
+    """The end of one graph."""
 
-    Parameters
-    ----------
-    reason : str
-        Why Dynamo ends it; "" where the frame ends.
-    frames : tuple of (str, int)
-        The file and line of each call that Dynamo had followed there, the outermost first.
-    acts : bool
-        Whether Python has changed something that was there before, or has drawn a number.
-    """
-
-    reason: str
+    reason: str  # why Dynamo ends it; "" where the frame ends
+    # The file and line of each call that Dynamo had followed there, the outermost first
     frames: tuple[tuple[str, int], ...]
-    acts: bool
+    acts: bool  # whether Python has changed something that was there before, or has drawn a number
 
     @property
     def is_of_sizes(self) -> bool:

@@ -42,20 +42,14 @@ class Follower(Protocol):
     def one_op_at(self, places: Sequence[tuple[str, int]]) -> Any:
         """Return the forward that may become one op in which the innermost of some calls lies.
 
-        Parameters
-        ----------
-        places : sequence of (str, int)
-            The file and line of each call, the outermost first.
+        `places`: the file and line of each call, the outermost first.
         """
         ...
 
     def try_as_one_op(self, forward: Any, given: Given | None) -> None:
         """Decide whether a forward is not to be followed from now on.
 
-        Parameters
-        ----------
-        given : Given or None
-            What a call is given, on fake tensors. None: it cannot be a leaf.
+        `given`: what a call is given, on fake tensors. None: it cannot be a leaf.
         """
         ...
 
@@ -84,9 +78,6 @@ class Follower(Protocol):
     def runs_as_compiled(self, place: str) -> None:
         """Hear that code asks whether it is compiled, where it has to run as if it were.
 
-        Parameters
-        ----------
-        place : str
-            File and line.
+        `place`: file and line.
         """
         ...

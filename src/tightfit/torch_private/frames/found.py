@@ -51,61 +51,32 @@ class NotAgain(Exception):
 
 @dataclass(frozen=True)
 class GuardOf:
-    """One guard.
+    """One guard."""
 
-    Parameters
-    ----------
-    source : Source
-        Where its value lies, seen from the frame.
-    kind : str
-        Which of Dynamo's guards it is.
-    settings : mapping
-        What else it is made with; another source among it for a guard on two.
-    """
-
-    source: Source
-    kind: str
+    source: Source  # where its value lies, seen from the frame
+    kind: str  # which of Dynamo's guards it is
+    # What else it is made with; another source among it for a guard on two
     settings: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What Dynamo has made of one frame: one graph, no break.
+    """What Dynamo has made of one frame: one graph, no break."""
 
-    Parameters
-    ----------
-    code : CodeType
-        What runs in its place.
-    guards : tuple of GuardOf
-        What it depends on, in the order in which they are made.
-    sizes : mapping of Source to pair
-        Shape and strides of each tensor.
-    ordered : tuple of Source
-        Dicts whose order counts.
-    imports : mapping of str to str
-        Python modules by the names under which guards and code find them.
-    names : pair of str
-        Under which the code finds its graph, and guards the builtins.
-    traced : tuple of CodeType
-        All code that was followed; empty where the frame was made again.
-    """
-
-    code: types.CodeType
-    guards: tuple[GuardOf, ...]
-    sizes: Mapping[Source, tuple[Any, Any]]
-    ordered: tuple[Source, ...]
-    imports: Mapping[str, str]
-    names: tuple[str, str]
+    code: types.CodeType  # what runs in its place
+    guards: tuple[GuardOf, ...]  # what it depends on, in the order in which they are made
+    sizes: Mapping[Source, tuple[Any, Any]]  # shape and strides of each tensor
+    ordered: tuple[Source, ...]  # dicts whose order counts
+    imports: Mapping[str, str]  # Python modules by the names under which guards and code find them
+    names: tuple[str, str]  # under which the code finds its graph, and guards the builtins
+    # All code that was followed; empty where the frame was made again
     traced: tuple[types.CodeType, ...] = ()
 
 
 def found_in(output: Any) -> Frame:
     """Return what Dynamo has found of a frame; what runs in its place is not known yet.
 
-    Raises
-    ------
-    NotAgain
-        If something of it means nothing in another process.
+    Raises `NotAgain` if something of it means nothing in another process.
     """
     backends = {name for name in output.installed_globals if name.startswith("__compiled_fn")}
     builtins = output.name_of_builtins_dict_key_in_fglobals
@@ -166,10 +137,7 @@ def configuration() -> str:
 def values_of(frame: Any, found: Frame) -> Iterator[tuple[GuardOf, Any]]:
     """Yield the guards on single values, and their values now.
 
-    Raises
-    ------
-    NotAgain
-        If a Python module is not loaded.
+    Raises `NotAgain` if a Python module is not loaded.
     """
     held = {**frame.f_globals, **imported(found), found.names[1]: builtins_of(frame)}
     places = {**guards._get_closure_vars(), "L": frame.f_locals, "G": held}
@@ -205,10 +173,7 @@ _READINGS: tuple[tuple[str, str, Callable[[Any, Any, Any], Any]], ...] = (
 def imported(found: Frame) -> dict[str, Any]:
     """Return the Python modules that guards and code ask for, by the names they have there.
 
-    Raises
-    ------
-    NotAgain
-        If one is not imported.
+    Raises `NotAgain` if one is not imported.
     """
     missing = [name for name in found.imports.values() if name not in sys.modules]
     if missing:
@@ -224,10 +189,7 @@ def builtins_of(frame: Any) -> dict[str, Any]:
 def facts_of(guard: GuardOf, value: Any) -> tuple[Any, ...]:
     """Return what a guard asks of its value, told by PyTorch's own `GuardCheckSpec` of its kind.
 
-    Raises
-    ------
-    NotAgain
-        If that cannot be told, or does not hold.
+    Raises `NotAgain` if that cannot be told, or does not hold.
     """
     spec = guards.GUARD_VALUE_DISPATCH.get(guard.kind)
     if not isinstance(spec, guards.GuardCheckSpec):
@@ -260,10 +222,7 @@ def is_source(value: Any) -> bool:
 def source_of(kind: str, fields: tuple[Any, ...]) -> Source:
     """Return the source of a class that is made with certain fields.
 
-    Raises
-    ------
-    NotAgain
-        If there is no such class.
+    Raises `NotAgain` if there is no such class.
     """
     found = getattr(source, kind, None)
     if not (inspect.isclass(found) and issubclass(found, Source)):

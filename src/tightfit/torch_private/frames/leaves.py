@@ -105,13 +105,7 @@ def leaf_of(module: fx.GraphModule, node: fx.Node) -> nn.Module:
 
 
 def run_leaf(module: fx.GraphModule, node: fx.Node, leaf: nn.Module, flat: Any) -> tuple[Any, ...]:
-    """Call the forward of a module as a node does.
-
-    Parameters
-    ----------
-    flat : sequence
-        The arguments of the node.
-    """
+    """Call the forward of a module as a node does."""
     (_, *args), kwargs = _given(module, node, flat[4:])
     return tuple(tree_leaves(leaf.forward(*args, **kwargs)))
 

@@ -34,10 +34,8 @@ class Answers:
     No, for that is what plain PyTorch runs; but yes to those of libraries that would then end
     the graph.
 
-    Attributes
-    ----------
-    looks_at_data : str
-        The file and line of the first who was told yes because of data; "": there is none.
+    `looks_at_data`: the file and line of the first who was told yes because of data; "": there is
+    none.
     """
 
     def __init__(self) -> None:
@@ -54,10 +52,7 @@ class Answers:
     def change(self, end: str) -> bool:
         """Tell yes to who has asked last, if it was no; return whether to follow once more.
 
-        Parameters
-        ----------
-        end : str
-            Why following would end. If it is why it would have before, nobody is to blame.
+        `end`: why following would end. If it is why it would have before, nobody is to blame.
         """
         told_no = [place for place in self._asked if place not in self._compiled]
         if not told_no or end == self._end:
@@ -86,10 +81,7 @@ def _answering(is_compiled: Callable[[str, int], bool]) -> Iterator[None]:
 
     Where plain PyTorch would look at a tensor that no input decides, its value is computed.
 
-    Parameters
-    ----------
-    is_compiled : callable
-        Given the file and line of who asks, returns the answer.
+    `is_compiled`: given the file and line of who asks, returns the answer.
     """
 
     def answer(go_on: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:

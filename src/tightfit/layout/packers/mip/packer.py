@@ -24,10 +24,7 @@ _TOLERANCE = 1e-6
 def pack_by_program(blocks: tuple[Block, ...], limits: PackingLimits) -> Placement:
     """Minimise the height with HiGHS.
 
-    Raises
-    ------
-    BadInput
-        If more pairs of blocks live together than such a program can have.
+    Raises `BadInput` if more pairs of blocks live together than such a program can have.
     """
     start = core_packer("auto")(blocks, limits).offsets
     placed = list(zip(blocks, start, strict=True))

@@ -14,24 +14,11 @@ MEMORY_UNITS = 100.0
 class Variables:
     """u, x_i and z_ij of the paper.
 
-    Parameters
-    ----------
-    blocks : tuple of Block
-        B: what is placed.
-    pairs : tuple of (int, int)
-        E: positions of blocks that are alive at the same time.
-    memory_bytes : int
-        W: the height of some layout.
-
-    Attributes
-    ----------
-    peak : int
-        Column u: the peak memory usage. The objective (equation 1) is this column alone, and
-        0 <= u <= W (equation 5). That it is no less than the largest load is ours.
-    offset : list of int
-        Columns x_i >= 0 (equation 6).
-    is_above : dict of (int, int) to int
-        Columns z_ij: 0 if block i lies below block j, 1 if it lies above.
+    `blocks`: B: what is placed. `pairs`: E: positions of blocks that are alive at the same time.
+    `memory_bytes`: W: the height of some layout. `peak`: column u: the peak memory usage. The
+    objective (equation 1) is this column alone, and 0 <= u <= W (equation 5). That it is no less
+    than the largest load is ours. `offset`: columns x_i >= 0 (equation 6). `is_above`: columns
+    z_ij: 0 if block i lies below block j, 1 if it lies above.
     """
 
     def __init__(

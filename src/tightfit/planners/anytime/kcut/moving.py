@@ -16,54 +16,30 @@ _LONGEST = 1e9  # wait, in the program's unit: no plan is ever as long
 
 @dataclass(frozen=True)
 class Movable:
-    """What may be moved, and by which link.
+    """What may be moved, and by which link."""
 
-    Parameters
-    ----------
-    far : Far
-        Far memory.
-    values : frozenset of int
-        Values of the engine that may be away.
-    """
-
-    far: Far
-    values: frozenset[int]
+    far: Far  # far memory
+    values: frozenset[int]  # values of the engine that may be away
 
 
 @dataclass(frozen=True)
 class Waits:
-    """Waits as columns: by piece of the time before the first cut, between cuts, after the last.
+    """Waits as columns: by piece of the time before the first cut, between cuts, after the last."""
 
-    Parameters
-    ----------
-    before, after : tuple of (int, int)
-        The op at whose first computation a piece begins, and the column.
-    between : tuple of int
-        A column for each window but the last.
-    """
-
+    # before, after: the op at whose first computation a piece begins, and the column
     before: tuple[tuple[int, int], ...]
-    between: tuple[int, ...]
+    between: tuple[int, ...]  # a column for each window but the last
     after: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Moving:
-    """What a program with far memory has besides.
+    """What a program with far memory has besides."""
 
-    Parameters
-    ----------
-    far : Far
-        Far memory.
-    away : mapping of (cut, value) to column
-        The value is in far memory only while the cut's op runs, and will be loaded.
-    waits : Waits
-        The time of the step that no op accounts for.
-    """
-
-    far: Far
+    far: Far  # far memory
+    # The value is in far memory only while the cut's op runs, and will be loaded
     away: Mapping[tuple[int, int], int]
-    waits: Waits
+    waits: Waits  # the time of the step that no op accounts for
 
 
 def waits_of(builder: ProgramBuilder, ops: int, cuts: Sequence[int]) -> Waits:

@@ -63,17 +63,10 @@ def cut_program(
 ) -> CutProgram:
     """Return the program with the given cuts.
 
-    Parameters
-    ----------
-    budget_bytes : int
-        The engine's budget (constants subtracted).
-    cuts : sequence of int
-        Ops of the engine, ascending.
-    allowed : sequence of (collection of int or None), or None
-        Per window the ops that may be computed again in it (None: all); a restriction makes
-        the optimum no bound, but a good seed of large graphs.
-    movable : Movable or None
-        What may be moved to far memory; None: nothing.
+    `budget_bytes`: the engine's budget (constants subtracted). `cuts`: ops of the engine,
+    ascending. `allowed`: per window the ops that may be computed again in it (None: all); a
+    restriction makes the optimum no bound, but a good seed of large graphs. `movable`: what may be
+    moved to far memory; None: nothing.
     """
     variables = Variables(outline, budget_bytes, cuts, allowed, movable)
     families = FAMILIES if movable is None else (*FAMILIES, *LINK_FAMILIES)

@@ -28,46 +28,22 @@ Allowed = Sequence[Collection[int] | None]
 class Variables:
     """The columns of the program; ops and values are the engine's. All but waits are binary.
 
-    Parameters
-    ----------
-    outline : Outline
-        The problem.
-    budget_bytes : int
-        The engine's budget (constants subtracted).
-    cuts : sequence of int
-        Ops of the engine, ascending.
-    allowed : Allowed or None
-        None: every op may be computed again in every window.
-    movable : Movable or None
-        What may be away at a cut, in far memory.
-
-    Attributes
-    ----------
-    resident : dict of (cut, value) to column
-        The value is alive while the cut's op runs.
-    computed : dict of (window, op) to column
-        The op runs in the window.
-    later : dict of (cut, op) to column
-        The op runs at the cut or at any time after it; in the last window that is `computed`.
-    chosen : dict of (op, alternative) to column
-        The first computation takes the alternative; only where alternatives read differently. Of
-        an optional op before the first cut: it has run so before that.
-    branches : list of list of column
-        For each of the linked choices: which branch is taken.
-    chosen_again : dict of (window, op, alternative) to column
-        An op that runs again in the window does so by the alternative, at least once; only where
-        alternatives read differently.
-    running : dict of (cut, alternative) to list of (column, bytes)
-        How the cut's op runs, and what it makes and works with then; of a required op that has
-        several ways of which the cheaper ones need more bytes.
-    made_before : dict of op to column
-        An optional op before the first cut has run.
-    moving : Moving or None
-        What is away at the cuts, and the time that no other column accounts for.
-    extra_costs : list of (column, cost)
-        What other columns than `computed` and those of `moving` cost.
-    constant : float
-        What the required first computations before the first cut cost.
+    `budget_bytes`: the engine's budget (constants subtracted). `cuts`: ops of the engine,
+    ascending. `allowed`: None: every op may be computed again in every window. `movable`: what may
+    be away at a cut, in far memory. `resident` (dict of (cut, value) to column): the value is alive
+    while the cut's op runs. `computed` (dict of (window, op) to column): the op runs in the window.
+    `later` (dict of (cut, op) to column): the op runs at the cut or at any time after it; in the
+    last window that is `computed`. `chosen` (dict of (op, alternative) to column): the first
+    computation takes the alternative; only where alternatives read differently. Of an optional op
+    before the first cut: it has run so before that. `branches`: for each of the linked choices:
+    which branch is taken. `chosen_again` (dict of (window, op, alternative) to column): an op that
+    runs again in the window does so by the alternative, at least once; only where alternatives read
+    differently. `running` (dict of (cut, alternative) to list of (column, bytes)): how the cut's op
+    runs, and what it makes and works with then; of a required op that has several ways of which the
+    cheaper ones need more bytes. `made_before`: an optional op before the first cut has run.
+    `moving`: what is away at the cuts, and the time that no other column accounts for.
+    `extra_costs` (list of (column, cost)): what other columns than `computed` and those of `moving`
+    cost. `constant`: what the required first computations before the first cut cost.
     """
 
     def __init__(

@@ -1,0 +1,72 @@
+"""One stretch of a CUDA device's memory, in a pool of its own, that requests can be led in."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Literal
+
+import torch
+
+__all__ = ["CudaArenaMemory"]
+
+
+class CudaArenaMemory:
+    """A block of PyTorch's CUDA allocator, free, in a pool that nobody else requests from.
+
+    The allocator itself keeps account of every byte of it: what lives there is counted in its
+    statistics, and nothing is given out twice. The memory goes back when the object is gone and
+    nothing in it is alive.
+
+    Raises `torch.OutOfMemoryError` if the device has no such stretch. `address`: of its first byte.
+    """
+
+    def __init__(self, height_bytes: int, device: torch.device) -> None:
+        self.height_bytes = height_bytes
+        self._device = device
+        self._pool = torch.cuda.MemPool()
+        self._inside = contextlib.ExitStack()
+        self._is_inside = False
+        with torch.cuda.use_mem_pool(self._pool, device):
+            block = torch.empty(height_bytes, dtype=torch.uint8, device=device)
+            self.address = block.data_ptr()
+            del block
+        self._begin_bytes = self.reserved_bytes
+
+    def state(self) -> Literal["free", "held", "grown"]:
+        """Return how it stands between two steps."""
+        segments = self._segments()
+        if sum(segment["total_size"] for segment in segments) > self._begin_bytes:
+            return "grown"
+        return "held" if any(segment["allocated_size"] for segment in segments) else "free"
+
+    def take(self, size_bytes: int) -> tuple[int, torch.Tensor] | None:
+        """Request a stretch; return where it lies, and what holds it. None: there was no room."""
+        with contextlib.ExitStack() as inside:
+            if not self._is_inside:
+                inside.enter_context(torch.cuda.use_mem_pool(self._pool, self._device))
+            try:
+                held = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+            except torch.OutOfMemoryError:
+                return None
+            return held.data_ptr() - self.address, held
+
+    def enter(self) -> None:
+        """Let what the calling thread requests lie here, from now on."""
+        if not self._is_inside:
+            self._inside.enter_context(torch.cuda.use_mem_pool(self._pool, self._device))
+            self._is_inside = True
+
+    def leave(self) -> None:
+        """Let it lie elsewhere again; nothing happens outside."""
+        self._is_inside = False
+        self._inside.close()
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the pool took from the device: its height, and what large had no room in it."""
+        return sum(segment["total_size"] for segment in self._segments())
+
+    def _segments(self) -> list[dict[str, Any]]:
+        """Return the segments of large requests; small ones have segments of their own."""
+        segments = torch.cuda.memory_snapshot(self._pool.id)
+        return [segment for segment in segments if segment["segment_type"] == "large"]

@@ -1,0 +1,302 @@
+"""A step whose requests are led to their places by fillers, in memory of any kind.
+
+Whatever the allocator does, it never gives out bytes that are held, by a filler or by anybody
+else. So a step that differs from its script cannot go wrong: it only lies elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, Protocol, TypeAlias
+
+from tightfit.arenas.arena import ArenaReport
+from tightfit.layout.blocks import Block
+from tightfit.layout.holes import LEAST_BYTES, Filler, Opening, Script, script_of
+
+__all__ = ["ArenaMemory", "ArenaMemoryState", "FilledStep", "FillerPlacement", "why_not_led"]
+
+_MIB = 1 << 20
+_TRIED = [  # alone and two at once, side by side, smaller than their cells, amid others and alike
+    Block(0, 0, 9, 8 * _MIB - 512),
+    Block(1, 2, 9, 4 * _MIB - 512),
+    Block(2, 4, 5, 6 * _MIB),
+    Block(3, 4, 9, 3 * _MIB),
+    Block(4, 6, 7, 2 * _MIB - 1024),
+    Block(5, 8, 9, 6 * _MIB),
+]
+_MOST_FAILURES = 4  # a filler that has no room in the arena takes more from the device
+
+
+ArenaMemoryState: TypeAlias = Literal["free", "held", "grown"]
+"""Nothing lies there; something does; more was taken from the device, as something had no room."""
+
+
+class ArenaMemory(Protocol):
+    """Memory of an allocator that takes the smallest free stretch that is large enough."""
+
+    @property
+    def height_bytes(self) -> int:
+        """Its size."""
+        ...
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What was taken from the device for large requests: more than its size if it has grown."""
+        ...
+
+    def state(self) -> ArenaMemoryState:
+        """Return how it stands between two steps."""
+        ...
+
+    def take(self, size_bytes: int) -> tuple[int, Any] | None:
+        """Request a stretch; return where it lies, and what holds it. None: there was no room."""
+        ...
+
+    def enter(self) -> None:
+        """Let what the calling thread requests lie here, from now on."""
+        ...
+
+    def leave(self) -> None:
+        """Let it lie elsewhere again; nothing happens outside."""
+        ...
+
+
+class FilledStep:
+    """One step: from its forward to the end of its backward.
+
+    `ground`: where it lies; None: wherever the allocator puts it, as another step lies there.
+    `is_watched`: whether to find out which instructions have no room. `failed`: fillers that came
+    to lie elsewhere, or would have: 1 at most, as none is set afterwards. `outlived`: whether
+    something of an earlier step was there at its beginning. `crowded`: instructions that requested
+    what had no room, or after which a filler had none.
+    """
+
+    def __init__(
+        self, script: Script, ground: ArenaMemory | None, *, is_watched: bool = False
+    ) -> None:
+        self.script = script
+        self.failed = 0
+        self.crowded: set[int] = set()
+        self._watched = ground if is_watched else None
+        self._reserved_bytes = 0
+        self._last: int | None = None  # the instruction that runs inside
+        self._ground = ground
+        self._fillers: dict[int, Any] = {}
+        self.outlived = ground is not None and ground.state() != "free"
+        self.failed += self.outlived
+        self._is_led = ground is not None and not self.outlived
+        if ground is not None and self._is_led:
+            self._is_led = self._hold(_everything(script, ground), [])
+        self._note_growth(None)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every filler so far came to lie where it was to."""
+        return self._is_led and not self.failed
+
+    def turn(self, instruction: int) -> None:
+        """Make ready for an instruction; called before each one that requests large blocks."""
+        turn, ground = self.script.turns[instruction], self._ground
+        if ground is None:
+            return
+        if turn.is_inside:
+            ground.enter()
+        else:
+            ground.leave()
+        self._note_growth(self._last)
+        before, self._last = self._last, instruction if turn.is_inside else None
+        if self._is_led and turn.is_inside:
+            self._is_led = self._refill(turn.refills) and self._open(turn.openings)
+            if not self._is_led and before is not None and self._watched is not None:
+                self.crowded.add(before)
+            self._note_growth(None)
+
+    def pause(self) -> None:
+        """Let requests lie elsewhere until the next turn: code of others runs."""
+        self._note_growth(self._last)
+        self._last = None
+        if self._ground is not None:
+            self._ground.leave()
+
+    def end(self) -> None:
+        """Let go of all fillers: nothing more is requested."""
+        self.pause()
+        self._fillers.clear()
+
+    def _note_growth(self, instruction: int | None) -> None:
+        """Note that an instruction, if any, has had no room for what it requested."""
+        if self._watched is None or not self._is_led:
+            return
+        reserved_bytes = self._watched.reserved_bytes
+        if instruction is not None and reserved_bytes > self._reserved_bytes:
+            self.crowded.add(instruction)
+        self._reserved_bytes = reserved_bytes
+
+    def _refill(self, fillers: Sequence[Filler]) -> bool:
+        """Hold what has become free: of stretches of one size any is taken first."""
+        assert self._ground is not None
+        waiting = {filler.offset: filler for filler in fillers}
+        for filler in fillers:
+            taken = self._ground.take(filler.size_bytes)
+            found = waiting.pop(taken[0], None) if taken is not None else None
+            if taken is None or found is None or found.size_bytes != filler.size_bytes:
+                return self._differs()
+            assert found.number is not None
+            self._fillers[found.number] = taken[1]
+        return True
+
+    def _open(self, openings: Sequence[Opening]) -> bool:
+        places: list[Any] = []
+        for opening in openings:
+            for number in opening.drops:
+                del self._fillers[number]
+            if not self._hold(opening.pieces, places):
+                return False
+        return True  # what holds the places is let go of
+
+    def _hold(self, pieces: Sequence[Filler], places: list[Any]) -> bool:
+        """Hold pieces one after the other, from the only free stretch there is."""
+        assert self._ground is not None
+        for piece in pieces:
+            taken = self._ground.take(piece.size_bytes)
+            if taken is None or taken[0] != piece.offset:
+                return self._differs()
+            if piece.number is None:
+                places.append(taken[1])
+            else:
+                self._fillers[piece.number] = taken[1]
+        return True
+
+    def _differs(self) -> bool:
+        """Hold nothing any more: from now on the allocator chooses among all that is free."""
+        self._fillers.clear()
+        self.failed += 1
+        return False
+
+
+def why_not_led(ground_for: Callable[[int], ArenaMemory]) -> str | None:
+    """Return why an allocator's requests cannot be led to places; None if they can.
+
+    Tries it: a short step, twice.
+
+    `ground_for`: returns memory that is so many bytes high; raises a `RuntimeError` if there is
+    none.
+    """
+    script = script_of(_TRIED)
+    try:
+        ground = ground_for(max(script.height_bytes, LEAST_BYTES))
+    except RuntimeError as error:
+        return str(error)
+    for _ in range(2):
+        step, alive = FilledStep(script, ground), dict[int, Any]()
+        for tick in sorted({block.lower for block in _TRIED}):
+            for block in _TRIED:
+                if block.upper <= tick:
+                    alive.pop(block.id, None)
+            step.turn(tick // 2)
+            for block in (b for b in _TRIED if b.lower == tick):
+                taken = ground.take(block.size_bytes)
+                if taken is None or taken[0] != script.places[block.id]:
+                    return "a request does not come to lie in the only place that is free"
+                alive[block.id] = taken[1]
+                del taken  # it is alive as long as its block
+        step.end()
+        alive.clear()
+        if not step.is_exact:
+            return "what is held does not come to lie where it was to: see expandable segments"
+    return None
+
+
+def _everything(script: Script, ground: ArenaMemory) -> tuple[Filler, ...]:
+    """Return what holds all of a ground before a step begins, and what lies above it for good."""
+    above_bytes = ground.height_bytes - script.height_bytes
+    above = Filler(-1, script.height_bytes, above_bytes)
+    return (script.everything, above) if above_bytes else (script.everything,)
+
+
+class FillerPlacement:
+    """The steps of a model in one stretch of memory, one after another.
+
+    A step that begins while another one still awaits its backward lies elsewhere.
+
+    `ground_for`: returns memory that is so many bytes high; raises a `RuntimeError` if there is
+    none.
+    """
+
+    def __init__(self, ground_for: Callable[[int], ArenaMemory]) -> None:
+        self._ground_for = ground_for
+        self._ground: ArenaMemory | None = None
+        self._step: weakref.ref[FilledStep] | None = None
+        self._report = ArenaReport()
+        self._outlived = False
+        self._failures = 0  # in steps, one after the other
+
+    @property
+    def outlived(self) -> bool:
+        """Whether a step began while something of the one before was still alive."""
+        return self._outlived
+
+    @property
+    def height_bytes(self) -> int:
+        """Of the memory; 0 if there is none yet."""
+        return 0 if self._ground is None else self._ground.height_bytes
+
+    @property
+    def report(self) -> ArenaReport:
+        """What happened in the steps that ended; a fallback: a filler that lay elsewhere."""
+        return self._report
+
+    def begin(self, script: Script, *, is_watched: bool = False) -> FilledStep:
+        """Begin a step.
+
+        `is_watched`: whether to find out which instructions have no room, which takes time.
+        """
+        if self._step is not None and self._step() is not None:
+            return FilledStep(script, None)
+        if self._failures >= _MOST_FAILURES:
+            self._ground = None
+            return FilledStep(script, None)
+        ground = self._high_enough(script.height_bytes)
+        step = FilledStep(script, ground, is_watched=is_watched)
+        self._outlived = self._outlived or step.outlived
+        self._step = weakref.ref(step)
+        return step
+
+    def end(self, step: FilledStep) -> None:
+        """End a step; another one may begin."""
+        step.end()
+        if self._step is not None and self._step() is step:
+            self._step = None
+        is_failure = step.failed and not (step.outlived or step.crowded)
+        self._failures = self._failures + 1 if is_failure else 0
+        old, script = self._report, step.script
+        self._report = replace(
+            old,
+            steps=old.steps + 1,
+            exact_steps=old.exact_steps + step.is_exact,
+            requests=old.requests + script.requests,
+            hits=old.hits + (script.requests if step.is_exact else 0),
+            fallbacks=old.fallbacks + step.failed,
+            layouts=old.layouts + (script.height_bytes != old.height_bytes),
+            height_bytes=script.height_bytes,
+            lower_bound_bytes=script.lower_bound_bytes,
+            outlived_bytes=script.outside_bytes,
+        )
+
+    def leave(self) -> None:
+        """Give the memory back, once nothing in it is alive."""
+        self._ground = None
+
+    def _high_enough(self, height_bytes: int) -> ArenaMemory | None:
+        """Return the memory; another one where it is too low, None where there is no room."""
+        if not height_bytes:
+            return None
+        known = self._ground
+        if known is None or known.height_bytes < height_bytes or known.state() == "grown":
+            self._ground = known = None
+            with contextlib.suppress(RuntimeError):
+                self._ground = self._ground_for(max(height_bytes, LEAST_BYTES))
+        return self._ground

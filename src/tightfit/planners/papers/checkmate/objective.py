@@ -1,0 +1,24 @@
+"""The objective of Checkmate's program and what its values mean as an overhead."""
+
+from __future__ import annotations
+
+import math
+
+from tightfit.planners.papers.stages.scale import COST_UNITS
+
+__all__ = ["objective_of", "overhead_of"]
+
+
+def overhead_of(objective: float) -> float:
+    """Return the overhead (a fraction) of an objective sum_t sum_i C_i R[t,i] (equation 1a).
+
+    Costs are in percent of a step without recomputation and stand on the columns of R.
+    """
+    if not math.isfinite(objective):
+        return math.inf if objective > 0 else 0.0
+    return max(0.0, objective / COST_UNITS - 1.0)
+
+
+def objective_of(overhead: float) -> float:
+    """Return the objective that means an overhead (a fraction)."""
+    return COST_UNITS * (1.0 + overhead)

@@ -1,0 +1,113 @@
+"""Where checkpoints may lie, and the schedule that a set of checkpoints means."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tightfit.plan.plan import Compute
+from tightfit.planners.papers.stages.schedule import forced_residency, last_uses, recompute
+from tightfit.planners.papers.stages.staged import Residency, Staged
+
+__all__ = [
+    "articulation_points",
+    "checkpoint_schedule",
+    "forward_bytes",
+    "forward_nodes",
+    "wish",
+]
+
+
+def forward_nodes(problem: Staged) -> list[int]:
+    """Return the nodes of the forward pass in order, without those that stand alone.
+
+    A node stands alone if it reads nothing and nobody reads what it makes: a step counter.
+    """
+    read = {value for node in problem.nodes for value in node.first.reads}
+    return [
+        index
+        for index, node in enumerate(problem.nodes)
+        if node.is_forward and (node.first.reads or not read.isdisjoint(node.first.writes))
+    ]
+
+
+def forward_bytes(problem: Staged, node: int) -> int:
+    """Return the bytes a node makes."""
+    return problem.size(problem.nodes[node].first.writes)
+
+
+def articulation_points(problem: Staged) -> list[int]:
+    """Return the forward nodes whose removal disconnects the forward pass (undirected).
+
+    Depth-first search with low links (Tarjan), as in Checkmate, section 5.1.1.
+    """
+    neighbours = _forward_neighbours(problem)
+    found: set[int] = set()
+    order: dict[int, int] = {}
+    low: dict[int, int] = {}
+    for root in neighbours:
+        if root in order:
+            continue
+        order[root] = low[root] = len(order)
+        children = 0
+        stack = [(root, -1, iter(neighbours[root]))]
+        while stack:
+            node, parent, rest = stack[-1]
+            following = next(rest, None)
+            if following is None:
+                stack.pop()
+                if parent >= 0:
+                    low[parent] = min(low[parent], low[node])
+                    if parent != root and low[node] >= order[parent]:
+                        found.add(parent)
+                    children += parent == root
+            elif following not in order:
+                order[following] = low[following] = len(order)
+                stack.append((following, node, iter(neighbours[following])))
+            elif following != parent:
+                low[node] = min(low[node], order[following])
+        if children > 1:
+            found.add(root)
+    return sorted(found)
+
+
+def _forward_neighbours(problem: Staged) -> dict[int, list[int]]:
+    neighbours: dict[int, set[int]] = {node: set() for node in forward_nodes(problem)}
+    for node in neighbours:
+        for value in problem.nodes[node].first.reads:
+            producer = problem.values[value].producer
+            if producer in neighbours:
+                neighbours[producer].add(node)
+                neighbours[node].add(producer)
+    return {node: sorted(near) for node, near in neighbours.items()}
+
+
+def checkpoint_schedule(problem: Staged, checkpoints: Collection[int]) -> list[Compute]:
+    """Return the schedule that keeps only what the checkpointed nodes make.
+
+    In the forward pass a value stays until its last forward reader, what a checkpoint makes
+    as long as it can be of use. In the backward pass what is missing is computed again from the
+    nearest values at hand (the optimal R) and stays until its last reader. The segment after
+    the last checkpoint is kept, since its backward pass comes next.
+    """
+    last = max(checkpoints, default=-1)
+    rows = forced_residency(problem)
+    backward = [index for index, node in enumerate(problem.nodes) if not node.is_forward]
+    start = backward[0] if backward else len(problem.nodes)
+    for reader, node in enumerate(problem.nodes):
+        for value in node.first.reads:
+            stored = problem.values[value]
+            producer = stored.producer
+            kept = producer is None or producer > last
+            first = stored.begins if kept or reader < start else max(stored.begins, start + 1)
+            wish(rows, value, first, reader)
+    uses = last_uses(problem)
+    for checkpoint in checkpoints:
+        for value in problem.nodes[checkpoint].first.writes:
+            wish(rows, value, problem.values[value].begins, uses[value])
+    return recompute(problem, rows, ahead=False)
+
+
+def wish(rows: Residency, value: int, first: int, last: int) -> None:
+    """Ask for a value at the beginnings of stages `first` to `last`, both included."""
+    for stage in range(first, last + 1):
+        rows[stage] |= 1 << value

@@ -1,0 +1,79 @@
+"""Gist: nothing is computed again; what the backward reads is kept in fewer bytes.
+
+Binarize (bits of a ReLU, places of maxima), sparse storage behind a ReLU, delayed precision
+reduction of the rest, ReLU in place (Jain et al., 2018; MONeT, appendix E). A graph offers what
+its contributors were allowed to: halves and sparse storage only where `"lossy"` is.
+"""
+
+from __future__ import annotations
+
+from tightfit.graph.ir import Alternative, Graph, Op, OpId, ValueId
+from tightfit.plan.plan import Compute, Outcome
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.papers.proposals import cheapest_that_fits
+from tightfit.progress import Progress
+
+__all__ = ["gist_schedule", "plan_gist"]
+
+_BINARIZE = ("relu.from_bits", "max_pool.from_offsets", "dropout.from_bits")
+_STASHED = ("from_sparse.", "from_half.")  # the better first
+_IN_PLACE = "aten.relu"
+
+
+def plan_gist(task: Task, limits: Limits, progress: Progress) -> Outcome:
+    """Return Gist's plan, if it fits: it is one plan, whatever the budget."""
+    proposals = [gist_schedule(task.graph)]
+    return cheapest_that_fits(task, proposals, limits, progress, title="gist")
+
+
+def gist_schedule(graph: Graph) -> list[Compute]:
+    """Return what Gist computes, and how."""
+    chosen = {op.id: _encoded(op) for op in graph.ops}
+    chosen |= _relus_in_place(graph, chosen)
+    linked = {op for choice in graph.choices for branch in choice.branches for op, _ in branch}
+    chosen |= dict.fromkeys(linked, 0)
+    return [_compute(graph.ops[op], chosen[op]) for op in _needed(graph, chosen)]
+
+
+def _encoded(op: Op) -> int:
+    """Return the alternative that reads the fewest bytes by Gist's means, else the default."""
+    for kind in (*_BINARIZE, *_STASHED):
+        for place, way in enumerate(op.alternatives):
+            if way.name == kind or (kind in _STASHED and way.name.startswith(kind)):
+                return place
+    return 0
+
+
+def _compute(op: Op, alternative: int) -> Compute:
+    variants = op.alternatives[alternative].variants
+    return Compute(op.id, alternative, min(range(len(variants)), key=lambda v: variants[v].cost_s))
+
+
+def _needed(graph: Graph, chosen: dict[OpId, int]) -> list[OpId]:
+    """Return the ops that run in order: the required ones, and what chosen ways read."""
+    wanted: set[ValueId] = set()
+    run: list[OpId] = []
+    for op in reversed(graph.ops):
+        way = op.alternatives[chosen[op.id]]
+        if op.required or wanted.intersection(way.writes):
+            wanted.update(way.reads)
+            run.append(op.id)
+    return run[::-1]
+
+
+def _relus_in_place(graph: Graph, chosen: dict[OpId, int]) -> dict[OpId, int]:
+    """Return the ReLUs that may run over their input: no op that runs later reads it."""
+    last: dict[ValueId, OpId] = {}
+    for op in _needed(graph, chosen):
+        last |= dict.fromkeys(graph.ops[op].alternatives[chosen[op]].reads, op)
+    return {
+        op.id: place
+        for op in graph.ops
+        if op.target == _IN_PLACE
+        for place, way in enumerate(op.alternatives)
+        if _is_over_its_input(way) and last.get(way.reads[0]) == op.id
+    }
+
+
+def _is_over_its_input(way: Alternative) -> bool:
+    return way.use != "again" and way.reads == (way.overwrites,)

@@ -1,0 +1,31 @@
+"""The numbers of a staged problem as a solver likes them: moderate, whatever the model's size."""
+
+from __future__ import annotations
+
+from tightfit.planners.papers.stages.staged import Staged
+from tightfit.planners.solvers import grains
+
+__all__ = ["CAPACITY_UNITS", "COST_UNITS", "grains_of", "in_capacities", "in_percent"]
+
+CAPACITY_UNITS = 1000.0
+"""The capacity in a program's unit of memory; HiGHS needs coefficients of moderate size."""
+
+COST_UNITS = 100.0
+"""The cost of a step without recomputation in a program's unit: percent."""
+
+
+def in_capacities(problem: Staged, size_bytes: int) -> float:
+    """Return bytes in thousandths of the capacity."""
+    return size_bytes * CAPACITY_UNITS / problem.capacity_bytes
+
+
+def in_percent(problem: Staged, cost_s: float) -> float:
+    """Return seconds in percent of a step without recomputation."""
+    base = problem.base_cost_s
+    return COST_UNITS * cost_s / base if base > 0 else 0.0
+
+
+def grains_of(problem: Staged) -> list[int]:
+    """Return what the bytes of values that may be made again are multiples of."""
+    sizes = [value.size_bytes for value in problem.values.values() if value.recoverable]
+    return grains(sizes, problem.capacity_bytes)

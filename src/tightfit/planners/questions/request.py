@@ -1,0 +1,37 @@
+"""What is asked of the plans of a step, whatever its size."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from tightfit.graph.ir import Graph
+from tightfit.plan.plan import Gradients, Outcome
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.registry import DEFAULT, plan_with
+from tightfit.progress import Progress
+
+__all__ = ["PlanRequest"]
+
+
+class PlanRequest(msgspec.Struct, frozen=True):
+    """A budget, and how plans within it are looked for."""
+
+    budget_bytes: int  # constants included
+    gradients: Gradients = "fresh"
+    planner: str = DEFAULT
+    limits: Limits = Limits()  # of each plan
+    max_overhead: float = math.inf  # the largest acceptable overhead, a fraction
+
+    def task(self, graph: Graph) -> Task:
+        """Return the planning problem of a step."""
+        return Task(graph=graph, budget_bytes=self.budget_bytes, gradients=self.gradients)
+
+    def planned(self, graph: Graph, progress: Progress) -> Outcome:
+        """Plan a step."""
+        return plan_with(self.planner, self.task(graph), self.limits, progress)
+
+    def accepts(self, outcome: Outcome) -> bool:
+        """Whether there is a plan, and its overhead is acceptable."""
+        return outcome.plan is not None and outcome.overhead <= self.max_overhead

@@ -1,0 +1,280 @@
+"""Requests are led to their places by fillers; whatever differs only lies elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.pools import FakeArenaMemory
+from tightfit.arenas.fillers import FilledStep, FillerPlacement, why_not_led
+from tightfit.layout.blocks import Block
+from tightfit.layout.holes import CELL_BYTES, LEAST_BYTES, SMALL_BYTES, Script, script_of
+from tightfit.plan.lives import lives_of
+from tightfit.plan.shared import load_shared
+from tightfit.studies.dry_step import graph_of
+
+MIB = 1 << 20
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[Block]:
+    """Blocks that instructions request, several of one instruction among them, often alike."""
+    instructions = draw(st.integers(1, 12))
+    sizes = st.sampled_from([SMALL_BYTES + 1, 2 * MIB, 3 * MIB - 700, 4 * MIB, 7 * MIB + 5])
+    rows = draw(
+        st.lists(
+            st.tuples(st.integers(0, instructions), st.integers(1, 9), sizes),
+            min_size=1,
+            max_size=14,
+        )
+    )
+    births = sorted(rows, key=lambda row: row[0])
+    return [Block(n, 2 * at, 2 * at + life, size) for n, (at, life, size) in enumerate(births)]
+
+
+def grounds() -> tuple[FillerPlacement, list[FakeArenaMemory]]:
+    made: list[FakeArenaMemory] = []
+
+    def ground_for(height: int) -> FakeArenaMemory:
+        made.append(FakeArenaMemory(height))
+        return made[-1]
+
+    return FillerPlacement(ground_for), made
+
+
+def run(
+    step: FilledStep,
+    blocks: list[Block],
+    ground: FakeArenaMemory,
+    draw: random.Random,
+    late: float = 0.0,
+) -> dict[int, Any]:
+    """Take all turns; request and free what blocks say; return places, and what is alive."""
+    alive: dict[int, Any] = {}
+    found: dict[int, Any] = {}
+    for at in sorted({2 * number for number in step.script.turns}):
+        gone = [b.id for b in blocks if b.upper <= at and b.id in alive and draw.random() >= late]
+        draw.shuffle(gone)
+        for number in gone:
+            del alive[number]
+        step.turn(at // 2)
+        born = [block for block in blocks if block.lower == at]
+        for block in born:
+            assert ground.is_inside
+            alive[block.id] = ground.pool.request(block.size_bytes)
+            found[block.id] = alive[block.id].address - ground.base
+    return {"places": found, "alive": alive}
+
+
+@settings(max_examples=60)
+@given(blocks=steps(), seed=st.integers(0, 999))
+def test_requests_find_their_places_step_after_step(blocks: list[Block], seed: int) -> None:
+    draw, script = random.Random(seed), script_of(blocks)
+    steering, made = grounds()
+    for _ in range(3):
+        step = steering.begin(script)
+        places = run(step, blocks, made[0], draw)["places"]
+        steering.end(step)
+        for at in {block.lower for block in blocks}:  # those alike may change places
+            born = [block for block in blocks if block.lower == at]
+            assert {places[b.id] for b in born} == {script.places[b.id] for b in born}
+    report = steering.report
+    assert (report.exact_steps, report.fallbacks, report.layouts) == (3, 0, 1)
+    assert made[0].pool.reserved == max(script.height_bytes, LEAST_BYTES)
+    assert len(made) == 1 and len(made[0].pool.segments) == 1
+    assert not made[0].is_inside
+
+
+@settings(max_examples=60)
+@given(planned=steps(), real=steps(), seed=st.integers(0, 999))
+def test_a_step_that_differs_lies_elsewhere_and_is_counted(
+    planned: list[Block], real: list[Block], seed: int
+) -> None:
+    """Other sizes, more and fewer requests, late frees, blocks that outlive their step."""
+    draw, script = random.Random(seed), script_of(planned)
+    steering, made = grounds()
+    kept: list[Any] = []
+    known = {block.lower for block in planned}
+    real = [block for block in real if block.lower in known]
+    for _ in range(3):
+        step = steering.begin(script)
+        kept += run(step, real, made[-1], draw, late=0.3)["alive"].values()
+        steering.end(step)
+        for ground in made:
+            own = [b.address for b in kept if b.pool is ground.pool]
+            spans = sorted((address, size_at(ground, address)) for address in own)
+            assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
+        draw.shuffle(kept)
+        del kept[len(kept) // 2 :]
+    report = steering.report
+    assert report.steps == 3 and report.exact_steps + report.fallbacks >= 3
+    kept.clear()
+    step = steering.begin(script)  # nothing is left over: all is as at first
+    run(step, planned, made[-1], draw)
+    steering.end(step)
+    assert steering.report.exact_steps == report.exact_steps + 1
+
+
+def size_at(ground: FakeArenaMemory, address: int) -> int:
+    return next(s.size for seg in ground.pool.segments for s in seg if s.address == address)
+
+
+def two_blocks() -> Script:
+    return script_of([Block(0, 0, 4, 6 * MIB), Block(1, 2, 6, 30 * MIB)])
+
+
+def test_a_step_beside_one_that_awaits_its_backward_lies_elsewhere() -> None:
+    steering, made = grounds()
+    first = steering.begin(two_blocks())
+    first.turn(0)
+    second = steering.begin(two_blocks())
+    placed = made[0].placed
+    second.turn(0)
+    assert made[0].placed == placed and not second.is_exact
+    steering.end(second)
+    first.turn(1)
+    steering.end(first)
+    assert steering.report.exact_steps == 1 and steering.report.steps == 2
+    again = steering.begin(two_blocks())
+    del again  # nobody will ever run its backward
+    assert steering.begin(two_blocks()).is_exact
+
+
+@pytest.mark.parametrize(
+    ("requested", "says"),
+    [((4 * MIB, 30 * MIB), {0}), ((3 * MIB + 512, 4 * MIB), {0}), ((4 * MIB, 6 * MIB), set())],
+    ids=["larger than planned", "a smaller piece first", "as planned"],
+)
+def test_a_watched_step_names_the_instruction_whose_requests_have_no_room(
+    requested: tuple[int, ...], says: set[int]
+) -> None:
+    """An output that stays, and what a library takes for a moment, perhaps in other pieces."""
+    script = script_of([Block(0, 0, 9, 4 * MIB), Block(1, 0, 1, 6 * MIB), Block(2, 2, 9, 5 * MIB)])
+    steering, made = grounds()
+    step = steering.begin(script, is_watched=True)
+    step.turn(0)
+    held = [made[0].pool.request(size) for size in requested]
+    held.pop(0 if requested[0] < 4 * MIB else 1)
+    step.turn(1)
+    held.append(made[0].pool.request(5 * MIB))
+    held.clear()
+    steering.end(step)
+    assert step.crowded == says
+
+
+def test_what_outlives_a_step_is_seen_when_the_next_one_begins() -> None:
+    steering, made = grounds()
+    step = steering.begin(two_blocks())
+    step.turn(0)
+    kept = made[0].pool.request(6 * MIB)
+    steering.end(step)
+    assert not steering.outlived
+    assert not steering.begin(two_blocks()).is_exact
+    assert steering.outlived and kept.address == made[0].base + two_blocks().places[0]
+
+
+def test_a_higher_script_takes_higher_memory_and_a_lower_one_stays() -> None:
+    steering, made = grounds()
+    low, high = two_blocks(), script_of([Block(0, 0, 2, 80 * MIB)])
+    for script in (low, high, low):
+        step = steering.begin(script)
+        assert step.is_exact
+        steering.end(step)
+    assert [ground.height_bytes for ground in made] == [36 * MIB, 80 * MIB]
+    assert high.height_bytes % CELL_BYTES == 0
+
+
+def test_without_room_for_the_arena_steps_lie_elsewhere() -> None:
+    def no_room(height: int) -> FakeArenaMemory:
+        raise RuntimeError("out of memory")
+
+    steering = FillerPlacement(no_room)
+    step = steering.begin(two_blocks())
+    step.turn(0)
+    steering.end(step)
+    assert steering.report.steps == 1 and steering.report.exact_steps == 0
+
+
+@pytest.mark.parametrize("is_led", [True, False])
+def test_instructions_whose_requests_lie_elsewhere_leave_the_arena(is_led: bool) -> None:
+    script = script_of([Block(0, 0, 6, 6 * MIB), Block(1, 4, 6, 8 * MIB)], outside_at=(1,))
+    steering, made = grounds()
+    kept = FakeArenaMemory(20 * MIB)
+    step = steering.begin(script)
+    if not is_led:
+        steering.end(step)
+        kept = made[0].pool.request(2 * MIB)
+        step = steering.begin(script)
+    seen = []
+    for instruction in (0, 1, 2):
+        step.turn(instruction)
+        seen.append(made[0].is_inside)
+    step.pause()
+    assert seen == [True, False, True] and not made[0].is_inside and kept is not None
+
+
+def led(blocks: list[Block], steps: int, seed: int) -> None:
+    """Lead steps and compare every place."""
+    draw, script = random.Random(seed), script_of(blocks)
+    steering, made = grounds()
+    for _ in range(steps):
+        step = steering.begin(script)
+        places = run(step, blocks, made[0], draw)["places"]
+        steering.end(step)
+        for at in {block.lower for block in blocks}:
+            born = [block for block in blocks if block.lower == at]
+            assert {places[b.id] for b in born} == {script.places[b.id] for b in born}
+    assert steering.report.exact_steps == steps and len(made[0].pool.segments) == 1
+    assert made[0].pool.reserved == max(script.height_bytes, LEAST_BYTES)
+
+
+def test_every_request_of_a_thousand_random_layouts_finds_its_place() -> None:
+    """Of up to sixty blocks, from a little more than is small to hundreds of megabytes."""
+    draw = random.Random(0)
+    for seed in range(1000):
+        instructions = draw.randint(1, 24)
+        blocks: list[Block] = []
+        for at in range(instructions):
+            for _ in range(draw.choice([0, 1, 1, 1, 2, 3])):
+                size = round(SMALL_BYTES * draw.choice([1.001, 2, 2.5, 7, 33]) * draw.uniform(1, 3))
+                blocks.append(Block(len(blocks), 2 * at, 2 * at + draw.randint(1, 12), size))
+        if blocks:
+            led(blocks, 2, seed)
+
+
+PLANS = sorted((Path(__file__).parents[2] / "plans").glob("*.json.gz"))
+
+
+@pytest.mark.parametrize("file", PLANS, ids=lambda file: file.name.partition(".")[0])
+def test_every_request_of_the_zoos_plans_finds_its_place(file: Path) -> None:
+    """With every block sixteen times as large, so that the step is one of a GPU."""
+    found = load_shared(file)
+    made_with = found.made_with.rpartition(" ")[2].partition("+")[0]
+    if made_with != torch.__version__.partition("+")[0]:
+        pytest.skip(f"the plans were made of what PyTorch {made_with} traces")
+    graph = graph_of(f"zoo:{file.name.partition('.')[0]}")
+    plan = found.plans[len(found.plans) // 2].outcome.plan
+    assert plan is not None
+    lives = [x for x in lives_of(graph, plan) if x.content != "outside" and x.op is not None]
+    lives.sort(key=lambda x: (x.lower, x.value is None, x.value))
+    large = [x for x in lives if 16 * x.size_bytes > SMALL_BYTES]
+    led([Block(n, x.lower, x.upper, 16 * x.size_bytes) for n, x in enumerate(large)], 2, 0)
+
+
+def test_an_allocator_that_can_be_led_is_told_from_one_that_cannot() -> None:
+    """Segments that grow are divided to the last bytes: what is left of a block is in the way."""
+    assert why_not_led(FakeArenaMemory) is None
+    reason = why_not_led(lambda height: FakeArenaMemory(height, 512))
+    assert reason is not None and "does not come to lie" in reason
+
+    def no_room(height: int) -> FakeArenaMemory:
+        raise RuntimeError("out of memory")
+
+    assert why_not_led(no_room) == "out of memory"
