@@ -31,7 +31,8 @@ def with_moves(draw: st.DrawFn, graph: Graph, computes: Sequence[Compute]) -> li
             for first, second in pairwise(uses)
             if not _is_made(graph, computes[second], value.id)
         ]
-        if value.fate != "none" or value.is_constant or not gaps or not draw(st.booleans()):
+        may_move = value.fate == "none" and not (value.is_constant or value.stays)
+        if not may_move or not gaps or not draw(st.booleans()):
             continue
         first, second = draw(st.sampled_from(gaps))
         since = max(

@@ -82,6 +82,8 @@ class Value(_Frozen, frozen=True):
         The constant a written-back value replaces.
     segment : int or None
         For tangents: the segment at whose entry it appears.
+    stays : bool
+        Whether it cannot be moved to far memory: a record of an opaque module is no tensor.
     """
 
     id: ValueId
@@ -91,6 +93,7 @@ class Value(_Frozen, frozen=True):
     fate: Fate = "none"
     replaces: ValueId | None = None
     segment: SegmentId | None = None
+    stays: bool = False
 
     @property
     def is_constant(self) -> bool:

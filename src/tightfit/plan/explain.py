@@ -86,6 +86,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         Seconds of the plan, with nothing recomputed, and the fraction the plan costs more.
     recomputed_ops : int
         How many times an op is computed again.
+    moved_bytes, stall_s : int, float
+        What crosses the link to far memory, both ways, and seconds for which ops wait for it; they
+        are part of the overhead.
     phases : tuple of PhaseMemory
         One per segment.
     holders : tuple of Holder
@@ -110,6 +113,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     holders: tuple[Holder, ...]
     modules: tuple[ModuleShare, ...]
     alternatives: tuple[tuple[str, int], ...]
+    moved_bytes: int = 0
+    stall_s: float = 0.0
 
 
 def explain(plan: Plan, graph: Graph) -> Explanation:
@@ -150,6 +155,8 @@ def explain(plan: Plan, graph: Graph) -> Explanation:
         holders=holders,
         modules=_modules(plan, graph, result, eager),
         alternatives=_alternatives(plan, graph),
+        moved_bytes=result.moved_bytes,
+        stall_s=result.stall_s,
     )
 
 

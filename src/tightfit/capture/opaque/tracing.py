@@ -39,6 +39,7 @@ __all__ = [
     "draws_inside",
     "is_opaque_backward",
     "is_opaque_operator",
+    "is_record",
     "opaque_function",
     "pin_of",
     "with_sums",
@@ -368,6 +369,14 @@ def opaque_function(node: fx.Node) -> tuple[OpaqueForward | OpaqueBackward, tupl
     record, saved, tangents, present, *sums, _ = node.args
     added, before = sums or ((), [])
     return OpaqueBackward(call, tuple(present), tuple(added)), (record, saved, tangents, before)  # type: ignore
+
+
+def is_record(node: fx.Node, index: int) -> bool:
+    """Whether an output of a traced operator is what an opaque forward keeps for its backward."""
+    if node.target is not _FORWARD:
+        return False
+    profile = _CALLS[node.args[-1]].profile  # type: ignore[index]
+    return profile is not None and index == len(profile.outputs)
 
 
 def is_opaque_backward(node: fx.Node) -> bool:
