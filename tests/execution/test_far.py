@@ -119,7 +119,7 @@ def test_moves_change_no_bits_and_peaks_are_the_simulated_ones(
 
 
 def copying_threads() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name.startswith("tightfit ")]
+    return [each for each in threading.enumerate() if each.name.startswith("tightfit far")]
 
 
 def open_files() -> int:

@@ -25,7 +25,7 @@ from tightfit.units import parse_bytes
 __all__ = ["Offload"]
 
 _MEASURED_BYTES = 32 << 20  # at a time
-_REPEATS = 4
+_REPEATS = 7
 _SHORT_BYTES = 4096
 _SHORT_REPEATS = 20
 _FORMAT = 1
@@ -133,8 +133,8 @@ def _measured(folder: Path) -> _Link:
     memory = mmap.mmap(-1, _MEASURED_BYTES)
     memory.write(b"1" * _MEASURED_BYTES)
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        stores = Copier(writing(file.fileno()), "tightfit stores")
-        loads = Copier(reading(file.fileno()), "tightfit loads")
+        stores = Copier(writing(file.fileno()), "tightfit far memory, stores")
+        loads = Copier(reading(file.fileno()), "tightfit far memory, loads")
         try:
             seconds = [
                 _median_s(copier, memory, size, times)

@@ -135,8 +135,8 @@ class FarStep:
             file = tempfile.TemporaryFile(dir=offload.place, buffering=0)  # noqa: SIM115
         except OSError as error:
             raise self._failed(error) from error
-        self._stores = Copier(writing(file.fileno()), "tightfit stores")
-        self._loads = Copier(reading(file.fileno()), "tightfit loads")
+        self._stores = Copier(writing(file.fileno()), "tightfit far memory, stores")
+        self._loads = Copier(reading(file.fileno()), "tightfit far memory, loads")
         self.close = weakref.finalize(self, _close, file, self._stores, self._loads)
 
     def store(self, value: int, tensor: torch.Tensor) -> None:

@@ -108,6 +108,8 @@ class MovesSearch:
         """
         self.starts = (None,) if plain is None else (plain, None)
         whole = self.clock.left()
+        if plain is None:  # recomputing alone does not do, and a cut sees one instant only
+            self._try_ways(frozenset(self.judge.gaps), None, _WAYS)
         for margin in _MARGINS:
             values = self._program(margin, whole)
             for start in self.starts if margin == 0.0 else self.starts[:1]:
