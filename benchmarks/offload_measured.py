@@ -12,6 +12,7 @@ steps, and once more by the plan with costs from steps. Rows go to
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import json
 import statistics
@@ -30,13 +31,14 @@ import tightfit
 from benchmarks.training import circumstances, let_search_end
 from tightfit.errors import InfeasibleBudget
 from tightfit.plan.simulate import simulate
+from tightfit.session.fitted import Fitted
 from tightfit.studies.comparison import Comparison
-from tightfit.studies.subject import with_loss_inside
+from tightfit.studies.subject import Subject, with_loss_inside
 from tightfit.zoo import Example, make
 
 ROWS = Path(__file__).parent / "results" / "offload_measured.jsonl"
 MODELS: dict[str, Callable[[], Example]] = {
-    "resnet50": lambda: make("resnet50", batch=16, size=128),
+    "resnet50": lambda: make("resnet50", batch=8, size=224),
     "unet": lambda: make("unet", batch=2, size=96),
     "gpt2": lambda: make("gpt2", batch=4, sequence=256, dropout=0.0),
 }
@@ -44,108 +46,120 @@ WAYS = ("recompute", "offload")
 MOST_STEPS = 30  # until costs are known
 
 
-class _Way:
-    """A model that trains in one way."""
+class _Cell:
+    """A model within a budget, with moves and without."""
 
-    def __init__(self, model: str, seconds: float, folder: str | None, way: str) -> None:
-        keywords: dict[str, Any] = {"cache": False, "limits": (seconds, 1e-3)}
-        if way == "offload":
-            keywords["offload"] = tightfit.Offload("16GiB", folder)
+    def __init__(self, model: str, ratio: float, options: argparse.Namespace) -> None:
+        torch.set_num_threads(options.threads)
         torch.manual_seed(0)
-        example = with_loss_inside(MODELS[model]())
-        self.comparison = Comparison(example, steps=2, name=model, **keywords)
-        self.times: list[float] = []
-        self.row: dict[str, Any] = {}
+        self.offload = tightfit.Offload("16GiB", options.folder)
+        self.comparison = Comparison(
+            with_loss_inside(MODELS[model]()),
+            steps=2,
+            name=model,
+            cache=False,
+            limits=(options.time_limit, 1e-3),
+            offload=self.offload,
+        )
+        self.budget_bytes = self.comparison.budget_of(ratio)
+        self.fitted = self.comparison.within(self.budget_bytes)
+        self.rows: dict[str, dict[str, Any]] = {way: {} for way in WAYS}
+        self.times: dict[str, list[float]] = {way: [] for way in (*WAYS, "plain")}
 
-    def prepare(self, budget_bytes: int) -> None:
-        """Train within a budget until the final plan is there; note what is compared."""
-        comparison = self.comparison
-        first = comparison.at(budget_bytes, rounds=0)
-        fitted = comparison.within(budget_bytes)
-        for _ in range(MOST_STEPS):
-            self.step()
-            if not fitted.is_tuning:
-                break
-        let_search_end()
-        self.step()
-        last = comparison.at(budget_bytes, rounds=0)
-        self.row = {
-            "bitwise": first.bitwise and last.bitwise,
-            "peak_bytes": max(first.measured_peak_bytes, last.measured_peak_bytes),
-        }
+    def use(self, way: str) -> None:
+        """Train in one way from now on."""
+        offload = self.offload if way == "offload" else None
+        self.fitted.change_options(dataclasses.replace(self.fitted.options, offload=offload))
 
-    def step(self, *, plainly: bool = False) -> float:
+    def compare(self, way: str) -> None:
+        """Train two steps from the start; note bits and the peak, or that there is no plan."""
+        self.use(way)
+        row = self.rows[way]
+        try:
+            proof = self.comparison.at(self.budget_bytes, rounds=0)
+        except InfeasibleBudget as error:
+            row["error"] = str(error).splitlines()[0]
+            return
+        row["bitwise"] = proof.bitwise and row.get("bitwise", True)
+        row["peak_bytes"] = max(proof.measured_peak_bytes, row.get("peak_bytes", 0))
+
+    def step(self, way: str) -> float:
         """Run forward and backward; return the wall time."""
         subject = self.comparison.subject
         subject.model.zero_grad(set_to_none=True)
         gc.collect()
-        began = time.perf_counter()
-        if plainly:
-            subject.loss_of(*subject.args, **subject.kwargs).backward()
-            return time.perf_counter() - began
+        if way == "plain":
+            return _wall_s(subject)
+        self.use(way)
         with self.comparison.fitted():
-            began = time.perf_counter()
-            subject.loss_of(*subject.args, **subject.kwargs).backward()
-            return time.perf_counter() - began
+            return _wall_s(subject)
 
-    def found(self, budget_bytes: int) -> dict[str, Any]:
-        """Return what is known of the plan, and of its last step."""
-        fitted = self.comparison.within(budget_bytes)
-        self.step()
-        let_search_end()
-        self.step()
-        self.step()
-        fitted.close_step()
-        report, last = fitted.report(), fitted.last
-        assert last is not None and report.plan is not None
-        result = simulate(last.graph, report.plan)
-        row = {
-            "overhead": report.overhead,
-            "bound": report.bound,
-            "planned_s": result.time_s,
-            "baseline_s": result.baseline_cost_s,
-            "planned_peak_bytes": report.planned_peak_bytes,
-            "recomputed": sum(times for _, times in result.recomputed),
-            "moved_bytes": result.moved_bytes,
-            "far_bytes": result.far_peak_bytes,
-            "planned_stall_s": result.stall_s,
-        }
-        if report.measured_moves is not None:
-            row["stall_s"] = report.measured_moves.stall_s
-        return self.row | row | {"step_s": statistics.median(self.times)}
+    def run(self, rounds: int) -> None:
+        """Train until costs and plans are final, then take turns."""
+        for way in WAYS:
+            self.compare(way)
+        able = [way for way in WAYS if "error" not in self.rows[way]]
+        for _ in range(MOST_STEPS):
+            self.step(able[-1])
+            if not self.fitted.is_tuning:
+                break
+        for way in able:
+            self.step(way)
+            let_search_end()
+            self.compare(way)
+        for number in range(rounds):
+            for way in ("plain", *able) if number % 2 else (*able[::-1], "plain"):
+                self.step(way)  # so that the heap is as its own steps leave it
+                self.times[way].append(self.step(way))
+        for way in able:
+            self.step(way)
+            self.fitted.close_step()
+            self.rows[way] |= _planned(self.fitted)
+            self.rows[way]["step_s"] = statistics.median(self.times[way])
+
+
+def _wall_s(subject: Subject) -> float:
+    began = time.perf_counter()
+    subject.loss_of(*subject.args, **subject.kwargs).backward()
+    return time.perf_counter() - began
+
+
+def _planned(fitted: Fitted) -> dict[str, Any]:
+    """Return what is known of the plan that runs, and of its last step."""
+    report, last = fitted.report(), fitted.last
+    assert last is not None and report.plan is not None
+    result = simulate(last.graph, report.plan)
+    moved = report.measured_moves
+    return {
+        "overhead": report.overhead,
+        "bound": report.bound,
+        "planned_s": result.time_s,
+        "baseline_s": result.baseline_cost_s,
+        "planned_peak_bytes": report.planned_peak_bytes,
+        "recomputed": sum(times for _, times in result.recomputed),
+        "moved_bytes": result.moved_bytes,
+        "far_bytes": result.far_peak_bytes,
+        "planned_stall_s": result.stall_s,
+        "stall_s": 0.0 if moved is None else moved.stall_s,
+    }
 
 
 def measured(model: str, ratio: float, options: argparse.Namespace) -> dict[str, Any]:
     """Return the row of a cell."""
-    torch.set_num_threads(options.threads)
-    ways = {way: _Way(model, options.time_limit, options.folder, way) for way in WAYS}
-    eager = ways["recompute"].comparison.eager
-    budget_bytes = ways["recompute"].comparison.budget_of(ratio)
-    row: dict[str, Any] = {
+    cell = _Cell(model, ratio, options)
+    cell.run(options.rounds)
+    eager, far = cell.comparison.eager, cell.offload.far()
+    return {
         "model": model,
         "ratio": ratio,
-        "budget_bytes": budget_bytes,
+        "budget_bytes": cell.budget_bytes,
         "plain_peak_bytes": eager.peak_bytes,
         "constant_bytes": eager.constant_bytes,
+        "plain_s": statistics.median(cell.times["plain"]),
+        **cell.rows,
+        "link": [far.store_bytes_per_s, far.load_bytes_per_s, far.latency_s],
+        **circumstances(options.threads, options.rounds),
     }
-    errors: dict[str, str] = {}
-    for name, way in ways.items():
-        try:
-            way.prepare(budget_bytes)
-        except InfeasibleBudget as error:
-            errors[name] = str(error).splitlines()[0]
-    plain: list[float] = []
-    for number in range(options.rounds):
-        plain.append(ways["recompute"].step(plainly=True))
-        for name in WAYS if number % 2 else WAYS[::-1]:
-            if name not in errors:
-                ways[name].times.append(ways[name].step())
-    row["plain_s"] = statistics.median(plain)
-    for name, way in ways.items():
-        row[name] = {"error": errors[name]} if name in errors else way.found(budget_bytes)
-    far = tightfit.Offload("16GiB", options.folder).far()
-    row["link"] = [far.store_bytes_per_s, far.load_bytes_per_s, far.latency_s]
-    return row | circumstances(options.threads, options.rounds)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -167,7 +181,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                 f"{'equal' if found['bitwise'] else 'differ'} | {1 + found['overhead']:.3f} | "
                 f"{found['step_s'] / row['plain_s']:.3f} | {found['moved_bytes'] / 2**20:.0f} MiB"
                 f" | {1e3 * found['planned_stall_s']:.0f} ms | "
-                f"{1e3 * found.get('stall_s', 0.0):.0f} ms |"
+                f"{1e3 * found['stall_s']:.0f} ms |"
             )
     return "\n".join(lines)
 
@@ -195,9 +209,9 @@ def main() -> None:
     for model in options.models.split(","):
         for ratio in options.ratios.split(","):
             if (model, float(ratio), options.threads) not in done:
-                own = ["--one", "--models", model, "--ratios", ratio]
+                own = ["--one", "--models", model, "--ratios", ratio]  # what comes last counts
                 line = subprocess.run(
-                    [sys.executable, __file__, *own, *sys.argv[1:], *own],
+                    [sys.executable, __file__, *sys.argv[1:], *own],
                     check=True,
                     stdout=subprocess.PIPE,
                     text=True,

@@ -25,7 +25,7 @@ from tightfit.units import parse_bytes
 __all__ = ["Offload"]
 
 _MEASURED_BYTES = 32 << 20  # at a time
-_REPEATS = 7
+_REPEATS = 4
 _SHORT_BYTES = 4096
 _SHORT_REPEATS = 20
 _FORMAT = 1
@@ -136,8 +136,10 @@ def _measured(folder: Path) -> _Link:
         stores = Copier(writing(file.fileno()), "tightfit far memory, stores")
         loads = Copier(reading(file.fileno()), "tightfit far memory, loads")
         try:
+            _least_s(stores, memory, _MEASURED_BYTES, _REPEATS)
+            os.ftruncate(file.fileno(), 0)  # what a step before has freed is there at once
             seconds = [
-                _median_s(copier, memory, size, times)
+                _least_s(copier, memory, size, times)
                 for size, times in ((_SHORT_BYTES, _SHORT_REPEATS), (_MEASURED_BYTES, _REPEATS))
                 for copier in (stores, loads)
             ]
@@ -149,8 +151,8 @@ def _measured(folder: Path) -> _Link:
     return _Link(_MEASURED_BYTES / store_s, _MEASURED_BYTES / load_s, latency_s)
 
 
-def _median_s(copier: Copier, memory: mmap.mmap, size: int, times: int) -> float:
-    """Return what copying so many bytes takes; each time others."""
+def _least_s(copier: Copier, memory: mmap.mmap, size: int, times: int) -> float:
+    """Return what copying so many bytes takes at best; each time others."""
     found: list[float] = []
     for number in range(times):
         began = time.perf_counter()
@@ -159,4 +161,4 @@ def _median_s(copier: Copier, memory: mmap.mmap, size: int, times: int) -> float
         found.append(time.perf_counter() - began)
         if transfer.error is not None:
             raise BadInput(f"far memory cannot be used: {transfer.error}") from transfer.error
-    return statistics.median(found)
+    return min(found)  # others may take processor time meanwhile

@@ -365,7 +365,7 @@ def _fits(planned: Planned, made_for: Surroundings, around: Surroundings) -> boo
     """Whether a plan that was made for other surroundings keeps to the budget in these."""
     more_bytes = around.held_bytes - made_for.held_bytes
     return (
-        made_for.gradients == around.gradients
+        (made_for.gradients, made_for.far) == (around.gradients, around.far)
         and around.outside_bytes <= made_for.outside_bytes
         and planned.outcome.peak_bytes + more_bytes <= around.budget_bytes
     )
@@ -374,7 +374,7 @@ def _fits(planned: Planned, made_for: Surroundings, around: Surroundings) -> boo
 def _leaves_more(around: Surroundings, other: Surroundings) -> bool:
     """Whether a plan for other surroundings fits these ones, whatever it is."""
     return (
-        other.gradients == around.gradients
+        (other.gradients, other.far) == (around.gradients, around.far)
         and around.outside_bytes <= other.outside_bytes
         and around.room_bytes >= other.room_bytes
     )
@@ -384,7 +384,7 @@ def _alike(one: Surroundings, other: Surroundings) -> bool:
     """Whether plans for the one are about as good in the other."""
     close = _ALIKE * one.budget_bytes
     return (
-        one.gradients == other.gradients
+        (one.gradients, one.far) == (other.gradients, other.far)
         and abs(one.room_bytes - other.room_bytes) <= close
         and abs(one.outside_bytes - other.outside_bytes) <= close
     )
