@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.models import CASES
-from support.moves import with_moves
+from support.moves import MOVED, with_moves
 from support.recompute import recompute_at_random
 from tightfit.allocator import meter_for
 from tightfit.capture.calls.signature import flatten
@@ -40,16 +40,6 @@ from tightfit.session.memory.surroundings import root_gradient_bytes
 from tightfit.session.options import make_options
 from tightfit.session.stages import capture_step
 
-NAMES = (
-    "batch norm",
-    "dropout and random ops",
-    "attention",
-    "in-place operators",
-    "tied weights",
-    "pools and upsampling",
-    "opaque modules",
-    "recurrent modules",
-)
 LINK = Far(capacity_bytes=1 << 30, store_bytes_per_s=1e9, load_bytes_per_s=1e9)
 
 
@@ -88,7 +78,7 @@ class Step:
 step_of = lru_cache(maxsize=None)(Step)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MOVED)
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(data=st.data(), seed=st.integers(0, 1 << 20))
 def test_moves_change_no_bits_and_peaks_are_the_simulated_ones(
