@@ -92,7 +92,9 @@ def fitted(model: nn.Module, budget: int, **keywords: Any) -> nn.Module:
     return tightfit.fit(own, budget, **keywords)
 
 
-def test_less_memory_than_recomputing_needs(model: nn.Module, least_bytes: int, link: None) -> None:
+def test_less_memory_than_recomputing_needs(
+    model: nn.Module, least_bytes: int, link: None, tmp_path: Path
+) -> None:
     plain = copy.deepcopy(model)
     expected = train(plain)
     budget = int(0.85 * least_bytes)
@@ -106,6 +108,7 @@ def test_less_memory_than_recomputing_needs(model: nn.Module, least_bytes: int, 
     assert report.moves is not None and report.measured_moves is not None
     assert report.moves.stored_bytes == report.measured_moves.stored_bytes > 0
     assert "to far memory" in str(report)
+    assert "for far memory" in report.html(tmp_path / "page.html").read_text("utf-8")
 
 
 def test_never_more_overhead_than_without(model: nn.Module, least_bytes: int, link: None) -> None:
