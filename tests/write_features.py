@@ -14,6 +14,7 @@ from support.features import REFUSED, SUPPORTED, UNCOMPILED
 from support.in_backward import OPTIMIZERS
 from support.libraries import LIBRARIES
 from support.models import CASES, OUTSIDE, PARTLY, PLANNED, SEVERAL
+from support.moves import MOVED
 from support.replicas import DATA_PARALLEL
 from support.sharded import SHARDED
 from support.training import UNCOMPILED_WAYS, WAYS
@@ -56,6 +57,15 @@ def document() -> str:
         "Two parameter groups, learning-rate schedulers, tied weights, and the loss inside the "
         "plan or outside. What it does not go with: "
         "[how-to/step-in-backward.md](how-to/step-in-backward.md).",
+        "",
+        "## Values moved to a file (`offload=`): the same bits, measured peaks as simulated",
+        "",
+        "Plans with random moves and recomputations, of models with:",
+        "",
+        *(f"- {name}" for name in MOVED),
+        "",
+        "A full disk, an error in a thread that copies and Ctrl-C amid a transfer are tested, too. "
+        "What it does not go with: [how-to/offload.md](how-to/offload.md).",
         "",
         "## Under other libraries: the same bits, measured peaks inside the budget",
         "",

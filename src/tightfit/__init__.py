@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         SecondForward,
         TightfitError,
     )
+    from tightfit.execution.far.offload import Offload
     from tightfit.session.handles import PlannedStep
     from tightfit.session.memory.budget import Budget
     from tightfit.studies.comparison import Proof
@@ -48,6 +49,7 @@ _HOMES = {
     "report": "tightfit.api.fit",
     "step": "tightfit.api.fit",
     "unfit": "tightfit.api.fit",
+    "Offload": "tightfit.execution.far.offload",
     "Online": "tightfit.dynamic.region",
     "OnlineReport": "tightfit.dynamic.ledger",
     "online": "tightfit.api.online",
@@ -74,6 +76,7 @@ __all__ = [
     "Check",
     "InfeasibleBudget",
     "MaxBatch",
+    "Offload",
     "Online",
     "OnlineReport",
     "PlanMismatch",

@@ -19,6 +19,7 @@ __all__ = [
     "InvalidPlan",
     "MissingExtra",
     "NothingToTrain",
+    "OffloadFailed",
     "OpaqueChanged",
     "OpaqueVaries",
     "PlanMismatch",
@@ -180,6 +181,10 @@ class BudgetExceeded(TightfitError):
         super().__init__(message)
         self.budget_bytes = budget_bytes
         self.measured_bytes = measured_bytes
+
+
+class OffloadFailed(TightfitError, RuntimeError):
+    """Far memory failed amid a step: its disk is full, or a thread that copies has ended."""
 
 
 class SecondForward(TightfitError, RuntimeError):

@@ -11,6 +11,18 @@ from tightfit.graph import Graph
 from tightfit.plan import Compute, Far, Free, Load, Store
 from tightfit.plan.assemble import Step
 
+MOVED = (
+    "batch norm",
+    "dropout and random ops",
+    "attention",
+    "in-place operators",
+    "tied weights",
+    "pools and upsampling",
+    "opaque modules",
+    "recurrent modules",
+)
+"""The features of models whose values are moved at random, there and back."""
+
 links = st.builds(
     Far,
     capacity_bytes=st.just(1 << 40),
@@ -31,7 +43,8 @@ def with_moves(draw: st.DrawFn, graph: Graph, computes: Sequence[Compute]) -> li
             for first, second in pairwise(uses)
             if not _is_made(graph, computes[second], value.id)
         ]
-        if value.fate != "none" or value.is_constant or not gaps or not draw(st.booleans()):
+        may_move = value.fate == "none" and not (value.is_constant or value.stays)
+        if not may_move or not gaps or not draw(st.booleans()):
             continue
         first, second = draw(st.sampled_from(gaps))
         since = max(

@@ -13,6 +13,7 @@ from tightfit.api.report import Report, reported
 from tightfit.capture.calls.structure import Arguments
 from tightfit.errors import BadInput
 from tightfit.execution.attach import attached, detach
+from tightfit.execution.far.offload import Offload
 from tightfit.plan.plan import Plan
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT
@@ -21,7 +22,7 @@ from tightfit.session.callee import Callee
 from tightfit.session.fitted import Fitted, prepare_all
 from tightfit.session.handles import PlannedStep, fit_in_place, fitted_of, used_of
 from tightfit.session.memory.budget import Budget
-from tightfit.session.options import make_options
+from tightfit.session.options import make_options, not_together
 from tightfit.torch_private.tools import inside_compiled
 
 __all__ = [
@@ -54,6 +55,7 @@ def fit(
     arena: bool = False,
     update_in_backward: bool = False,
     clip_grad_norm: float | None = None,
+    offload: int | str | Offload | None = None,
 ) -> nn.Module:
     """Make a model train inside a memory budget, in place.
 
@@ -120,6 +122,10 @@ def fit(
         Clips the norm of all gradients to this before any step, in the plan, as
         ``clip_grad_norm_(model.parameters(), clip_grad_norm)`` would; the optimizer then steps in
         backward, too, once all gradients are there.
+    offload : int, str or Offload, optional
+        What a step may hold in far memory: a file, on the CPU. Plans then keep values, compute
+        them again, or move them there and back while operators run, whichever is cheapest.
+        ``"16GiB"``, or an `Offload` that names a folder, too.
 
     Returns
     -------
@@ -146,7 +152,9 @@ def fit(
     if optimizer is not None:
         _tell_of_optimizer_of_another(optimizer, inner)
     if names and (update_in_backward or clip_grad_norm is not None):
-        raise BadInput("update_in_backward=True does not go with methods=: leave one of them out")
+        raise not_together("update_in_backward=True", "methods=")
+    if names and offload is not None:
+        raise not_together("offload=", "methods=")
     options = make_options(
         _in_common(budget) if names else budget,
         optimizer=optimizer,
@@ -163,6 +171,7 @@ def fit(
         arena=arena,
         update_in_backward=update_in_backward,
         clip_grad_norm=clip_grad_norm,
+        offload=offload,
     )
 
     if inner is not model:

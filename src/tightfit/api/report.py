@@ -17,7 +17,7 @@ from tightfit.session import report as of_session
 from tightfit.session.fitted import Fitted
 from tightfit.session.whole.less_exact import planned_less_exactly
 from tightfit.session.whole.steps import WholeSteps
-from tightfit.units import format_bytes
+from tightfit.units import format_bytes, format_seconds
 
 __all__ = ["Report", "reported"]
 
@@ -63,6 +63,9 @@ class Report(of_session.Report, frozen=True, kw_only=True):
                 f"The GPU's allocator has reserved {format_bytes(self.reserved_bytes)} for it, of "
                 f"the budget of {format_bytes(self.budget_bytes)}."
             )
+        if self.measured_moves is not None:
+            waited = format_seconds(self.measured_moves.stall_s)
+            further.append(f"In the last step operators waited {waited} for far memory.")
         if self.next_exactness is not None:
             further.append(self.next_exactness.sentence)
         return tuple(further)

@@ -28,7 +28,7 @@ from tightfit.capture.nodes import (
     storage_bytes,
     writes_in_place,
 )
-from tightfit.capture.opaque.tracing import opaque_function, pin_of
+from tightfit.capture.opaque.tracing import is_record, opaque_function, pin_of
 from tightfit.graph.ir import Alternative, Device, Fate, Graph, Op, Role, Segment, Value, ValueId
 from tightfit.graph.validate import validate_graph
 from tightfit.torch_private import core as private
@@ -193,7 +193,8 @@ class _Lifter:
                 outputs.append(None)
                 continue
             suffix = f".{index}" if _is_tuple(node) else ""
-            number = self._add_value(node.name + suffix, storage_bytes(tensor), *self._fate(base))
+            size, stays = storage_bytes(tensor), is_record(node, index)
+            number = self._add_value(node.name + suffix, size, *self._fate(base), stays=stays)
             if base is not None and base in self.written:
                 self._mark_write_back(number, self.written[base])
             for user in node.users:

@@ -2,14 +2,15 @@
 
 The programs are flat code generated from the plan's instructions, one line each: a compute is a
 call, a free is ``name = None``, a hand-over is a ``yield``. Nothing but the names in the code
-holds a tensor, so memory follows the plan.
+holds a tensor, so memory follows the plan. A plan with moves becomes functions that take their far
+memory as ``far`` (`tightfit.execution.far`).
 """
 
 from __future__ import annotations
 
 import linecache
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -143,6 +144,7 @@ class _Lowering:
         self.last_uses = _last_uses_of_returned(captured, plan)
         self.finished: list[ValueId] = []  # gradients that are to be handed over
         self.handed: set[int] = set()  # placeholders whose gradients were, where that matters
+        self.moves = _Moves(plan, self.writer, is_timed=clock is not None)
         self.returns = ""
 
     def run(self) -> Program:
@@ -152,6 +154,7 @@ class _Lowering:
                     self._compute(number, step)
                     self._let_go_of_returned(number)
                 case Free(value):
+                    self.moves.end(value)
                     self.writer.release(value)
                 case HandOver(values):
                     self.finished += values
@@ -159,11 +162,10 @@ class _Lowering:
                 case Enter(segment):
                     if segment > 0:
                         self._cross()
-                case Store() | Load():
-                    raise InvalidPlan(
-                        f"instruction {number} moves a value to or from far memory, which no "
-                        "program does yet: plan without far memory"
-                    )
+                case Store(value):
+                    self.moves.store(value)
+                case Load(value):
+                    self.moves.load(number, value)
         if self.writer.function is self.writer.forward:
             self._cross()
         self._hand_over(len(self.plan.instructions))
@@ -171,8 +173,11 @@ class _Lowering:
 
     def _compute(self, number: int, step: Compute) -> None:
         call = self.captured.calls[step.op][step.alternative]
-        overwritten = self.captured.graph.ops[step.op].alternatives[step.alternative].overwrites
+        way = self.captured.graph.ops[step.op].alternatives[step.alternative]
+        overwritten = way.overwrites
         function = self.writer.function
+        self.moves.arrive(way.reads)
+        self.moves.end(overwritten)
         first = self.first_sums.get(step.op)
         if first is None:
             expression = self.writer.call(call)
@@ -285,13 +290,14 @@ class _Lowering:
             if s.kind == "tangent"
         ]
         kept = ", ".join([*constants, *writer.saved.values()])
+        far = ", *, far" if self.plan.far is not None else ""
         lines = [
-            "def forward(inputs):",
+            f"def forward(inputs{far}):",
             *_unpack(inputs, "inputs"),
             *writer.forward.lines,
             f"    return {self.returns}, [{kept}]",
             "",
-            "def backward(saved, tangents, begun=lambda position, term: term):",
+            f"def backward(saved, tangents, begun=lambda position, term: term{far}):",
             *_unpack([*constants, *writer.saved], "saved"),
             *_unpack(tangents, "tangents"),
             *writer.backward.lines,
@@ -300,6 +306,44 @@ class _Lowering:
             "",
         ]
         return "\n".join(lines)
+
+
+class _Moves:
+    """Lets values be stored and loaded, and whoever needs the end of that wait for it."""
+
+    def __init__(self, plan: Plan, writer: Writer, *, is_timed: bool) -> None:
+        steps = enumerate(plan.instructions)
+        self._last_loads = {step.value: n for n, step in steps if isinstance(step, Load)}
+        self._writer = writer
+        self._is_timed = is_timed
+        self._storing: set[ValueId] = set()
+        self._loading: set[ValueId] = set()
+
+    def store(self, value: ValueId) -> None:
+        """Begin to copy a value to far memory."""
+        self._writer.function.emit(f"far.store({value}, {self._writer.name(value)})")
+        self._storing.add(value)
+
+    def load(self, number: int, value: ValueId) -> None:
+        """Begin to bring a value back, as an instruction of the plan says."""
+        last = ", is_last=True" if self._last_loads[value] == number else ""
+        self._writer.function.emit(f"{self._writer.make(value)} = far.load({value}{last})")
+        self._loading.add(value)
+
+    def arrive(self, values: Iterable[ValueId]) -> None:
+        """Wait for values that are on their way back."""
+        for value in values:
+            if value in self._loading:
+                self.end(value)
+
+    def end(self, value: ValueId | None) -> None:
+        """Wait until nothing of a value is under way."""
+        if value in self._storing or value in self._loading:
+            self._writer.function.emit(f"far.wait({value})")
+            if self._is_timed:
+                self._writer.function.emit("clock(-1, 0)")
+        self._storing.discard(value)
+        self._loading.discard(value)
 
 
 class _RepeatedDraws:

@@ -129,6 +129,10 @@ class Writer:
         """Whether a value has a living instance."""
         return value in self._made_in
 
+    def name(self, value: ValueId) -> str:
+        """Return the name of a living value that is read now."""
+        return self._value(value)
+
     def make(self, value: ValueId) -> str:
         """Return the name of a value that is computed now."""
         self._made_in[value] = self.function

@@ -21,7 +21,7 @@ from tightfit.files import (
 )
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
-from tightfit.plan.plan import Gradients, Outcome, Plan
+from tightfit.plan.plan import Far, Gradients, Outcome, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
 from tightfit.version import __version__
@@ -72,7 +72,13 @@ class CacheFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_key(
-    graph: Graph, *, budget_bytes: int, gradients: Gradients, planner: str, limits: msgspec.Struct
+    graph: Graph,
+    *,
+    budget_bytes: int,
+    gradients: Gradients,
+    planner: str,
+    limits: msgspec.Struct,
+    far: Far | None = None,
 ) -> PlanKey:
     """Return what a plan of a graph is kept under.
 
@@ -95,6 +101,7 @@ def plan_key(
         gradients,
         planner,
         limits,
+        *([] if far is None else [far]),
     )
     return PlanKey(
         digest=hashlib.blake2b(msgspec.msgpack.encode(asked), digest_size=16).hexdigest(),
@@ -102,7 +109,7 @@ def plan_key(
         device=graph.device.kind,
         budget_bytes=budget_bytes,
         gradients=gradients,
-        planner=planner,
+        planner=planner if far is None else f"{planner}, far memory",
         name=graph.name,
     )
 
@@ -272,7 +279,7 @@ def _judged(entry: CachedPlan, key: PlanKey, graph: Graph) -> Outcome | None:
     plan, other = entry.outcome.plan, entry.key
     same = (other.gradients, other.planner) == (key.gradients, key.planner)
     near = _NEAR * key.budget_bytes <= other.budget_bytes <= key.budget_bytes
-    if plan is None or not same or not near:
+    if plan is None or plan.far is not None or not same or not near:  # its link was another one
         return None
     plan = msgspec.structs.replace(plan, budget_bytes=key.budget_bytes)
     verify(plan, graph)

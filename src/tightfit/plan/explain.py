@@ -76,6 +76,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     modules: tuple[ModuleShare, ...]
     # Alternatives other than the default that first computations use, with how often
     alternatives: tuple[tuple[str, int], ...]
+    moved_bytes: int = 0  # what crosses the link to far memory, both ways
+    stall_s: float = 0.0  # for which ops wait for it; a part of the overhead
 
 
 def explain(plan: Plan, graph: Graph) -> Explanation:
@@ -113,6 +115,8 @@ def explain(plan: Plan, graph: Graph) -> Explanation:
         holders=holders,
         modules=_modules(plan, graph, result, eager),
         alternatives=_alternatives(plan, graph),
+        moved_bytes=result.moved_bytes,
+        stall_s=result.stall_s,
     )
 
 

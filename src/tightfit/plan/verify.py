@@ -311,6 +311,8 @@ class _Walk:
             self.refuse(f"a {value.role} is resident the whole step")
         if value.fate != "none":
             self.refuse(f"a value that is {value.fate} never leaves near memory")
+        if value.stays:
+            self.refuse("it is no tensor, and stays in near memory")
         if step.value not in self.memory.alive:
             self.refuse(f"it is not alive: {self.memory.why_dead(step.value)}")
         if step.value in self.away.stored:

@@ -107,7 +107,8 @@ def judged(
     must run anyway. Raises `InvalidPlan` or `PlanMismatch` if it does not fit the graph or the
     budget.
     """
-    plan = msgspec.structs.replace(plan, budget_bytes=task.budget_bytes)
+    far = None if plan.far is None else task.far
+    plan = msgspec.structs.replace(plan, budget_bytes=task.budget_bytes, far=far)
     verify(plan, task.graph)
     result = simulate(task.graph, plan)
     bound = min(least_overhead(task.graph) if bound is None else bound, result.overhead)

@@ -45,14 +45,17 @@ class Tuner:
     Only on a CPU: a GPU runs ahead of the clock, and its isolated timings are true.
 
     `is_disturbed`: whether something else in this process takes processor time now, such as a
-    planner.
+    planner. `copying_s`: the processor time that copying to far memory has taken so far.
     """
 
-    def __init__(self, is_disturbed: Callable[[], bool]) -> None:
+    def __init__(
+        self, is_disturbed: Callable[[], bool], copying_s: Callable[[], float] = lambda: 0.0
+    ) -> None:
         self._is_disturbed = is_disturbed
+        self._copying_s = copying_s
         self._times: dict[tuple[int, int], list[list[float]]] = {}
         self._last = 0.0
-        self._now = time.thread_time if torch.get_num_threads() == 1 else time.process_time
+        self._is_own = torch.get_num_threads() == 1
         self.steps = 0
         self._counts = True
 
@@ -60,9 +63,13 @@ class Tuner:
         """Start the clock: a program begins or goes on."""
         self._last = self._now()
 
+    def _now(self) -> float:
+        """Return the time of this thread, or of the process without copies."""
+        return time.thread_time() if self._is_own else time.process_time() - self._copying_s()
+
     def begin_step(self) -> None:
         """Start a new timed step; none that is disturbed, unless the clock is the thread's own."""
-        self._counts = self._now is time.thread_time or not self._is_disturbed()
+        self._counts = self._is_own or not self._is_disturbed()
         if self._counts:
             self.steps += 1
         self.begin()
@@ -80,7 +87,7 @@ class Tuner:
 
     def among(self, before: Graph, after: Graph) -> Tuner:
         """Return one that has timed the same, for another graph of the step."""
-        other = Tuner(self._is_disturbed)
+        other = Tuner(self._is_disturbed, self._copying_s)
         other.steps = self.steps
         for (op, alternative), steps in self._times.items():
             number = number_among(before, after, op, alternative)

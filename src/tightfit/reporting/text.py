@@ -104,8 +104,13 @@ def render_explanation(explanation: Explanation) -> str:
         f"          {format_bytes(e.eager_peak_bytes)} with nothing recomputed; "
         f"constants {format_bytes(e.constant_bytes)}",
         f"overhead  {format_percent(e.overhead)}: {e.recomputed_ops} recomputations, "
-        f"{format_seconds(e.baseline_cost_s)} -> {format_seconds(e.cost_s)}",
+        f"{format_seconds(e.baseline_cost_s)} -> {format_seconds(e.cost_s + e.stall_s)}",
     ]
+    if e.moved_bytes:
+        lines.append(
+            f"moves     {format_bytes(e.moved_bytes)} to far memory and back; "
+            f"{format_seconds(e.stall_s)} of waiting"
+        )
     if e.alternatives:
         used = ", ".join(f"{name} x {count}" for name, count in e.alternatives)
         lines.append(f"uses      {used}")

@@ -32,7 +32,7 @@ from tightfit.session.graphs import GraphSteps
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.limit import Limit
-from tightfit.session.options import Options, with_ranks, worst_first
+from tightfit.session.options import Options, not_together, with_ranks, worst_first
 from tightfit.session.processes import Replicas, running_wrapper
 from tightfit.session.refusals import second_forward, told
 from tightfit.session.report import Report
@@ -346,6 +346,8 @@ class Fitted:
             return
         if self._whole is None:
             raise BadInput("a model with sharded parts is not wrapped in DistributedDataParallel")
+        if self.options.offload is not None:
+            raise not_together("offload=", "DistributedDataParallel yet")
         self.close_step()
         replicas = Replicas(wrapper)
         self.account.join(replicas)

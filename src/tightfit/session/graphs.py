@@ -90,6 +90,8 @@ class GraphSteps(WholeSteps):
             self._are_several = True
         if self._are_several and self.options.steps is not None:
             raise _steps_of_one_graph(self.callee.name)
+        if self._are_several and self.options.offload is not None:
+            raise _moves_of_one_graph(self.callee.name)
         if self.in_graphs is None and self._are_several:
             if InGraphs.may_run(self.options, self.account) and not self.waiting:
                 self._go_on_in_graphs()
@@ -200,6 +202,13 @@ def _steps_of_one_graph(name: str) -> BadInput:
         f"{name} runs several graphs in one call, and update_in_backward=True steps parameters in "
         "the backward of one. Way out: tightfit.prepare says where the graph breaks; or fit "
         "without update_in_backward"
+    )
+
+
+def _moves_of_one_graph(name: str) -> BadInput:
+    return BadInput(
+        f"{name} runs several graphs in one call, and offload= moves values of one graph. Way "
+        "out: tightfit.prepare says where the graph breaks; or fit without offload="
     )
 
 

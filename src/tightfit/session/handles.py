@@ -26,7 +26,7 @@ from tightfit.session.callee import Callee
 from tightfit.session.copies import Copies
 from tightfit.session.fitted import Fitted, prepare_all
 from tightfit.session.memory.account import Account
-from tightfit.session.options import Options
+from tightfit.session.options import Options, not_together
 from tightfit.session.parts.sharded import ShardedModel, group_of, late_bytes, sharded_parts
 from tightfit.torch_private.tools import inside_compiled
 
@@ -70,6 +70,8 @@ def fit_in_place(
             "update_in_backward=True does not go with a model whose parts are sharded "
             "(fully_shard): leave it out"
         )
+    if options.offload is not None:
+        raise not_together("offload=", "a model whose parts are sharded (fully_shard) yet")
     if options.compile:
         raise BadInput(
             "compile=True is not available for a model with sharded parts: each part's bytes "
@@ -89,7 +91,7 @@ def _fit_whole(
 
     def refit(copy: nn.Module) -> Fitted:
         refuse_unfittable(copy)
-        own = dataclasses.replace(options, optimizer=None, steps=None)
+        own = dataclasses.replace(options, optimizer=None, steps=None, offload=None)
         fitted = Fitted.as_a_whole(_callee_of(copy), own, copies)
         attach(copy, fitted, refit, _methods_of(copy, names, own, copies))
         return fitted

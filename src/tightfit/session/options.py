@@ -13,8 +13,9 @@ from torch import nn
 
 from tightfit.capture.calls.structure import Arguments, flatten, unflatten
 from tightfit.errors import BadInput
+from tightfit.execution.far.offload import Offload
 from tightfit.graph.ir import EXACTNESS, Exactness
-from tightfit.plan.plan import Plan
+from tightfit.plan.plan import Far, Plan
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT, find_planner
 from tightfit.progress import SILENT, Progress, announce
@@ -28,6 +29,7 @@ __all__ = [
     "USUAL_LIMITS",
     "Options",
     "make_options",
+    "not_together",
     "with_ranks",
     "worst_first",
 ]
@@ -80,6 +82,8 @@ class Options:
         How exact operators have to be that a plan may choose instead of eager's.
     steps : StepsInBackward or None
         Takes the optimizer's steps inside of plans; None: the loop takes them.
+    offload : Offload or None
+        Where plans may move values to; None: nowhere.
     """
 
     budget_bytes: int | None
@@ -102,12 +106,28 @@ class Options:
     left_bytes: int = 0
     exactness: Exactness = "bitwise"
     steps: StepsInBackward | None = None
+    offload: Offload | None = None
 
     def resolved(self, device: torch.device) -> Options:
-        """Return the options with a number in the place of what a device has free now."""
+        """Return the options with a number in the place of what a device has free now.
+
+        Raises
+        ------
+        BadInput
+            If they ask for what cannot be done on the device.
+        """
+        if self.offload is not None and device.type != "cpu":
+            raise not_together("offload=", f"a model on the device {device} yet: only on the CPU")
         if self.shared is not None or self.budget_bytes is not None:
             return self
         return dataclasses.replace(self, budget_bytes=_free_bytes(device, self.ranks))
+
+    @property
+    def far(self) -> Far | None:
+        """The far memory that plans may move values to."""
+        if self.offload is None:
+            return None
+        return self.offload.far(torch.get_num_threads(), keeps=self.cache)
 
     @property
     def limit_bytes(self) -> int:
@@ -165,6 +185,7 @@ def make_options(
     arena: bool = False,
     update_in_backward: bool = False,
     clip_grad_norm: float | None = None,
+    offload: int | str | Offload | None = None,
     progress: Progress = SILENT,
     stops_on_interrupt: bool = True,
 ) -> Options:
@@ -184,12 +205,24 @@ def make_options(
     if optimizer is not None and not hasattr(optimizer, "param_groups"):
         raise BadInput(f"optimizer must be a torch optimizer, got {type(optimizer).__name__}")
     find_planner(planner)
-    steps = None
+    steps, far = None, _far_side(offload, planner, in_flight)
+    alone = {
+        "a Budget that several share": isinstance(budget, Budget),
+        "compile=True": bool(compile),
+        "arena=True": bool(arena),
+    }
     if clip_grad_norm is not None and not clip_grad_norm > 0:
         raise BadInput(f"clip_grad_norm must be a positive number, got {clip_grad_norm!r}")
     if update_in_backward or clip_grad_norm is not None:
-        _refuse_beside_steps(budget, optimizer, compile=compile, arena=arena)
+        if optimizer is None:
+            raise BadInput(
+                "update_in_backward=True needs the optimizer whose steps it takes: optimizer="
+            )
+        _refuse_others("update_in_backward=True", alone)
         in_flight, steps = 1, StepsInBackward(optimizer, clip_grad_norm)
+    if far is not None:
+        _refuse_others("offload=", alone)
+        in_flight = 1
     return Options(
         budget_bytes=_size(budget),
         reserve_bytes=parse_bytes(reserve, what="reserve") if reserve else 0,
@@ -208,25 +241,34 @@ def make_options(
         arena=bool(arena),
         exactness=chosen,
         steps=steps,
+        offload=far,
     )
 
 
-def _refuse_beside_steps(budget: Any, optimizer: Any, *, compile: bool, arena: bool) -> None:
-    """Raise if what is asked for does not go with the optimizer's steps in backward."""
-    if optimizer is None:
-        raise BadInput(
-            "update_in_backward=True needs the optimizer whose steps it takes: optimizer="
-        )
-    asked = {
-        "a Budget that several share": isinstance(budget, Budget),
-        "compile=True": compile,
-        "arena=True": arena,
-    }
-    for what, is_asked in asked.items():
+def not_together(one: str, other: str) -> BadInput:
+    """Return the error that two things which were asked for do not go together."""
+    return BadInput(f"{one} does not go with {other}: leave one of them out")
+
+
+def _refuse_others(one: str, others: Mapping[str, bool]) -> None:
+    """Raise if something is asked for that does not go with one thing."""
+    for other, is_asked in others.items():
         if is_asked:
-            raise BadInput(
-                f"update_in_backward=True does not go with {what}: leave one of them out"
-            )
+            raise not_together(one, other)
+
+
+def _far_side(
+    offload: int | str | Offload | None, planner: str, in_flight: int | None
+) -> Offload | None:
+    """Return where plans may move values to."""
+    if offload is None:
+        return None
+    found = offload if isinstance(offload, Offload) else Offload(offload)
+    if in_flight is not None and in_flight > 1:
+        raise not_together("offload=", "in_flight= of more than 1")
+    if not find_planner(planner).capabilities.moves:
+        raise not_together("offload=", f"planner={planner!r}, which moves nothing")
+    return found
 
 
 def _exactness(asked: str | None, compiled: bool) -> Exactness:

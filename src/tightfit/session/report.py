@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import msgspec
+import torch
 
 from tightfit.arenas.arena import ArenaReport
+from tightfit.execution.far.step import Moved
 from tightfit.execution.guard import StepPeaks
 from tightfit.graph.ir import Graph
 from tightfit.plan.less_exact import LessExact
 from tightfit.plan.plan import Outcome, Plan
-from tightfit.units import format_bytes
+from tightfit.plan.simulate import simulate
+from tightfit.units import format_bytes, format_seconds
 
-__all__ = ["Held", "PlannedPart", "Report", "report_of"]
+__all__ = ["Held", "PlannedPart", "Report", "planned_moves", "report_of"]
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +105,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         What ran eagerly outside of every plan, and why.
     reserved_bytes : int or None
         What the allocator of a GPU has reserved in a step; None: it was not looked at.
+    moves, measured_moves : Moved or None
+        What the plan moves to far memory and back, as it was planned, and in the last step; None:
+        nothing, or no step has ended yet.
     """
 
     budget_bytes: int
@@ -123,6 +129,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     next_exactness: LessExact | None = None
     outside: dict[str, str] = {}
     reserved_bytes: int | None = None
+    moves: Moved | None = None
+    measured_moves: Moved | None = None
 
     @property
     def measured_peak_bytes(self) -> int | None:
@@ -141,12 +149,25 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             f"{format_bytes(self.planned_peak_bytes)} (constants "
             f"{format_bytes(self.constant_bytes)}){held}\n"
             f"extra compute {self.overhead:.1%}, {self._scope}"
-            f"{self._around_the_arena}{self._less_exactly}{self._outside_of_plans}"
+            f"{self._to_far_memory}{self._around_the_arena}{self._less_exactly}{self._outside_of_plans}"
         )
 
     @property
     def _outside_of_plans(self) -> str:
         return f"\noutside of every plan: {', '.join(self.outside)}" if self.outside else ""
+
+    @property
+    def _to_far_memory(self) -> str:
+        if self.moves is None:
+            return ""
+        last = self.measured_moves
+        waited = "" if last is None else f", measured {format_seconds(last.stall_s)}"
+        return (
+            f"\nmoves {format_bytes(self.moves.stored_bytes)} to far memory and "
+            f"{format_bytes(self.moves.loaded_bytes)} back, at most "
+            f"{format_bytes(self.moves.far_bytes)} there; waits "
+            f"{format_seconds(self.moves.stall_s)} for that{waited}"
+        )
 
     @property
     def _less_exactly(self) -> str:
@@ -167,6 +188,22 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.cost_source})"
             )
         return f"proven least {self.bound:.1%} ({self.status}, costs {self.cost_source})"
+
+
+def planned_moves(graph: Graph, outcome: Outcome) -> Moved | None:
+    """Return what a plan moves to far memory and back; None: nothing."""
+    if outcome.plan is None or outcome.plan.far is None:
+        return None
+    result = simulate(graph, outcome.plan)
+    by_direction = {"store": 0, "load": 0}
+    for transfer in result.transfers:
+        by_direction[transfer.direction] += transfer.size_bytes
+    return Moved(
+        stored_bytes=by_direction["store"],
+        loaded_bytes=by_direction["load"],
+        far_bytes=result.far_peak_bytes,
+        stall_s=result.stall_s / torch.get_num_threads(),  # costs are of all threads together
+    )
 
 
 def report_of(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import NoReturn
 
+import msgspec
 from torch import nn
 
 from tightfit.allocator.caching import return_cached
@@ -22,6 +23,7 @@ from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Exactness, Graph
 from tightfit.plan.cache import PlanCache, PlanKey, plan_key
 from tightfit.plan.plan import Outcome, Plan
+from tightfit.plan.simulate import simulate
 from tightfit.planners.apart import plan_apart
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import judged
@@ -44,6 +46,7 @@ from tightfit.progress import SILENT, Interrupts, said_while_waiting
 from tightfit.session.memory.account import device_of_modules, library_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
+from tightfit.units import format_bytes
 
 __all__ = [
     "cached_outcome",
@@ -54,6 +57,8 @@ __all__ = [
 ]
 
 _AT_ONCE_S = 0.3
+_AMPLE_BYTES = 1 << 60
+_ANY_GAP = 1e3  # of overhead: more than any plan has
 
 
 def capture_step(
@@ -229,7 +234,22 @@ def _least(task: Task, without: Outcome, options: Options) -> Outcome:
     least = minimum_budget(task.graph, task.gradients, options.limits, options.progress)
     if options.planner == DEFAULT and least.found_bytes <= task.budget_bytes:
         return judged(task, least.plan)
-    raise infeasible(task, without, least)
+    raise infeasible(task, _with_far_needed(task, without, options), least)
+
+
+def _with_far_needed(task: Task, without: Outcome, options: Options) -> Outcome:
+    """Return an outcome without a plan that says whether more far memory would have one."""
+    if task.far is None:
+        return without
+    ample = msgspec.structs.replace(task.far, capacity_bytes=_AMPLE_BYTES)
+    limits = msgspec.structs.replace(options.limits, gap=_ANY_GAP)
+    more = msgspec.structs.replace(task, far=ample)
+    found = plan_with(options.planner, more, limits, options.progress)
+    note = "more of it was not found to help"
+    if found.plan is not None:
+        size_bytes = simulate(task.graph, found.plan).far_peak_bytes
+        note = f"a plan fits with offload={size_bytes} ({format_bytes(size_bytes)})"
+    return msgspec.structs.replace(without, note=note)
 
 
 def _interruptible(
@@ -290,4 +310,5 @@ def _key(task: Task, options: Options, *, interrupted: bool = False) -> PlanKey:
         gradients=task.gradients,
         planner=f"{options.planner}{', interrupted' * interrupted}",
         limits=options.limits,
+        far=task.far,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import signal
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,6 +22,7 @@ from tightfit.plan.io import plan_to_json
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import working_set_bytes
 from tightfit.planners.moves.bound import MovesBound
+from tightfit.planners.moves.judge import Judge
 from tightfit.planners.moves.tidy import tidy
 from tightfit.planners.registry import plan_with
 
@@ -141,6 +144,34 @@ def test_without_a_plan_and_a_proof_the_outcome_says_so(drawn_graph: Graph) -> N
     outcome = plan_with("anytime", task, LIMITS)
     assert outcome.status == "infeasible"
     assert outcome.bound == math.inf
+
+
+@pytest.mark.parametrize("when", ["judge", "pursue"])
+def test_ctrl_c_leaves_the_best_plan_so_far(
+    drawn_graph: Graph, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    budget = (working_set_bytes(drawn_graph)[0] + eager_peak_bytes(drawn_graph)) // 2
+    far = msgspec.structs.replace(FAST, store_bytes_per_s=2.0, load_bytes_per_s=2.0)
+    task = Task(graph=drawn_graph, budget_bytes=budget, far=far)
+    plain = plan_with("anytime", msgspec.structs.replace(task, far=None), LIMITS)
+    function, calls = getattr(Judge, when), [0]
+
+    def pressed(*given: Any) -> Any:
+        found = function(*given)
+        calls[0] += 1
+        if calls[0] == (5 if when == "judge" else 1):
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(Judge, when, pressed)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        outcome = plan_with("anytime", task, Limits(seconds=30.0))
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert outcome.seconds < 25.0
+    assert outcome.plan is not None and outcome.overhead <= plain.overhead + 1e-3
+    verify(outcome.plan, drawn_graph)
 
 
 @pytest.fixture

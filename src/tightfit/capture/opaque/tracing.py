@@ -39,6 +39,7 @@ __all__ = [
     "draws_inside",
     "is_opaque_backward",
     "is_opaque_operator",
+    "is_record",
     "opaque_function",
     "pin_of",
     "with_sums",
@@ -366,6 +367,14 @@ def opaque_function(node: fx.Node) -> tuple[OpaqueForward | OpaqueBackward, tupl
     earlier = tuple(Geometry.of(node.meta["val"]) for node in before)
     run = OpaqueBackward(call, tuple(present), tuple(added), earlier)  # type: ignore[arg-type]
     return run, (record, saved, tangents, before)
+
+
+def is_record(node: fx.Node, index: int) -> bool:
+    """Whether an output of a traced operator is what an opaque forward keeps for its backward."""
+    if node.target is not _FORWARD:
+        return False
+    profile = _CALLS[node.args[-1]].profile  # type: ignore[index]
+    return profile is not None and index == len(profile.outputs)
 
 
 def is_opaque_backward(node: fx.Node) -> bool:

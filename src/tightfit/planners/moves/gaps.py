@@ -65,7 +65,10 @@ def movable_values(graph: Graph) -> frozenset[ValueId]:
     return frozenset(
         value.id
         for value in graph.values
-        if value.role == "computed" and value.fate == "none" and value.size_bytes > 0
+        if value.role == "computed"
+        and value.fate == "none"
+        and value.size_bytes > 0
+        and not value.stays
     )
 
 

@@ -21,7 +21,7 @@ from tightfit.planners.moves.judge import Judge
 from tightfit.planners.moves.search import MovesSearch
 from tightfit.planners.orders.reorder import in_traced_order, reorder
 from tightfit.planners.outcomes import finish, no_plan
-from tightfit.progress import Progress
+from tightfit.progress import Interrupts, Progress
 
 __all__ = ["plan_with_moves"]
 
@@ -40,13 +40,14 @@ def plan_with_moves(task: Task, limits: Limits, progress: Progress) -> Outcome:
     if task.far is None:
         return plan_anytime(task, limits, progress)
     started = time.perf_counter()
-    plain = _plain(task, limits, progress)
-    least = least_overhead(task.graph)
-    at_its_best = plain.plan is not None and plain.overhead - least <= limits.gap
-    if at_its_best or plain.bound_source == "working set":
-        return plain
-    order = _order_of(plain, len(task.graph.ops))
-    return _Moving(task, limits, progress, started, plain).run(order)
+    with Interrupts() as interrupts:
+        plain = _plain(task, limits, progress)
+        least = least_overhead(task.graph)
+        at_its_best = plain.plan is not None and plain.overhead - least <= limits.gap
+        if at_its_best or plain.bound_source == "working set" or interrupts.seen:
+            return plain
+        order = _order_of(plain, len(task.graph.ops))
+        return _Moving(task, limits, progress, started, plain).run(order, interrupts)
 
 
 def _plain(task: Task, limits: Limits, progress: Progress) -> Outcome:
@@ -77,19 +78,25 @@ class _Moving:
         self.started = started
         self.plain = plain
 
-    def run(self, order: tuple[OpId, ...]) -> Outcome:
-        """Search in an order of first computations."""
+    def run(self, order: tuple[OpId, ...], interrupts: Interrupts) -> Outcome:
+        """Search in an order of first computations; an interruption leaves the best so far."""
         traced = order == tuple(range(len(order)))
         graph = self.task.graph if traced else reorder(self.task.graph, order)
         task = msgspec.structs.replace(self.task, graph=graph)
         seconds = max(0.1, self.limits.seconds - (time.perf_counter() - self.started))
         clock = Clock(msgspec.structs.replace(self.limits, seconds=seconds), time.perf_counter())
-        bound = MovesBound(task, self.limits.solver)
-        search = MovesSearch(Judge(task), bound, clock, self.progress, self.plain.overhead)
+        search = None
         self.progress.start("moves to far memory", at_most_s=seconds)
         with contextlib.suppress(KeyboardInterrupt):
+            bound = MovesBound(task, self.limits.solver)
+            judge = Judge(task)
+            search = MovesSearch(
+                judge, bound, clock, self.progress, self.plain.overhead, interrupts
+            )
             search.run(self._in_order(order) if self.plain.plan is not None else None)
         self.progress.stop()
+        if search is None:
+            return self.plain
         note = "" if traced else "bound in the order of the plan"
         return self._outcome(search, order, note)
 

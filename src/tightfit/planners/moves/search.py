@@ -20,7 +20,7 @@ from tightfit.planners.base import Limits
 from tightfit.planners.moves.bound import MovesBound
 from tightfit.planners.moves.gaps import Shift
 from tightfit.planners.moves.judge import Choice, Found, Judge
-from tightfit.progress import Progress
+from tightfit.progress import Interrupts, Progress
 from tightfit.units import format_percent
 
 __all__ = ["MovesSearch"]
@@ -57,16 +57,25 @@ class MovesSearch:
         Of the same task.
     target : float
         The overhead (a fraction) to get below: that of the plan without moves.
+    interrupts : Interrupts
+        Whether the user has asked to end it, whoever has caught that.
     """
 
     def __init__(
-        self, judge: Judge, bound: MovesBound, clock: Clock, progress: Progress, target: float
+        self,
+        judge: Judge,
+        bound: MovesBound,
+        clock: Clock,
+        progress: Progress,
+        target: float,
+        interrupts: Interrupts,
     ) -> None:
         self.judge = judge
         self.bound = bound
         self.clock = clock
         self.progress = progress
         self.target = target
+        self.interrupts = interrupts
         self.random = random.Random(clock.limits.seed)
         self.starts: tuple[Sequence[Step] | None, ...] = (None,)
         self.plans: list[Found] = []
@@ -84,9 +93,10 @@ class MovesSearch:
 
     @property
     def done(self) -> bool:
-        """Whether the gap is closed, or it is proven that there is no plan."""
+        """Whether the gap is closed, it is proven that there is no plan, or the user ends it."""
         gap = self.overhead - self.bound.overhead
-        return self.bound.infeasible or gap <= self.clock.limits.gap
+        is_closed = self.bound.infeasible or gap <= self.clock.limits.gap
+        return is_closed or self.interrupts.seen
 
     def run(self, plain: Sequence[Step] | None) -> None:
         """Search until the gap is closed or the limits are reached.
@@ -98,6 +108,8 @@ class MovesSearch:
         """
         self.starts = (None,) if plain is None else (plain, None)
         whole = self.clock.left()
+        if plain is None:  # recomputing alone does not do, and a cut sees one instant only
+            self._try_ways(frozenset(self.judge.gaps), None, _WAYS)
         for margin in _MARGINS:
             values = self._program(margin, whole)
             for start in self.starts if margin == 0.0 else self.starts[:1]:

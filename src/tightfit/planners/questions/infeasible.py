@@ -83,6 +83,11 @@ def infeasible_message(
         f"  tightest  {_where(graph, least, tightest)}, which needs at once: "
         f"{_modules(graph, tightest)}",
     ]
+    if task.far is not None:
+        lines.append(
+            f"  far       that is without moves; with {format_bytes(task.far.capacity_bytes)} of "
+            f"far memory none was found either: {outcome.note}"
+        )
     ways = [
         f"a budget of {_rounded_up(needed_bytes or _least_whole(task, least))}",
         _batch(task, tightest),

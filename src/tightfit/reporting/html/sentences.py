@@ -7,7 +7,7 @@ import msgspec
 from tightfit.graph.ir import Graph
 from tightfit.plan.explain import Explanation
 from tightfit.reporting.html.facts import Measured
-from tightfit.units import format_bytes, format_percent
+from tightfit.units import format_bytes, format_percent, format_seconds
 
 __all__ = ["Proven", "summary"]
 
@@ -59,7 +59,13 @@ def _done(graph: Graph, e: Explanation) -> str:
         if e.recomputed_ops
         else ""
     )
-    done = " and ".join(filter(None, (again, ways)))
+    moved = (
+        f"{format_bytes(e.moved_bytes)} move to far memory and back, for which ops wait "
+        f"{format_seconds(e.stall_s)}"
+        if e.moved_bytes
+        else ""
+    )
+    done = " and ".join(filter(None, (again, ways, moved)))
     if not done:
         return "Nothing is computed again: each value is freed as soon as it was read last."
     return f"For that, {done}; every other value is kept until it was read last."

@@ -10,7 +10,7 @@ from torch import fx
 from tightfit.capture.captured import Captured
 from tightfit.capture.nodes import storage_bytes
 from tightfit.graph.ir import Graph
-from tightfit.plan.plan import Gradients
+from tightfit.plan.plan import Far, Gradients
 from tightfit.planners.base import Task
 from tightfit.torch_private.core import storage_key
 from tightfit.units import rounded_up
@@ -79,6 +79,8 @@ class Surroundings:
         The budget.
     part : float
         What the step may use of each further byte of it.
+    far : Far or None
+        The far memory that its values may be moved to.
     """
 
     gradients: Gradients
@@ -89,6 +91,7 @@ class Surroundings:
     budget_bytes: int
     whole_bytes: int
     part: float = field(default=1.0, compare=False)
+    far: Far | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -140,6 +143,7 @@ class Surroundings:
             gradients=self.gradients,
             whole_bytes=self.whole_bytes if self.whole_bytes != self.budget_bytes else None,
             part=self.part,
+            far=self.far,
         )
 
 

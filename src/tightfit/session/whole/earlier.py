@@ -70,5 +70,7 @@ def _keeps(options: Options) -> bool:
 
 
 def _key(graph: Graph, role: Role, gradients: Gradients, options: Options) -> PlanKey:
-    budget_bytes = options.budget_bytes if role in _RAN else None
-    return role_key(graph, role=role, gradients=gradients, budget_bytes=budget_bytes)
+    budget_bytes, name = (options.budget_bytes, str(role)) if role in _RAN else (None, str(role))
+    if options.offload is not None and role in _RAN:
+        name += f", offload {options.offload.size_bytes}"
+    return role_key(graph, role=name, gradients=gradients, budget_bytes=budget_bytes)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tightfit.errors import CompileError, InvalidPlan, PlanMismatch, TightfitError
+from tightfit.execution.far.step import moving_program
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner
 from tightfit.graph.fingerprint import fingerprint
@@ -32,7 +33,7 @@ from tightfit.session.stages import cached_outcome, plan_at_once, plan_step
 from tightfit.session.step.presumed import KeptRange
 from tightfit.session.whole.compiling import fastest_plan
 from tightfit.session.whole.earlier import earlier_plan, keep_for_later, keep_least_for_later
-from tightfit.session.whole.specialisation import Planned, Specialisation
+from tightfit.session.whole.specialisation import Moves, Planned, Specialisation
 
 __all__ = [
     "NeedsComparing",
@@ -361,7 +362,12 @@ def _lowered(one: Specialisation, graph: Graph, outcome: Outcome, options: Optio
     keep_for_later(one.captured.graph, "last" if one.plans else "first", outcome, options)
     clock = one.tuner.clock if one.tuner is not None else None
     program = lower(one.captured, outcome.plan, clock=clock)
-    return Planned(graph, outcome, Runner(one.captured, program))
+    if outcome.plan.far is None:
+        return Planned(graph, outcome, Runner(one.captured, program))
+    assert options.offload is not None
+    moves = Moves()
+    program = moving_program(program, options.offload, moves.ended)
+    return Planned(graph, outcome, Runner(one.captured, program), moves=moves)
 
 
 def smallest_budget(one: Specialisation, around: Surroundings, options: Options) -> MinimumBudget:

@@ -306,6 +306,7 @@ def _around_step(
         others_bytes=standing.others_bytes + standing.others_coming_bytes + one.surplus_bytes,
         budget_bytes=options.planned_bytes,
         whole_bytes=options.usable_bytes,
+        far=options.far,
     )
 
 

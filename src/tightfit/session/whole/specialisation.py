@@ -14,6 +14,8 @@ import msgspec
 import torch
 
 from tightfit.capture.captured import Captured
+from tightfit.execution.far.copier import copying_cpu_s
+from tightfit.execution.far.step import Moved
 from tightfit.execution.guard import StepPeaks
 from tightfit.execution.runtime import Runner
 from tightfit.graph.fingerprint import fingerprint
@@ -25,14 +27,31 @@ from tightfit.progress import Progress
 from tightfit.session.memory.surroundings import Surroundings, assumed_outside_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
-from tightfit.session.report import Report, report_of
+from tightfit.session.report import Report, planned_moves, report_of
 from tightfit.session.whole.compile_trials import CompiledPlan
 from tightfit.session.whole.earlier import earlier_plans
 from tightfit.session.whole.known_plans import KnownPlans
 from tightfit.session.whole.postponed import Postponed
 from tightfit.session.whole.user_code import UserCode
 
-__all__ = ["Planned", "Specialisation"]
+__all__ = ["Moves", "Planned", "Specialisation"]
+
+
+class Moves:
+    """What the last step of a plan has moved to far memory and back.
+
+    Attributes
+    ----------
+    last : Moved or None
+        None: no step has ended yet.
+    """
+
+    def __init__(self) -> None:
+        self.last: Moved | None = None
+
+    def ended(self, moved: Moved) -> None:
+        """Note what a step has moved."""
+        self.last = moved
 
 
 @dataclass(frozen=True)
@@ -51,6 +70,8 @@ class Planned:
         What was measured of the compiled plan; None: it runs operator by operator.
     beats_compiled : bool
         Whether it runs operator by operator because that was faster than compiled plans.
+    moves : Moves or None
+        What its steps move to far memory; None: nothing.
     number : int
         Tells it from all other plans of the process.
     """
@@ -60,6 +81,7 @@ class Planned:
     runner: Runner
     compiled: CompiledPlan | None = None
     beats_compiled: bool = False
+    moves: Moves | None = None
     number: int = field(default_factory=itertools.count().__next__)
 
     @property
@@ -80,7 +102,7 @@ class Planned:
             As they were measured.
         """
         compiled = self.compiled_peak_bytes
-        return report_of(
+        known = report_of(
             msgspec.structs.replace(self.outcome, peak_bytes=self.outcome.peak_bytes + more_bytes),
             self.graph.constant_bytes + more_bytes,
             budget_bytes,
@@ -88,6 +110,10 @@ class Planned:
             steps[-1] if steps else None,
             None if compiled is None else compiled + more_bytes,
         )
+        if self.moves is None:
+            return known
+        planned = planned_moves(self.graph, self.outcome)
+        return msgspec.structs.replace(known, moves=planned, measured_moves=self.moves.last)
 
 
 class Specialisation:
@@ -263,7 +289,7 @@ class Specialisation:
         key = f"kept costs {fingerprint(graph)}"
         costs = agreed(options.ranks, key, StepCosts | None, lambda: own)
         if costs is None:
-            self.tuner = Tuner(searching)
+            self.tuner = Tuner(searching, copying_cpu_s)
         else:
             self._step_costs = costs
             self.captured = self.captured.with_graph(with_step_costs(graph, costs))
@@ -339,7 +365,7 @@ def _fits(planned: Planned, made_for: Surroundings, around: Surroundings) -> boo
     """Whether a plan that was made for other surroundings keeps to the budget in these."""
     more_bytes = around.held_bytes - made_for.held_bytes
     return (
-        made_for.gradients == around.gradients
+        (made_for.gradients, made_for.far) == (around.gradients, around.far)
         and around.outside_bytes <= made_for.outside_bytes
         and planned.outcome.peak_bytes + more_bytes <= around.budget_bytes
     )
@@ -348,7 +374,7 @@ def _fits(planned: Planned, made_for: Surroundings, around: Surroundings) -> boo
 def _leaves_more(around: Surroundings, other: Surroundings) -> bool:
     """Whether a plan for other surroundings fits these ones, whatever it is."""
     return (
-        other.gradients == around.gradients
+        (other.gradients, other.far) == (around.gradients, around.far)
         and around.outside_bytes <= other.outside_bytes
         and around.room_bytes >= other.room_bytes
     )
@@ -358,7 +384,7 @@ def _alike(one: Surroundings, other: Surroundings) -> bool:
     """Whether plans for the one are about as good in the other."""
     close = _ALIKE * one.budget_bytes
     return (
-        one.gradients == other.gradients
+        (one.gradients, one.far) == (other.gradients, other.far)
         and abs(one.room_bytes - other.room_bytes) <= close
         and abs(one.outside_bytes - other.outside_bytes) <= close
     )

@@ -1,0 +1,303 @@
+"""`offload=`: less memory than recomputing needs, or less time, with the bits of plain PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tightfit
+from tightfit.errors import BadInput, InfeasibleBudget, OffloadFailed
+from tightfit.execution.attach import attached
+from tightfit.execution.far import offload as far_memory
+from tightfit.plan.plan import Store
+
+STEPS = 20
+
+
+class Deep(nn.Module):
+    """Layers that cost much for what they keep, and what both ends of the step need."""
+
+    def __init__(self, depth: int = 8, width: int = 96) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skipped = []
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = torch.tanh(norm(layer(x)))
+            skipped.append(x)
+        for each in reversed(skipped):  # as in a U-Net: recomputing all of them is no way out
+            x = x * each
+        return x.square().mean()
+
+
+def batch(step: int) -> torch.Tensor:
+    torch.manual_seed(step)
+    return torch.randn(2048, 96)
+
+
+def train(model: nn.Module, steps: int = STEPS) -> list[torch.Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for step in range(steps):
+        loss = model(batch(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return losses
+
+
+def assert_same(one: nn.Module, other: nn.Module) -> None:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return Deep()
+
+
+@pytest.fixture(scope="module")
+def least_bytes(model: nn.Module) -> int:
+    """The least budget without moves, the optimizer's state included."""
+    own = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.9)
+    tightfit.fit(own, "1GiB", optimizer=optimizer, cache=False, limits=(3, 0.01))
+    return attached(own).smallest_budget((batch(0),), {}).found_bytes
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link of the same speed on every machine."""
+    speed = far_memory._Link(2e9, 4e9, 2e-5)
+    monkeypatch.setattr(far_memory, "_link", lambda folder, *, keeps: speed)
+
+
+def fitted(model: nn.Module, budget: int, **keywords: Any) -> nn.Module:
+    own = copy.deepcopy(model)
+    keywords = {"cache": False, "limits": (4, 0.01), **keywords}
+    return tightfit.fit(own, budget, **keywords)
+
+
+def test_less_memory_than_recomputing_needs(
+    model: nn.Module, least_bytes: int, link: None, tmp_path: Path
+) -> None:
+    plain = copy.deepcopy(model)
+    expected = train(plain)
+    budget = int(0.85 * least_bytes)
+    with pytest.raises(InfeasibleBudget):
+        train(fitted(model, budget), 1)
+    mine = fitted(model, budget, offload="64MiB")
+    assert all(map(torch.equal, train(mine), expected))
+    assert_same(mine, plain)
+    report = tightfit.report(mine)
+    assert report.measured_peak_bytes is not None and report.measured_peak_bytes <= budget
+    assert report.moves is not None and report.measured_moves is not None
+    assert report.moves.stored_bytes == report.measured_moves.stored_bytes > 0
+    assert "to far memory" in str(report)
+    assert "for far memory" in report.html(tmp_path / "page.html").read_text("utf-8")
+
+
+def test_never_more_overhead_than_without(model: nn.Module, least_bytes: int, link: None) -> None:
+    budget = int(1.2 * least_bytes)
+    without = fitted(model, budget, costs="unit", limits=(4, 0.0))
+    within = fitted(model, budget, costs="unit", limits=(12, 0.0), offload="64MiB")
+    found = [tightfit.prepare(each, batch(0)).overhead for each in (without, within)]
+    assert found[1] <= found[0]
+
+
+def test_a_step_with_the_loss_inside(model: nn.Module, least_bytes: int, link: None) -> None:
+    plain, own = copy.deepcopy(model), copy.deepcopy(model)
+    expected: list[torch.Tensor] = []
+    for number in range(3):  # before there is a limit
+        loss = plain(batch(number)) * 2.0
+        loss.backward()
+        expected.append(loss.detach())
+    step = tightfit.step(
+        lambda x: own(x) * 2.0,
+        modules=own,
+        budget=int(0.85 * least_bytes),
+        offload="64MiB",
+        cache=False,
+        limits=(4, 0.01),
+    )
+    for number in range(3):
+        loss = step(batch(number))
+        assert torch.equal(loss, expected[number])
+        loss.backward()
+    assert all(map(torch.equal, gradients(own), gradients(plain)))
+    assert tightfit.report(step).moves is not None
+
+
+def test_the_optimizer_may_step_in_backward_too(
+    model: nn.Module, least_bytes: int, link: None
+) -> None:
+    plain, own = copy.deepcopy(model), copy.deepcopy(model)
+    expected = train(plain, 4)
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.9)
+    tightfit.fit(
+        own,
+        int(0.85 * least_bytes),
+        optimizer=optimizer,
+        update_in_backward=True,
+        offload="64MiB",
+        cache=False,
+        limits=(4, 0.01),
+    )
+    for step in range(4):
+        loss = own(batch(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.equal(loss, expected[step])
+    assert_same(own, plain)
+
+
+def test_a_far_budget_that_is_too_small_is_refused_with_the_one_to_try(
+    model: nn.Module, least_bytes: int, link: None
+) -> None:
+    budget = int(0.85 * least_bytes)
+    mine = fitted(model, budget, offload="100KB", limits=(2, 0.01))
+    with pytest.raises(InfeasibleBudget, match=r"97\.66 KiB of far memory") as caught:
+        train(mine, 1)
+    text = str(caught.value)
+    assert "a plan fits with offload=" in text
+    enough = int(text.split("a plan fits with offload=")[1].split()[0])
+    train(fitted(model, budget, offload=enough), 2)
+
+
+def test_a_full_disk_amid_a_step(
+    model: nn.Module, least_bytes: int, link: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = copy.deepcopy(model)
+    train_once(plain)
+    mine = fitted(model, int(0.85 * least_bytes), offload="64MiB")
+    before = [p.detach().clone() for p in mine.parameters()]
+    train_once(mine)
+    left, write = [3], os.pwrite
+
+    def full(*given: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(*given)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OffloadFailed, match="No space left on device"):
+        train_once(mine)
+    monkeypatch.undo()
+    assert all(map(torch.equal, mine.parameters(), before))
+    assert not copying_threads()
+    train_once(mine)
+    assert all(map(torch.equal, gradients(mine), gradients(plain)))
+
+
+@pytest.mark.parametrize("direction", ["pwrite", "preadv"])
+def test_ctrl_c_amid_a_transfer(
+    model: nn.Module,
+    least_bytes: int,
+    link: None,
+    monkeypatch: pytest.MonkeyPatch,
+    direction: str,
+) -> None:
+    plain = copy.deepcopy(model)
+    train_once(plain)
+    mine = fitted(model, int(0.85 * least_bytes), offload="64MiB")
+    train_once(mine)
+    before = [p.detach().clone() for p in mine.parameters()]
+    function, main = getattr(os, direction), threading.main_thread().ident
+    assert main is not None
+
+    def pressed(*given: Any) -> int:
+        monkeypatch.undo()
+        signal.pthread_kill(main, signal.SIGINT)
+        time.sleep(0.2)
+        return function(*given)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        monkeypatch.setattr(os, direction, pressed)
+        with pytest.raises(KeyboardInterrupt):
+            train_once(mine)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert all(map(torch.equal, mine.parameters(), before))
+    assert not copying_threads()
+    train_once(mine)
+    assert all(map(torch.equal, gradients(mine), gradients(plain)))
+
+
+def train_once(model: nn.Module) -> None:
+    model.zero_grad()
+    model(batch(0)).backward()
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def copying_threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name.startswith("tightfit far")]
+
+
+class Broken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.last(x.relu() if x.sum() > 0 else x)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "other"),
+    [
+        ({"compile": True, "exactness": "rounding"}, "compile=True"),
+        ({"arena": True}, "arena=True"),
+        ({"in_flight": 2}, "in_flight= of more than 1"),
+        ({"planner": "chen_sqrt"}, "which moves nothing"),
+        ({"methods": "forward_features"}, "methods="),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_it_does_not_go_with_is_refused(keywords: dict[str, Any], other: str) -> None:
+    with pytest.raises(BadInput, match=f"offload= does not go with .*{other}"):
+        tightfit.fit(Deep(), "1GiB", offload="1GiB", **keywords)
+
+
+def test_a_budget_of_several_is_refused() -> None:
+    with pytest.raises(BadInput, match="a Budget that several share"):
+        tightfit.fit(Deep(), tightfit.Budget("1GiB"), offload="1GiB")
+
+
+def test_several_graphs_are_refused_before_anything_runs(link: None) -> None:
+    model = tightfit.fit(Broken(), "1MiB", offload="1MiB", cache=False)
+    with pytest.raises(BadInput, match="several graphs in one call"):
+        model(torch.randn(4, 8))
+
+
+def test_a_plan_with_moves_is_no_plan_without_them(
+    model: nn.Module, least_bytes: int, link: None, tmp_path: Path
+) -> None:
+    """What is kept for one link or one size of far memory answers no other question."""
+    mine = fitted(model, int(0.85 * least_bytes), offload="64MiB")
+    plan = tightfit.prepare(mine, batch(0)).plan
+    assert plan is not None and any(isinstance(step, Store) for step in plan.instructions)
+    own = copy.deepcopy(model)
+    tightfit.fit(own, int(0.85 * least_bytes), plan=plan, cache=False)
+    with pytest.raises(BadInput, match="names no far memory"):
+        tightfit.prepare(own, batch(0))
