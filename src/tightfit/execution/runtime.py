@@ -9,7 +9,7 @@ freed while the rest of backward goes on.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from tightfit.capture.captured import Captured
 from tightfit.execution import refused
 from tightfit.execution.again import Again, Repeated
 from tightfit.execution.chain import Chained, goes_on_through
+from tightfit.execution.changing import BufferCopies, ChangingBuffers
 from tightfit.execution.lower import Program
 from tightfit.execution.otherwise import grouped, refuse_others, tangent, unplanned
 from tightfit.execution.reached import Reached
@@ -46,10 +47,15 @@ class Runner:
         The step.
     program : Program
         Its lowered plan.
+    changing : ChangingBuffers, optional
+        Buffers that code outside may change before the backward, which then reads copies.
     """
 
-    def __init__(self, captured: Captured, program: Program) -> None:
+    def __init__(
+        self, captured: Captured, program: Program, changing: ChangingBuffers | None = None
+    ) -> None:
         joint = captured.joint
+        self.changing = changing
         self.captured = captured
         self.program = program
         self.joint = joint
@@ -162,6 +168,7 @@ class Run(Chained):
         self.aliases: dict[int, Any] = {}
         self.saved: list[Any] | None = None
         self.versions: list[tuple[weakref.ref[torch.Tensor], int]] = []
+        self.copies: BufferCopies | None = None
         self.watched: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self.read_by_others: list[weakref.ref[torch.Tensor]] = []
         self.generator: Any = None
@@ -208,6 +215,8 @@ class Run(Chained):
         self.watched = {
             i: (weakref.ref(inputs[i]), inputs[i]._version) for i, _ in runner.program.late_reads
         }
+        if runner.changing is not None:
+            self.copies = runner.changing.copied(runner.program.kept, self.saved or ())
 
     def note_read_by_others(self, outputs: Sequence[torch.Tensor]) -> None:
         """Note outputs of which only a part of the gradient comes from outside."""
@@ -237,11 +246,13 @@ class Run(Chained):
         if self._again is not None or (self._repeated is not None and torch.is_grad_enabled()):
             self._start_again(by_position)
             return
-        self._check_startable()
+        changed = self._changed_places(self.copies or ())
         if self._note_gradients(by_position) or self.reached.backwards > 1:
+            self._check_startable()
             self._start_otherwise(by_position, node)
             return
         self._let_go_of_repeated()
+        self._read_copies(changed)
         runner.look_at_views(by_position)
         tangents = [tangent(by_position.pop(i, None), meta) for i, meta in runner.tangents]
         saved, self.saved = self.saved, None
@@ -296,7 +307,7 @@ class Run(Chained):
         """Return the call as it was run again under autograd; it is now, the first time."""
         if self._again is None:
             assert self.runner is not None and self._repeated is not None
-            self.saved, self.versions = None, []
+            self.saved, self.versions, self.copies = None, [], None
             before: list[Again] = []
 
             def instead(given: Any, run: Run, output: int) -> Any:
@@ -337,18 +348,47 @@ class Run(Chained):
         return self._repeated.outputs_once_more()[self.runner.returned.plain[place]]
 
     def _check_startable(self) -> None:
+        self._changed_places()
+
+    def _changed_places(self, copied: Container[int] = ()) -> set[int]:
+        """Return at which places what was kept has changed since, which is copied there.
+
+        Raises
+        ------
+        TightfitError
+            If a backward may not begin, or reads what was changed and is not copied.
+        """
         if self.state not in ("forward done", "retained"):
             is_let_go = self.reached.is_retained and self.state == "done"
             raise refused.second_time(is_let_go=is_let_go)
         if torch.is_grad_enabled() and self._repeated is None:
             raise refused.differentiated()
+        changed = set[int]()
         for index, (reference, version) in enumerate(self.versions):
             tensor = reference()
-            if tensor is not None and tensor._version != version:
+            if tensor is None or tensor._version == version:
+                continue
+            changed.add(index)
+            if index not in copied:
                 assert self.runner is not None
                 kept = self.runner.program.kept
                 source = self.runner.joint.sources[kept[index]] if index < len(kept) else None
+                if self.runner.changing is not None and source is not None:
+                    self.runner.changing.expect(kept[index])
                 raise refused.changed(source, tuple(tensor.shape))
+        return changed
+
+    def _read_copies(self, changed: Set[int]) -> None:
+        """Read copies of what has changed since the forward, and let go of the others."""
+        copies, self.copies = self.copies, None
+        for place in changed:
+            assert copies is not None and self.saved is not None
+            self.saved[place] = copies.take(place)
+        runner = self.runner
+        if runner is not None and runner.changing is not None:
+            runner.changing.saw(runner.program.kept, changed)
+        if copies is not None:
+            copies.let_go()
 
     def _note_gradients(self, by_position: dict[int, torch.Tensor | None]) -> tuple[int, ...]:
         """Note which outputs have gradients; return those that were to have none, and have."""
@@ -374,7 +414,7 @@ class Run(Chained):
             self._refuse(reached.unplanned)
             return
         self.state = "otherwise" if reached.unplanned else "once more"
-        self.saved, self.versions = None, []
+        self.saved, self.versions, self.copies = None, [], None
         self.on_start(self)
         groups = runner.program.groups
         came = {i: g for i, g in by_position.items() if g is not None}
@@ -450,7 +490,7 @@ class Run(Chained):
         if self.generator is not None:
             self.generator.close()
         self.generator = None
-        self.versions = []
+        self.versions, self.copies = [], None
         if self.sums is not None:
             self.sums.end(goes_on=self.state == "retained")
         self.on_finish(self)
