@@ -9,7 +9,7 @@ freed while the rest of backward goes on.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from tightfit.capture.captured import Captured
 from tightfit.execution import refused
 from tightfit.execution.again import Again, Repeated
 from tightfit.execution.chain import Chained, goes_on_through
-from tightfit.execution.changing import BufferCopies, ChangingBuffers
+from tightfit.execution.changing import ChangingBuffers, Unchanged
 from tightfit.execution.lower import Program
 from tightfit.execution.otherwise import grouped, refuse_others, tangent, unplanned
 from tightfit.execution.reached import Reached
@@ -55,14 +55,13 @@ class Runner:
         self, captured: Captured, program: Program, changing: ChangingBuffers | None = None
     ) -> None:
         joint = captured.joint
-        self.changing = changing
+        self.changing = changing or ChangingBuffers(())
         self.captured = captured
         self.program = program
         self.joint = joint
-        self.placeholders = joint.placeholders
         self.tangents = [
             (source.index, added_to(node))
-            for node, source in zip(self.placeholders, joint.sources, strict=True)
+            for node, source in zip(joint.placeholders, joint.sources, strict=True)
             if source.kind == "tangent"
         ]
         self.device = joint.device
@@ -78,7 +77,7 @@ class Runner:
         views = viewed_outputs(joint)
         self._mixed = {
             source.index
-            for node, source in zip(self.placeholders, joint.sources, strict=True)
+            for node, source in zip(joint.placeholders, joint.sources, strict=True)
             if source.kind == "tangent" and source.index in views and any(map(is_sum, node.users))
         }
 
@@ -167,8 +166,7 @@ class Run(Chained):
         self.inputs: list[Any] = []
         self.aliases: dict[int, Any] = {}
         self.saved: list[Any] | None = None
-        self.versions: list[tuple[weakref.ref[torch.Tensor], int]] = []
-        self.copies: BufferCopies | None = None
+        self.unchanged: Unchanged | None = None
         self.watched: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self.read_by_others: list[weakref.ref[torch.Tensor]] = []
         self.generator: Any = None
@@ -209,14 +207,11 @@ class Run(Chained):
         """Note what must not be changed until it is read, now that the call has changed its own."""
         runner = self.runner
         assert runner is not None
-        self.versions = [
-            (weakref.ref(t), t._version) for t in self.saved or () if isinstance(t, torch.Tensor)
-        ]
+        saved, kept = self.saved or [], runner.program.kept
+        self.unchanged = Unchanged(saved, kept, runner.joint.sources, runner.changing)
         self.watched = {
             i: (weakref.ref(inputs[i]), inputs[i]._version) for i, _ in runner.program.late_reads
         }
-        if runner.changing is not None:
-            self.copies = runner.changing.copied(runner.program.kept, self.saved or ())
 
     def note_read_by_others(self, outputs: Sequence[torch.Tensor]) -> None:
         """Note outputs of which only a part of the gradient comes from outside."""
@@ -246,13 +241,14 @@ class Run(Chained):
         if self._again is not None or (self._repeated is not None and torch.is_grad_enabled()):
             self._start_again(by_position)
             return
-        changed = self._changed_places(self.copies or ())
+        self._check_startable(with_copies=True)
         if self._note_gradients(by_position) or self.reached.backwards > 1:
             self._check_startable()
             self._start_otherwise(by_position, node)
             return
         self._let_go_of_repeated()
-        self._read_copies(changed)
+        if self.unchanged is not None:
+            self.unchanged.read_copies(self.saved or [])
         runner.look_at_views(by_position)
         tangents = [tangent(by_position.pop(i, None), meta) for i, meta in runner.tangents]
         saved, self.saved = self.saved, None
@@ -307,7 +303,7 @@ class Run(Chained):
         """Return the call as it was run again under autograd; it is now, the first time."""
         if self._again is None:
             assert self.runner is not None and self._repeated is not None
-            self.saved, self.versions, self.copies = None, [], None
+            self.saved = self.unchanged = None
             before: list[Again] = []
 
             def instead(given: Any, run: Run, output: int) -> Any:
@@ -347,48 +343,14 @@ class Run(Chained):
         assert self.runner is not None
         return self._repeated.outputs_once_more()[self.runner.returned.plain[place]]
 
-    def _check_startable(self) -> None:
-        self._changed_places()
-
-    def _changed_places(self, copied: Container[int] = ()) -> set[int]:
-        """Return at which places what was kept has changed since, which is copied there.
-
-        Raises
-        ------
-        TightfitError
-            If a backward may not begin, or reads what was changed and is not copied.
-        """
+    def _check_startable(self, *, with_copies: bool = False) -> None:
         if self.state not in ("forward done", "retained"):
             is_let_go = self.reached.is_retained and self.state == "done"
             raise refused.second_time(is_let_go=is_let_go)
         if torch.is_grad_enabled() and self._repeated is None:
             raise refused.differentiated()
-        changed = set[int]()
-        for index, (reference, version) in enumerate(self.versions):
-            tensor = reference()
-            if tensor is None or tensor._version == version:
-                continue
-            changed.add(index)
-            if index not in copied:
-                assert self.runner is not None
-                kept = self.runner.program.kept
-                source = self.runner.joint.sources[kept[index]] if index < len(kept) else None
-                if self.runner.changing is not None and source is not None:
-                    self.runner.changing.expect(kept[index])
-                raise refused.changed(source, tuple(tensor.shape))
-        return changed
-
-    def _read_copies(self, changed: Set[int]) -> None:
-        """Read copies of what has changed since the forward, and let go of the others."""
-        copies, self.copies = self.copies, None
-        for place in changed:
-            assert copies is not None and self.saved is not None
-            self.saved[place] = copies.take(place)
-        runner = self.runner
-        if runner is not None and runner.changing is not None:
-            runner.changing.saw(runner.program.kept, changed)
-        if copies is not None:
-            copies.let_go()
+        if self.unchanged is not None:
+            self.unchanged.check(with_copies=with_copies)
 
     def _note_gradients(self, by_position: dict[int, torch.Tensor | None]) -> tuple[int, ...]:
         """Note which outputs have gradients; return those that were to have none, and have."""
@@ -414,7 +376,7 @@ class Run(Chained):
             self._refuse(reached.unplanned)
             return
         self.state = "otherwise" if reached.unplanned else "once more"
-        self.saved, self.versions, self.copies = None, [], None
+        self.saved = self.unchanged = None
         self.on_start(self)
         groups = runner.program.groups
         came = {i: g for i, g in by_position.items() if g is not None}
@@ -490,7 +452,7 @@ class Run(Chained):
         if self.generator is not None:
             self.generator.close()
         self.generator = None
-        self.versions, self.copies = [], None
+        self.unchanged = None
         if self.sums is not None:
             self.sums.end(goes_on=self.state == "retained")
         self.on_finish(self)
