@@ -32,7 +32,6 @@ __all__ = ["TOO_LITTLE", "found_out"]
 
 RESULTS = Path(__file__).parent / "results" / "advice.jsonl"
 TOO_LITTLE = 0.9
-_RESOLUTION = 0.02
 _MOST_ROUNDS = 6
 _LONGEST_S = 300.0
 
@@ -44,20 +43,22 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("loops", nargs="*", metavar="LOOP", help=", ".join(every))
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--full", action="store_true", help="models as large as in docs/loops.md")
+    parser.add_argument("--resolution", type=float, default=0.02, help="of the least that works")
     parser.add_argument("--summary", action="store_true", help="print the rows that are there")
     options = parser.parse_args(words)
     if options.summary:
         print(summary([json.loads(line) for line in RESULTS.read_text().splitlines()]))
         return
     for name in options.loops or every:
-        row = {**circumstances(1, rounds=1), **row_of(every[name], options.steps, not options.full)}
+        row = {**circumstances(1, rounds=1), **row_of(every[name], options)}
         with RESULTS.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(_line(row), flush=True)
 
 
-def row_of(loop: Loop, steps: int, small: bool) -> dict[str, Any]:
+def row_of(loop: Loop, options: argparse.Namespace) -> dict[str, Any]:
     """Run a loop plainly and within budgets; return what was found."""
+    steps, small = options.steps, not options.full
     row: dict[str, Any] = {"loop": loop.name, "small": small, "steps": steps}
     missing = [name for name in loop.packages if importlib.util.find_spec(name) is None]
     if missing:
@@ -66,10 +67,12 @@ def row_of(loop: Loop, steps: int, small: bool) -> dict[str, Any]:
     if plain.error:
         return {**row, "skipped": f"plain PyTorch: {plain.error}"}
     within = lambda budget: in_processes(loop, budget, steps, small, _LONGEST_S)  # noqa: E731
-    return {**row, **found_out(plain, within)}
+    return {**row, **found_out(plain, within, options.resolution)}
 
 
-def found_out(plain: Life, within: Callable[[int], Life]) -> dict[str, Any]:
+def found_out(
+    plain: Life, within: Callable[[int], Life], resolution: float = 0.02
+) -> dict[str, Any]:
     """Return what holds of budgets for a loop."""
     proven = [0]
 
@@ -88,7 +91,7 @@ def found_out(plain: Life, within: Callable[[int], Life]) -> dict[str, Any]:
     }
     upper = most if row["holds_at_plain"] else None
     lower = plain.found_bytes
-    while upper is not None and upper - lower > _RESOLUTION * upper:
+    while upper is not None and upper - lower > resolution * upper:
         middle = (lower + upper) // 2
         if _holds(works(middle), plain):
             upper = middle

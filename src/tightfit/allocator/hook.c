@@ -249,6 +249,13 @@ static inline void tally_free(uint64_t stamp, int64_t size) {
             atomic_fetch_sub(&tallies[slot].given, size);
 }
 
+static inline void note_peak_of(Tally *tally) {
+    int64_t given = atomic_load(&tally->given);
+    int_fast64_t peak = atomic_load(&tally->peak);
+    while (given > peak && !atomic_compare_exchange_weak(&tally->peak, &peak, given)) {
+    }
+}
+
 /* Counts a block in every open tally; in none, if it exceeds the limit of one: returns that. */
 static inline Tally *tally_allocation(uint64_t stamp, int64_t size) {
     Tally *exceeded = NULL;
@@ -258,17 +265,17 @@ static inline Tally *tally_allocation(uint64_t stamp, int64_t size) {
         if (stamp < atomic_load_explicit(&tally->opened, memory_order_relaxed))
             continue;
         int64_t given = atomic_fetch_add(&tally->given, size) + size;
-        if (given + atomic_load(&tally->before) > atomic_load(&tally->limit)) {
+        if (given + atomic_load(&tally->before) > atomic_load(&tally->limit))
             exceeded = tally;
-            continue;
-        }
-        int_fast64_t peak = atomic_load(&tally->peak);
-        while (given > peak && !atomic_compare_exchange_weak(&tally->peak, &peak, given)) {
-        }
     }
-    if (exceeded)
+    if (exceeded) {
         tally_free(stamp, size);
-    return exceeded;
+        return exceeded;
+    }
+    for (int slot = 0; slot < end; slot++)
+        if (stamp >= atomic_load_explicit(&tallies[slot].opened, memory_order_relaxed))
+            note_peak_of(&tallies[slot]);
+    return NULL;
 }
 
 /* Python's collector of cycles: a fitted model that nobody can reach any more must not limit

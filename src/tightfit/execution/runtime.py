@@ -19,6 +19,7 @@ from tightfit.capture.captured import Captured
 from tightfit.execution import refused
 from tightfit.execution.again import Again, Repeated
 from tightfit.execution.chain import Chained, goes_on_through
+from tightfit.execution.changing import ChangingBuffers, Unchanged
 from tightfit.execution.lower import Program
 from tightfit.execution.otherwise import grouped, refuse_others, tangent, unplanned
 from tightfit.execution.reached import Reached
@@ -46,17 +47,21 @@ class Runner:
         The step.
     program : Program
         Its lowered plan.
+    changing : ChangingBuffers, optional
+        Buffers that code outside may change before the backward, which then reads copies.
     """
 
-    def __init__(self, captured: Captured, program: Program) -> None:
+    def __init__(
+        self, captured: Captured, program: Program, changing: ChangingBuffers | None = None
+    ) -> None:
         joint = captured.joint
+        self.changing = changing or ChangingBuffers(())
         self.captured = captured
         self.program = program
         self.joint = joint
-        self.placeholders = joint.placeholders
         self.tangents = [
             (source.index, added_to(node))
-            for node, source in zip(self.placeholders, joint.sources, strict=True)
+            for node, source in zip(joint.placeholders, joint.sources, strict=True)
             if source.kind == "tangent"
         ]
         self.device = joint.device
@@ -72,7 +77,7 @@ class Runner:
         views = viewed_outputs(joint)
         self._mixed = {
             source.index
-            for node, source in zip(self.placeholders, joint.sources, strict=True)
+            for node, source in zip(joint.placeholders, joint.sources, strict=True)
             if source.kind == "tangent" and source.index in views and any(map(is_sum, node.users))
         }
 
@@ -161,7 +166,7 @@ class Run(Chained):
         self.inputs: list[Any] = []
         self.aliases: dict[int, Any] = {}
         self.saved: list[Any] | None = None
-        self.versions: list[tuple[weakref.ref[torch.Tensor], int]] = []
+        self.unchanged: Unchanged | None = None
         self.watched: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self.read_by_others: list[weakref.ref[torch.Tensor]] = []
         self.generator: Any = None
@@ -202,9 +207,8 @@ class Run(Chained):
         """Note what must not be changed until it is read, now that the call has changed its own."""
         runner = self.runner
         assert runner is not None
-        self.versions = [
-            (weakref.ref(t), t._version) for t in self.saved or () if isinstance(t, torch.Tensor)
-        ]
+        saved, kept = self.saved or [], runner.program.kept
+        self.unchanged = Unchanged(saved, kept, runner.joint.sources, runner.changing)
         self.watched = {
             i: (weakref.ref(inputs[i]), inputs[i]._version) for i, _ in runner.program.late_reads
         }
@@ -237,11 +241,14 @@ class Run(Chained):
         if self._again is not None or (self._repeated is not None and torch.is_grad_enabled()):
             self._start_again(by_position)
             return
-        self._check_startable()
+        self._check_startable(with_copies=True)
         if self._note_gradients(by_position) or self.reached.backwards > 1:
+            self._check_startable()
             self._start_otherwise(by_position, node)
             return
         self._let_go_of_repeated()
+        if self.unchanged is not None:
+            self.unchanged.read_copies(self.saved or [])
         runner.look_at_views(by_position)
         tangents = [tangent(by_position.pop(i, None), meta) for i, meta in runner.tangents]
         saved, self.saved = self.saved, None
@@ -296,7 +303,7 @@ class Run(Chained):
         """Return the call as it was run again under autograd; it is now, the first time."""
         if self._again is None:
             assert self.runner is not None and self._repeated is not None
-            self.saved, self.versions = None, []
+            self.saved = self.unchanged = None
             before: list[Again] = []
 
             def instead(given: Any, run: Run, output: int) -> Any:
@@ -336,19 +343,14 @@ class Run(Chained):
         assert self.runner is not None
         return self._repeated.outputs_once_more()[self.runner.returned.plain[place]]
 
-    def _check_startable(self) -> None:
+    def _check_startable(self, *, with_copies: bool = False) -> None:
         if self.state not in ("forward done", "retained"):
             is_let_go = self.reached.is_retained and self.state == "done"
             raise refused.second_time(is_let_go=is_let_go)
         if torch.is_grad_enabled() and self._repeated is None:
             raise refused.differentiated()
-        for index, (reference, version) in enumerate(self.versions):
-            tensor = reference()
-            if tensor is not None and tensor._version != version:
-                assert self.runner is not None
-                kept = self.runner.program.kept
-                source = self.runner.joint.sources[kept[index]] if index < len(kept) else None
-                raise refused.changed(source, tuple(tensor.shape))
+        if self.unchanged is not None:
+            self.unchanged.check(with_copies=with_copies)
 
     def _note_gradients(self, by_position: dict[int, torch.Tensor | None]) -> tuple[int, ...]:
         """Note which outputs have gradients; return those that were to have none, and have."""
@@ -374,7 +376,7 @@ class Run(Chained):
             self._refuse(reached.unplanned)
             return
         self.state = "otherwise" if reached.unplanned else "once more"
-        self.saved, self.versions = None, []
+        self.saved = self.unchanged = None
         self.on_start(self)
         groups = runner.program.groups
         came = {i: g for i, g in by_position.items() if g is not None}
@@ -450,7 +452,7 @@ class Run(Chained):
         if self.generator is not None:
             self.generator.close()
         self.generator = None
-        self.versions = []
+        self.unchanged = None
         if self.sums is not None:
             self.sums.end(goes_on=self.state == "retained")
         self.on_finish(self)

@@ -12,7 +12,7 @@ from torch import nn
 from tightfit.allocator import Meter, meter_for
 from tightfit.allocator.hook import installed_hook
 from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
-from tightfit.allocator.tally import Tally, tally_for
+from tightfit.allocator.tally import CpuTally, Tally, tally_for
 from tightfit.session.memory.account import device_of_modules
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.optimizers import Optimizers
@@ -24,7 +24,8 @@ __all__ = ["Metered"]
 class Metered:
     """Counts what is given out from the first `fit` on, and what fitted modules held before.
 
-    What else the program held before, such as its data, is no part of a budget.
+    What else the program held before, such as its data, is no part of a budget; nor does it make
+    room where the program lets go of it.
     """
 
     def __init__(self) -> None:
@@ -32,6 +33,8 @@ class Metered:
         self._meter: Meter | None = None
         self._tally: Tally | None = None
         self._base_bytes = 0
+        self._before_bytes = self._most_bytes = 0  # of modules before `fit`; given out since
+        self._counts_all = False
         self._counted: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._budgets: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._largest_budget_bytes = 0
@@ -45,7 +48,12 @@ class Metered:
     @property
     def peak_bytes(self) -> int | None:
         """The most that was held since the first `fit`; None before it."""
-        return None if self._meter is None else self._meter.peak_bytes() - self._base_bytes
+        if self._meter is None:
+            return None
+        if not isinstance(self._tally, CpuTally) or self._counts_all:
+            return self._meter.peak_bytes() - self._base_bytes
+        self._most_bytes = max(self._most_bytes, self._tally.take_peak_bytes())
+        return self._before_bytes + self._most_bytes
 
     def begin(
         self, modules: Sequence[nn.Module], optimizer: Any, budget: int | str | Budget
@@ -62,12 +70,13 @@ class Metered:
         counted_bytes = self._tally.counted_bytes(own) if self._tally is not None else 0
         held_bytes = resident_tensor_bytes(own, granularity_of(device.type))
         self._base_bytes -= held_bytes - counted_bytes
+        self._before_bytes += held_bytes - counted_bytes
         self._note(modules, budget)
 
     def begin_with_all(self, budget_bytes: int) -> None:
         """Count all that is held, by whomever: a budget is for all of it."""
         self._start(torch.device("cpu"), [])
-        self._base_bytes = 0
+        self._base_bytes, self._counts_all = 0, True
         self._note([], Budget(budget_bytes))
 
     def _start(self, device: torch.device, own: list[torch.Tensor]) -> None:

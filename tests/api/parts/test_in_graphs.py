@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import tightfit
+from benchmarks.training_loops import Run, live
 from tightfit.execution.attach import attached
 
 pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")
@@ -75,3 +76,47 @@ def test_a_model_that_counts_and_logs_keeps_to_its_budget_and_finds_a_good_plan(
     assert len(steps) == 8
     assert all(step.peak_bytes <= 6 * most // 10 for step in steps)
     assert report.overhead < 0.5
+
+
+class Contrast(nn.Module):
+    """Keeps a queue of keys, and writes into it behind what is read of it: momentum contrast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 32)
+        self.register_buffer("queue", torch.randn(32, 64))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.long))
+
+    @torch.no_grad()
+    def enqueue(self, keys: torch.Tensor) -> None:
+        place = int(self.place)
+        self.queue[:, place : place + len(keys)] = keys.T
+        self.place[0] = (place + len(keys)) % 64
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query = torch.tanh(self.inner(x))
+        scores = query @ self.queue.clone().detach()
+        self.enqueue(query.detach())
+        return scores
+
+
+@pytest.mark.parametrize("share", [1.0, 2.0])
+def test_a_buffer_that_the_call_itself_changes_later_is_copied(share: float) -> None:
+    def loop(run: Run) -> None:
+        model = Contrast()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run.fit(model, optimizer=optimizer)
+        for _ in range(run.steps):
+            loss = model(torch.randn(16, 16)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.note(loss)
+            del loss
+        run.trained(model)
+
+    plain = live(loop, Run(None, steps=6, small=True))
+    fitted = live(loop, Run(int(share * plain.whole_bytes), steps=6, small=True, cache=False))
+    assert not fitted.error
+    assert (fitted.losses, fitted.parameters) == (plain.losses, plain.parameters)
+    assert fitted.largest_bytes <= (fitted.budget_bytes or 0)

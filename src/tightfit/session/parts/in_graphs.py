@@ -25,6 +25,7 @@ from tightfit.errors import CaptureError, OpaqueChanged, OpaqueVaries
 from tightfit.session.callee import Callee
 from tightfit.session.handed_calls import HandedCalls, RunsGraphs
 from tightfit.session.memory.account import Account
+from tightfit.session.memory.limit import refuses
 from tightfit.session.options import Options
 from tightfit.session.parts.kinds import Part, PartCall
 from tightfit.session.parts.route import PartsRoute
@@ -232,3 +233,11 @@ class _Resident:
     def rest(self) -> None:
         """End the step: its budget is for whatever comes now."""
         self._account.rest()
+
+    def name_budget(self, needed_bytes: int) -> bool:
+        """Have what is refused from now on name a budget; return whether anything is refused."""
+        keeper = self._account.keeper
+        if keeper is None or keeper.tally is None or not refuses(self._account):
+            return False
+        keeper.tally.advise(needed_bytes)
+        return True

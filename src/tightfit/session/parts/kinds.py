@@ -18,6 +18,7 @@ from tightfit.capture.handed import GraphArguments, HandedGraph, HandedGraphs, t
 from tightfit.capture.input_uses import captured_by_uses
 from tightfit.capture.stored import graph_key
 from tightfit.capture.traced_call import TracedCall
+from tightfit.execution.changing import ChangingBuffers
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Run, Runner
 from tightfit.graph.fingerprint import fingerprint
@@ -278,6 +279,9 @@ class Kind:
     _least_was_searched: bool = False
     _runners: WeakKeyDictionary[Holding, Runner] = field(default_factory=WeakKeyDictionary)
 
+    def __post_init__(self) -> None:
+        self._changing = ChangingBuffers(self.captured.joint.sources)
+
     @property
     def menu(self) -> list[Holding]:
         """All plans that were found for it, for whatever step."""
@@ -312,7 +316,8 @@ class Kind:
     def runner(self, holding: Holding) -> Runner:
         """Return what runs a plan; it is lowered the first time."""
         if holding not in self._runners:
-            self._runners[holding] = Runner(self.captured, lower(self.captured, holding.plan))
+            program = lower(self.captured, holding.plan)
+            self._runners[holding] = Runner(self.captured, program, self._changing)
         return self._runners[holding]
 
 

@@ -137,6 +137,10 @@ class _Metered:
         """End the step: its budget is for whatever comes now."""
         self._account.rest()
 
+    def name_budget(self, needed_bytes: int) -> bool:
+        """Name none: processes run the same plans."""
+        return False
+
 
 class _Unit:
     """Stands in for the forward of one sharded module, whose Python Dynamo follows."""

@@ -13,13 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from tightfit.allocator.refusals import is_refusal
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.capture.traced_call import TracedCall
-from tightfit.errors import WITHOUT_A_PLAN, BadInput
+from tightfit.errors import WITHOUT_A_PLAN, BadInput, InfeasibleBudget
 from tightfit.execution.guard import Guard, StepPeaks, left_out
 from tightfit.execution.runtime import Run
 from tightfit.plan.plan import Plan
+from tightfit.progress import announce
 from tightfit.session.options import Options
 from tightfit.session.parts.again import PartsAgain, PartStep
 from tightfit.session.parts.kinds import Kind, KnownCalls, Part, PartCall
@@ -52,6 +54,10 @@ class Resident(Protocol):
 
     def rest(self) -> None:
         """Hear that no backward is awaited any more."""
+        ...
+
+    def name_budget(self, needed_bytes: int) -> bool:
+        """Have what is refused from now on name a budget; return whether anything is refused."""
         ...
 
 
@@ -97,6 +103,7 @@ class PartSteps:
         self._writer: LedgerWriter | None = None
         self._last: tuple[StepLedger[Kind], int] | None = None
         self._again = PartsAgain(self)
+        self._plainly: weakref.WeakSet[Part] = weakref.WeakSet()  # that was announced
 
     @property
     def writer(self) -> LedgerWriter | None:
@@ -126,6 +133,7 @@ class PartSteps:
         if self.is_under_way:
             return
         self.close_step()
+        self._resident.name_budget(0)
         self.known.settle_outputs()
         limit_bytes = self.plans.limit_bytes
         resident = self._resident
@@ -245,16 +253,21 @@ class PartSteps:
     def run(self, part: Part, call: PartCall | None, given: Arguments) -> Any:
         """Run one forward of a part by its plan; its own forward if nothing needs a gradient.
 
+        Where no plan fits what is left it runs as plain PyTorch, if its limit holds all the same.
+
         Raises
         ------
         InfeasibleBudget
-            If its least plan does not fit.
+            If that does not fit either.
         """
         writer = self._writer
         if call is None or writer is None:
             return part.function(*given.args, **given.kwargs)
         kind, key = call.kind, call.key  # what waits for its backward must not hold the inputs
-        holding = self.plans.holding_for(part, kind)
+        try:
+            holding = self.plans.holding_for(part, kind)
+        except InfeasibleBudget as error:
+            return self._run_plainly(part, given, error)
         number = writer.forward_begins(kind, holding, part)
 
         def started(run: Run) -> None:
@@ -295,6 +308,23 @@ class PartSteps:
             again.hold_only(kept, written, is_repeated=self.known.is_repeated(key))
         writer.forward_ended(number)
         return kind.captured.joint.structure.filled(outputs)
+
+    def _run_plainly(self, part: Part, given: Arguments, error: InfeasibleBudget) -> Any:
+        """Run a part that no plan has room for as it is: what exceeds the limit is refused."""
+        if not self._resident.name_budget(error.minimum_bytes or 0):
+            raise error
+        if part not in self._plainly:
+            self._plainly.add(part)
+            announce(
+                f"part {part.name!r}: no plan fits what is left of the budget. It runs as plain "
+                "PyTorch where that is so; what would exceed the budget is refused"
+            )
+        try:
+            return part.function(*given.args, **given.kwargs)
+        except RuntimeError as refusal:
+            if not is_refusal(refusal):
+                raise
+            raise error from refusal
 
 
 def _drop(writer: LedgerWriter, guard: Guard, call: int) -> None:

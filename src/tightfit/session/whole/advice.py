@@ -110,8 +110,7 @@ def advised(
             _needed(one, replace(each, around=adding)) + beside.least_bytes
         )
     if beside.company_bytes:
-        input_bytes = one.captured.graph.constants_bytes["inputs"]
-        every["calls within the same budget"] = beside.company_bytes + returned_bytes + input_bytes
+        every["calls within the same budget"] = beside.company_bytes + returned_bytes
     most = max(every, key=every.__getitem__)
     needed = with_numbers(every[most]) + options.reserve_bytes
     text, proven = str(error), error.proven

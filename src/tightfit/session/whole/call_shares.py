@@ -290,21 +290,29 @@ class CallShares:
     def _company_bytes(
         self, kind: _Kind, ranges: Mapping[_Kind, KeptRange], options: Options
     ) -> int:
-        """Return a size with room for all calls of the step, and for one more of this kind."""
+        """Return a size with room for all calls of the step.
+
+        Calls that are open hold what they keep already. A callable that is called a second time
+        before a backward may be called once more, and its gradients are added up.
+        """
         members = [self._account, *options.beside(self._account)]
         lasting_bytes = lasting_bytes_of(members)
         keeper = self._account.keeper
         beside = max(0, keeper.held_bytes() - lasting_bytes) if keeper is not None else 0
-        kinds = [*self._open, kind, *self._to_come, kind]
-        owners = {each.owner() for each in kinds}
-        waiting = (m.new_gradient_bytes() + m.gradient_bytes() for m in owners if m is not None)
+        coming = [kind, *self._to_come]
+        again = {each.owner() for each in coming} & {each.owner() for each in self._open}
+        if again:
+            coming.append(kind)
+        waiting = (m.new_gradient_bytes() + m.gradient_bytes() for m in again if m is not None)
+        arriving = (each.input_bytes for each in coming[1:])  # that of this call is there
         return (
             lasting_bytes
             + expected_bytes_of(members)
             + beside
-            + max(waiting)
-            + max(ranges[each].working_bytes for each in kinds)
-            + sum(ranges[each].least_bytes + each.input_bytes for each in kinds)
+            + max(waiting, default=0)
+            + max(ranges[each].working_bytes for each in (*self._open, *coming))
+            + sum(ranges[each].least_bytes for each in coming)
+            + sum(arriving)
         )
 
     def _ranges(

@@ -45,8 +45,10 @@ class Passing:
         """Return the least budget that was found for it, with what passes."""
         graph = self.around.around(one.hoped.with_foretold(_FORETOLD))
         plans = [minimum_budget(graph, self.around.gradients, limits, SILENT).plan]
-        if self.passing_bytes:
-            plans.append(_thrifty(graph, self.around.gradients, plans[0].budget_bytes))
+        if self.passing_bytes:  # of plans with the same peak, that which leaves most room for it
+            a_little_more = self.around.outside_bytes * 9 // 8
+            for crowd_bytes in (a_little_more, plans[0].budget_bytes):
+                plans.append(_thrifty(graph, self.around.gradients, crowd_bytes))
         return min(self._held(graph, plan) for plan in plans)
 
     def _held(self, graph: Graph, plan: Plan) -> int:
