@@ -13,7 +13,7 @@ from support.graphs import compute_lists, training_graphs
 from support.moves import links, with_moves
 from tightfit.errors import BadInput, InvalidPlan
 from tightfit.graph import Alternative, Graph, Op, Segment, Value, Variant
-from tightfit.plan import Compute, Far, Free, Load, Plan, Store, assemble, simulate, verify
+from tightfit.plan import Compute, Enter, Far, Free, Load, Plan, Store, assemble, simulate, verify
 from tightfit.plan.assemble import steps_of
 from tightfit.plan.io import plan_from_json, plan_to_json
 from tightfit.plan.lives import lives_of
@@ -108,6 +108,17 @@ def test_near_memory_is_taken_until_the_free_and_from_the_load_on() -> None:
     at = {type(step): i for i, step in enumerate(plan.instructions)}
     assert result.after_bytes[plan.instructions.index(Free(0))] == 8
     assert result.after_bytes[at[Load]] == 16
+
+
+def test_what_leaves_before_user_code_runs_is_away_while_it_runs() -> None:
+    graph = chain()
+    plan = plan_of(
+        graph, Compute(0), Store(0), Compute(1), Free(0), Load(0), Compute(2), Compute(3)
+    )
+    kinds = [type(step) for step in plan.instructions]
+    enters = [place for place, kind in enumerate(kinds) if kind is Enter]
+    assert kinds.index(Free) < enters[1] < kinds.index(Load)
+    assert plan_of(graph, *steps_of(graph, plan)) == plan
 
 
 @pytest.mark.parametrize(

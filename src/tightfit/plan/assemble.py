@@ -56,10 +56,11 @@ def assemble(
 ) -> Plan:
     """Return the plan that takes `steps` in order and frees as early as it can.
 
-    A crossing into the next segment follows the last first-time compute of the segment before;
-    recomputations after it belong to the new segment. Finished gradients are handed over in
-    groups of about `group_bytes` (fresh gradients; accumulated ones one by one, at once). A
-    stored value leaves near memory at the `Free` among the steps, else after its last reader.
+    A crossing into the next segment follows the last first-time compute of the segment before and
+    what leaves near memory then; recomputations after it belong to the new segment. Finished
+    gradients are handed over in groups of about `group_bytes` (fresh gradients; accumulated ones
+    one by one, at once). A stored value leaves near memory at the `Free` among the steps, else
+    after its last reader.
 
     `steps`: first-time computations in a valid order, recomputations wherever they are needed,
     moves. `gradients`: ``"fresh"`` or ``"accumulated"``. `group_bytes`: size of a group of fresh
@@ -143,8 +144,18 @@ def _crossings(graph: Graph, steps: Sequence[Step]) -> dict[int, list[int]]:
     end = -1
     for segment in range(1, len(graph.segments)):
         end = max(end, last_first[segment - 1])
-        crossings.setdefault(end + 1, []).append(segment)
+        crossings.setdefault(_after_leaving(steps, end + 1), []).append(segment)
     return crossings
+
+
+def _after_leaving(steps: Sequence[Step], begin: int) -> int:
+    """The place behind the values that leave near memory at a place."""
+    place = begin
+    while place < len(steps) and isinstance(steps[place], Store | Free):
+        place += 1
+    while place > begin and isinstance(steps[place - 1], Store):
+        place -= 1
+    return place
 
 
 def _last_uses(

@@ -127,15 +127,17 @@ class Judge:
         schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
         best.load(schedule)
         graph = self.task.graph
-        plan = planned(self.task, cut.steps(computes_of(problem, schedule)))
-        plan, result = min(
-            ((p, simulate(graph, p)) for p in (plan, tidy(graph, plan))),
-            key=lambda pair: pair[1].time_s,
-        )
-        near = result.peak_bytes <= self.task.budget_bytes
-        if not near or result.far_peak_bytes > self.far.capacity_bytes:
-            return None
-        return Found(choice, tuple(steps_of(graph, plan)), result)
+        steps = cut.steps(computes_of(problem, schedule))
+        tidied = steps_of(graph, tidy(graph, planned(self.task, steps)))
+        found = [
+            Found(choice, tuple(each), simulate(graph, planned(self.task, each)))
+            for each in (steps, tidied)
+        ]
+        return min(filter(self._fits, found), key=lambda each: each.time_s, default=None)
+
+    def _fits(self, found: Found) -> bool:
+        near = found.result.peak_bytes <= self.task.budget_bytes
+        return near and found.result.far_peak_bytes <= self.far.capacity_bytes
 
 
 def _as_schedule(problem: EngineProblem, cut: MovesGraph, steps: Sequence[Step]) -> PooledSchedule:
