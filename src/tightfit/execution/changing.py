@@ -25,11 +25,6 @@ class ChangingBuffers:
 
     Nobody knows that at first: the first call copies each that its backward reads. Later ones copy
     those that were seen to change.
-
-    Parameters
-    ----------
-    sources : sequence of Source
-        What the placeholders of the step are.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -39,17 +34,8 @@ class ChangingBuffers:
     def copied(self, kept: Sequence[int], saved: Sequence[Any]) -> dict[int, torch.Tensor]:
         """Return copies of those that may change, as far as there is room.
 
-        Parameters
-        ----------
-        kept : sequence of int
-            The placeholders that come first in what is saved.
-        saved : sequence
-            For the backward.
-
-        Returns
-        -------
-        dict
-            By the place in what is saved.
+        `kept`: the placeholders that come first in what is saved. The result: by the place in what
+        is saved.
         """
         places = [place for place, i in enumerate(kept) if i in self._may_change]
         made = {place: if_room(saved[place].clone) for place in places}
@@ -68,16 +54,8 @@ class ChangingBuffers:
 class Unchanged:
     """What a call keeps for its backward must be what it was, or be copied.
 
-    Parameters
-    ----------
-    saved : sequence
-        What it keeps, at the end of its forward.
-    kept : sequence of int
-        The placeholders that come first in it.
-    sources : sequence of Source
-        What the placeholders are.
-    changing : ChangingBuffers
-        Which are copied.
+    `saved`: what it keeps, at the end of its forward. `kept`: the placeholders that come first in
+    it.
     """
 
     def __init__(
@@ -99,10 +77,7 @@ class Unchanged:
     def check(self, *, with_copies: bool) -> None:
         """Refuse a backward that would read what has changed.
 
-        Raises
-        ------
-        TightfitError
-            Names it.
+        Raises `TightfitError`: names it.
         """
         for place, tensor in self._changed().items():
             if with_copies and place in self._copies:

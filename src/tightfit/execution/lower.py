@@ -35,40 +35,27 @@ Backward: TypeAlias = Callable[..., Iterator[list[torch.Tensor]]]
 
 @dataclass(frozen=True)
 class Program:
-    """A lowered plan.
+    """A lowered plan."""
 
-    Parameters
-    ----------
-    forward : callable
-        Takes the list of placeholder tensors (emptied), returns (raw outputs, saved).
-    backward : callable
-        A generator function of (saved, tangents), both emptied; yields lists of gradients. A third
-        argument is told the placeholder and the first term of each gradient of `sums`, and returns
-        what that gradient begins with.
-    groups : tuple of tuple of int
-        For each yielded list, the placeholder positions the gradients belong to.
-    late_reads : tuple of (int, int)
-        Placeholders that the backward still reads after their gradient was handed over, each with
-        the last group before which it is read.
-    source : str
-        The generated code.
-    names : mapping of str to object
-        What the code takes from outside: operators, constants, access to generators. A compiler
-        runs the code with others in their place.
-    kept : tuple of int
-        Placeholders that the backward reads, in the order in which they come first in what is
-        saved; (): not known.
-    sums : frozenset of int
-        Placeholders whose gradients are sums that can go on where those of other calls ended.
-    """
-
+    # Takes the list of placeholder tensors (emptied), returns (raw outputs, saved)
     forward: Forward
+    # A generator function of (saved, tangents), both emptied; yields lists of gradients. A third
+    # argument is told the placeholder and the first term of each gradient of `sums`, and returns
+    # what that gradient begins with.
     backward: Backward
+    # For each yielded list, the placeholder positions the gradients belong to
     groups: tuple[tuple[int, ...], ...]
+    # Placeholders that the backward still reads after their gradient was handed over, each with the
+    # last group before which it is read
     late_reads: tuple[tuple[int, int], ...]
-    source: str
+    source: str  # the generated code
+    # What the code takes from outside: operators, constants, access to generators. A compiler runs
+    # the code with others in their place.
     names: Mapping[str, Any]
+    # Placeholders that the backward reads, in the order in which they come first in what is saved;
+    # (): not known
     kept: tuple[int, ...] = ()
+    # Placeholders whose gradients are sums that can go on where those of other calls ended
     sums: frozenset[int] = frozenset()
 
 
@@ -82,23 +69,10 @@ def lower(
 ) -> Program:
     """Generate the programs of a verified plan.
 
-    Parameters
-    ----------
-    captured : Captured
-        The step the plan was made for, with its calls.
-    plan : Plan
-        Verified.
-    clock : callable, optional
-        Called with (op, alternative) right after each compute, to time them in a real step.
-    turn : callable, optional
-        Called right before some computes, with the number of the instruction.
-    turns : collection of int
-        Those before which it is called.
-
-    Raises
-    ------
-    InvalidPlan
-        If the plan changes the order in which random operators first draw.
+    `clock`: called with (op, alternative) right after each compute, to time them in a real step.
+    `turn`: called right before some computes, with the number of the instruction. `turns`: those
+    before which it is called. Raises `InvalidPlan` if the plan changes the order in which random
+    operators first draw.
     """
     _check_random_order(captured, plan)
     return _Lowering(captured, plan, clock, turn, frozenset(turns)).run()

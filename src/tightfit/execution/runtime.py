@@ -41,14 +41,7 @@ __all__ = ["Run", "Runner"]
 class Runner:
     """Calls a program: placeholders in, outputs with gradients attached out.
 
-    Parameters
-    ----------
-    captured : Captured
-        The step.
-    program : Program
-        Its lowered plan.
-    changing : ChangingBuffers, optional
-        Buffers that code outside may change before the backward, which then reads copies.
+    `changing`: buffers that code outside may change before the backward, which then reads copies.
     """
 
     def __init__(
@@ -147,13 +140,9 @@ def _chained(given: list[Any]) -> dict[int, Any]:
 class Run(Chained):
     """One forward that awaits its backward.
 
-    Parameters
-    ----------
-    on_start, on_finish : callable
-        Told when backward begins and when its last gradient has been handed over.
-    repeated : Repeated, optional
-        Runs the call again: for a backward that is to be differentiated, that has gradients of
-        other outputs than planned for, or that comes after another one (retain_graph).
+    `on_start`, `on_finish`: told when backward begins and when its last gradient has been handed
+    over. `repeated`: runs the call again: for a backward that is to be differentiated, that has
+    gradients of other outputs than planned for, or that comes after another one (retain_graph).
     """
 
     def __init__(
@@ -220,10 +209,7 @@ class Run(Chained):
     def _refuse_looking_at_parts(self) -> None:
         """Refuse to give hooks a part of a gradient, or to keep one, where plain PyTorch has all.
 
-        Raises
-        ------
-        TightfitError
-            Says so.
+        Raises `TightfitError`: says so.
         """
         outputs = (reference() for reference in self.read_by_others)
         if any(x is not None and (x._backward_hooks or x.retains_grad) for x in outputs):
@@ -320,10 +306,7 @@ class Run(Chained):
     def output_run_again(self, place: int) -> tuple[Again | None, torch.Tensor | None]:
         """Run the call again under autograd, as a later one does; return an output that it makes.
 
-        Parameters
-        ----------
-        place : int
-            Which of the tensors that leave the chain of nodes.
+        `place`: which of the tensors that leave the chain of nodes.
         """
         if self._again is None:
             if self._repeated is None or self.state not in ("forward done", "retained"):

@@ -27,14 +27,9 @@ aten = torch.ops.aten
 class Function:
     """One function that is being written.
 
-    Attributes
-    ----------
-    lines : list of str
-        What is written so far.
-    groups : list of tuple of int
-        For each list of gradients handed over so far, the placeholders they belong to.
-    last_reads : dict of int to int
-        The placeholders that are read, and how many groups were handed over before the last time.
+    `lines`: what is written so far. `groups`: for each list of gradients handed over so far, the
+    placeholders they belong to. `last_reads`: the placeholders that are read, and how many groups
+    were handed over before the last time.
     """
 
     def __init__(self) -> None:
@@ -84,19 +79,9 @@ class Function:
 class Writer:
     """Writes a forward function and then a backward one.
 
-    Parameters
-    ----------
-    captured : Captured
-        The step whose nodes are written.
-    names : mapping of str to object
-        What the code takes from outside; constants that turn up are added.
-
-    Attributes
-    ----------
-    forward, backward, function : Function
-        Both functions, and the one that is being written.
-    saved : dict of str to str
-        What the forward function keeps for the backward one: its name, and how it is kept.
+    `names`: what the code takes from outside; constants that turn up are added. `forward`,
+    `backward`, `function`: both functions, and the one that is being written. `saved`: what the
+    forward function keeps for the backward one: its name, and how it is kept.
     """
 
     def __init__(self, captured: Captured, names: Mapping[str, Any]) -> None:

@@ -92,27 +92,9 @@ class Route(Protocol):
 class Fitted:
     """A callable that trains inside a budget.
 
-    Parameters
-    ----------
-    callee : Callee
-        What is run.
-    options : Options
-        What the user asked for.
-    account : Account
-        What is held between steps.
-    route : Route
-        The way it runs at first.
-    addresses : Anywhere
-        Where its steps lie in memory.
-    copies : Copies, optional
-        What it has in common with the model that it is a copy of.
-
-    Attributes
-    ----------
-    options : Options
-        As they are now: ranks may have joined, the budget may have changed.
-    route : Route
-        The way it runs now.
+    `route`: the way it runs at first. `addresses`: where its steps lie in memory. `copies`: what it
+    has in common with the model that it is a copy of. `options`: as they are now: ranks may have
+    joined, the budget may have changed. `route`: the way it runs now.
     """
 
     def __init__(
@@ -253,10 +235,8 @@ class Fitted:
     def prepare(self, given: Arguments) -> Report:
         """Capture, price and plan for the given inputs without running anything.
 
-        Raises
-        ------
-        CaptureError
-            If it cannot be captured as a whole; says what happens instead when it is trained.
+        Raises `CaptureError` if it cannot be captured as a whole; says what happens instead when it
+        is trained.
         """
         self._resolve_budget()
         try:
@@ -275,10 +255,7 @@ class Fitted:
     def report(self) -> Report:
         """Return what the current plan promises and what the last step held.
 
-        Raises
-        ------
-        BadInput
-            If nothing has been planned yet.
+        Raises `BadInput` if nothing has been planned yet.
         """
         return self._addresses.added_to(self.route.report())
 

@@ -38,10 +38,7 @@ __all__ = ["GraphSteps"]
 class GraphSteps(WholeSteps):
     """Runs a callee as its graphs: as a planned step each, or as parts of steps of several.
 
-    Parameters
-    ----------
-    callee, options, account, addresses
-        As of `WholeSteps`.
+    `callee`, `options`, `account`, `addresses`: as of `WholeSteps`.
     """
 
     def __init__(
@@ -105,10 +102,8 @@ class GraphSteps(WholeSteps):
     def _capture(self, key: Any, call: TracedCall, *, waits: bool) -> Specialisation:
         """Capture a call.
 
-        Raises
-        ------
-        CaptureError
-            If it is better done graph by graph than with modules as one op that nobody has marked.
+        Raises `CaptureError` if it is better done graph by graph than with modules as one op that
+        nobody has marked.
         """
         names = self._followed.one_ops()
         try:
@@ -169,10 +164,7 @@ class GraphSteps(WholeSteps):
     def report(self) -> Report:
         """Return what the current plan promises, what the last step held, what ran outside.
 
-        Raises
-        ------
-        BadInput
-            If nothing has been planned yet.
+        Raises `BadInput` if nothing has been planned yet.
         """
         reasons = self.outside.reasons()
         if self.last is None and reasons:

@@ -42,21 +42,8 @@ def fit_in_place(
 ) -> Fitted:
     """Fit a model in place: as a whole, or by its parts where they are sharded.
 
-    Parameters
-    ----------
-    model : nn.Module
-        The model.
-    options : Options
-        What the user asked for.
-    shapes : iterable
-        Example inputs to plan for now.
-    methods : sequence of str
-        The names of methods that are planned like the forward.
-
-    Raises
-    ------
-    BadInput
-        If that cannot be; nothing has changed then.
+    `shapes`: example inputs to plan for now. `methods`: the names of methods that are planned like
+    the forward. Raises `BadInput` if that cannot be; nothing has changed then.
     """
     parts = sharded_parts(model)
     if not parts:
@@ -178,10 +165,7 @@ class PlannedStep:
 def fitted_of(target: nn.Module | PlannedStep) -> Fitted:
     """Return what runs a fitted model or step, whatever wraps it.
 
-    Raises
-    ------
-    BadInput
-        If it is neither.
+    Raises `BadInput` if it is neither.
     """
     if isinstance(target, PlannedStep):
         return target._fitted
@@ -200,10 +184,7 @@ def fitted_of(target: nn.Module | PlannedStep) -> Fitted:
 def used_of(target: nn.Module | PlannedStep) -> Fitted:
     """Return what runs a fitted model or step: of a model with planned methods the largest used.
 
-    Raises
-    ------
-    BadInput
-        If it is neither.
+    Raises `BadInput` if it is neither.
     """
     fitted = fitted_of(target)
     root = fitted.callee.root

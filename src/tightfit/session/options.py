@@ -40,81 +40,41 @@ USUAL_LIMITS = Limits(seconds=10.0)
 
 @dataclass(frozen=True)
 class Options:
-    """The checked keywords of `fit` and `step`.
+    """The checked keywords of `fit` and `step`."""
 
-    Parameters
-    ----------
-    budget_bytes : int or None
-        The limit; None: what the device has free, minus the reserve.
-    reserve_bytes : int
-        Bytes of the budget left unused.
-    planner : str
-        Name in the registry.
-    limits : Limits
-        When the planner stops.
-    plan : Plan or None
-        A plan to use instead of planning, if it fits the captured graph.
-    costs : str
-        ``"measured"``, ``"unit"``, ``"flops"`` or ``"roofline:DEVICE"``.
-    on_exceed : str
-        What the guard does when a step exceeds the budget.
-    in_flight : int or None
-        How many planned forwards may await their backward at once; None: found out.
-    optimizer : torch.optim.Optimizer or None
-        Tells the size of its state.
-    cache : bool
-        Whether plans and costs from steps are kept on disk for the next process.
-    shared : Budget or None
-        The budget that several fitted callables share, if this one does.
-    others_to_come : bool
-        Whether further calls will share the budget that nobody has seen yet: graphs after a break.
-    ranks : Ranks or None
-        The processes that train the same model, once they are known.
-    compile : bool
-        Whether planned programs are compiled by Inductor.
-    stops_on_interrupt : bool
-        Whether Ctrl-C during planning stops the program; else the best plan so far is taken.
-    arena : bool
-        Whether the memory of a step lies at planned addresses.
-    left_bytes : int
-        What plans leave of the budget to what the process holds beside tensors; known in an arena.
-    exactness : str
-        How exact operators have to be that a plan may choose instead of eager's.
-    steps : StepsInBackward or None
-        Takes the optimizer's steps inside of plans; None: the loop takes them.
-    offload : Offload or None
-        Where plans may move values to; None: nowhere.
-    """
-
-    budget_bytes: int | None
-    reserve_bytes: int = 0
-    planner: str = DEFAULT
-    limits: Limits = USUAL_LIMITS
-    plan: Plan | None = None
-    costs: str = "measured"
+    budget_bytes: int | None  # the limit; None: what the device has free, minus the reserve
+    reserve_bytes: int = 0  # bytes of the budget left unused
+    planner: str = DEFAULT  # name in the registry
+    limits: Limits = USUAL_LIMITS  # when the planner stops
+    plan: Plan | None = None  # a plan to use instead of planning, if it fits the captured graph
+    costs: str = "measured"  # ``"measured"``, ``"unit"``, ``"flops"`` or ``"roofline:DEVICE"``
+    # What the guard does when a step exceeds the budget
     on_exceed: Literal["raise", "warn"] = "raise"
+    # How many planned forwards may await their backward at once; None: found out
     in_flight: int | None = None
-    optimizer: Any = None
-    cache: bool = True
+    optimizer: Any = None  # tells the size of its state
+    cache: bool = True  # whether plans and costs from steps are kept on disk for the next process
     progress: Progress = field(default=SILENT)
-    shared: Budget | None = None
+    shared: Budget | None = None  # the budget that several fitted callables share, if this one does
+    # Whether further calls will share the budget that nobody has seen yet: graphs after a break
     others_to_come: bool = False
-    ranks: Ranks | None = None
-    compile: bool = False
+    ranks: Ranks | None = None  # the processes that train the same model, once they are known
+    compile: bool = False  # whether planned programs are compiled by Inductor
+    # Whether Ctrl-C during planning stops the program; else the best plan so far is taken
     stops_on_interrupt: bool = True
-    arena: bool = False
+    arena: bool = False  # whether the memory of a step lies at planned addresses
+    # What plans leave of the budget to what the process holds beside tensors; known in an arena
     left_bytes: int = 0
+    # How exact operators have to be that a plan may choose instead of eager's
     exactness: Exactness = "bitwise"
+    # Takes the optimizer's steps inside of plans; None: the loop takes them
     steps: StepsInBackward | None = None
-    offload: Offload | None = None
+    offload: Offload | None = None  # where plans may move values to; None: nowhere
 
     def resolved(self, device: torch.device) -> Options:
         """Return the options with a number in the place of what a device has free now.
 
-        Raises
-        ------
-        BadInput
-            If they ask for what cannot be done on the device.
+        Raises `BadInput` if they ask for what cannot be done on the device.
         """
         if self.offload is not None and device.type != "cpu":
             raise not_together("offload=", f"a model on the device {device} yet: only on the CPU")
@@ -191,10 +151,7 @@ def make_options(
 ) -> Options:
     """Check the keywords of `fit` and `step` and return them as options.
 
-    Raises
-    ------
-    BadInput
-        For a malformed budget, an unknown planner or keyword value.
+    Raises `BadInput` for a malformed budget, an unknown planner or keyword value.
     """
     chosen = _exactness(exactness, bool(compile))
     if on_exceed not in ("raise", "warn"):
@@ -332,10 +289,7 @@ def _free_bytes(device: torch.device, ranks: Ranks | None) -> int:
 def with_ranks(options: Options, ranks: Ranks) -> Options:
     """Return the options for several ranks, which all keep to the least budget among them.
 
-    Raises
-    ------
-    BadInput
-        If the ranks were given different shared budgets or reserves.
+    Raises `BadInput` if the ranks were given different shared budgets or reserves.
     """
     sizes = ranks.gather("budget", options.budget_bytes or 0)
     reserves = ranks.gather("reserve", options.reserve_bytes)
@@ -357,18 +311,9 @@ def _listed(sizes: list[int]) -> str:
 def worst_first(shapes: Iterable[Any], modules: Mapping[str, nn.Module]) -> list[Arguments]:
     """Return the calls that example inputs stand for, the one with most elements first.
 
-    Parameters
-    ----------
-    shapes : iterable
-        For each call a tuple of positional inputs, a mapping of keyword inputs, or one tensor.
-        A tensor on the ``"meta"`` device stands for zeros on the modules' device.
-    modules : mapping of str to nn.Module
-        Their first parameter tells the device.
-
-    Raises
-    ------
-    BadInput
-        If one of them is something else.
+    `shapes`: for each call a tuple of positional inputs, a mapping of keyword inputs, or one
+    tensor. A tensor on the ``"meta"`` device stands for zeros on the modules' device. `modules`:
+    their first parameter tells the device. Raises `BadInput` if one of them is something else.
     """
     calls = [_call(example) for example in shapes]
     device = next((p.device for m in modules.values() for p in m.parameters()), None)

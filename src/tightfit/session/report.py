@@ -18,27 +18,17 @@ __all__ = ["Held", "PlannedPart", "Report", "planned_moves", "report_of"]
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process held for the steps of a callable with an arena, in bytes.
+    """What a process held for the steps of a callable with an arena, in bytes."""
 
-    Parameters
-    ----------
-    height_bytes : int
-        Of the arena.
-    tensor_bytes : int
-        Of tensors between two steps: parameters, gradients, the optimizer's state, inputs, and
-        what the loop keeps.
-    rest_bytes : int
-        Neither: objects of Python and the planner, free pages that the C library keeps,
-        workspaces that libraries take for themselves, stacks of threads. All of it came after the
-        callable was fitted.
-    file_bytes : int
-        Pages of files that were read since then: code of libraries.
-    """
-
-    height_bytes: int
+    height_bytes: int  # of the arena
+    # Of tensors between two steps: parameters, gradients, the optimizer's state, inputs, and what
+    # the loop keeps
     tensor_bytes: int
+    # Neither: objects of Python and the planner, free pages that the C library keeps, workspaces
+    # that libraries take for themselves, stacks of threads. All of it came after the callable was
+    # fitted.
     rest_bytes: int
-    file_bytes: int
+    file_bytes: int  # pages of files that were read since then: code of libraries
 
     @property
     def planned_bytes(self) -> int:
@@ -70,65 +60,36 @@ class PlannedPart(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What the current plan promises and what the last step held.
+    """What the current plan promises and what the last step held."""
 
-    Parameters
-    ----------
-    budget_bytes, constant_bytes, planned_peak_bytes : int
-        The limit, what is resident the whole step, and the peak of the plan; of a compiled plan
-        the peak that was measured before it was used.
-    overhead, bound, gap : float
-        Fractions of the step's cost with nothing recomputed.
-    status : str
-        ``"optimal"`` or ``"feasible"``.
-    cost_source : str
-        Where costs come from.
-    measured : StepPeaks or None
-        What the last complete step held.
-    plan : Plan or None
-        The current plan; None where parts are planned one by one.
-    compiled : bool
-        Whether the plan runs compiled, not operator by operator.
-    plans : dict of str to tuple of Plan
-        Where parts are: for each kind of part, named by the first one, the plans that run.
-    calls : int
-        Calls of parts in a step. Cost and overhead are of the parts.
-    parts : tuple of PlannedPart
-        Where parts are: every plan that runs, in the order of the first calls.
-    arena : ArenaReport or None
-        What lies at planned addresses, if an arena was asked for.
-    held : Held or None
-        What the process held for it then, between two steps.
-    next_exactness : LessExact or None
-        What the next, less exact class of alternatives would cost, if that was asked for.
-    outside : dict of str to str
-        What ran eagerly outside of every plan, and why.
-    reserved_bytes : int or None
-        What the allocator of a GPU has reserved in a step; None: it was not looked at.
-    moves, measured_moves : Moved or None
-        What the plan moves to far memory and back, as it was planned, and in the last step; None:
-        nothing, or no step has ended yet.
-    """
-
+    # budget_bytes, constant_bytes, planned_peak_bytes: the limit, what is resident the whole step,
+    # and the peak of the plan; of a compiled plan the peak that was measured before it was used
     budget_bytes: int
     constant_bytes: int
     planned_peak_bytes: int
+    # overhead, bound, gap: fractions of the step's cost with nothing recomputed
     overhead: float
     bound: float
     gap: float
-    status: str
-    cost_source: str
-    measured: StepPeaks | None
-    plan: Plan | None
-    compiled: bool = False
+    status: str  # ``"optimal"`` or ``"feasible"``
+    cost_source: str  # where costs come from
+    measured: StepPeaks | None  # what the last complete step held
+    plan: Plan | None  # the current plan; None where parts are planned one by one
+    compiled: bool = False  # whether the plan runs compiled, not operator by operator
+    # Where parts are: for each kind of part, named by the first one, the plans that run
     plans: dict[str, tuple[Plan, ...]] = {}
-    calls: int = 0
+    calls: int = 0  # calls of parts in a step. Cost and overhead are of the parts.
+    # Where parts are: every plan that runs, in the order of the first calls
     parts: tuple[PlannedPart, ...] = ()
-    arena: ArenaReport | None = None
-    held: Held | None = None
+    arena: ArenaReport | None = None  # what lies at planned addresses, if an arena was asked for
+    held: Held | None = None  # what the process held for it then, between two steps
+    # What the next, less exact class of alternatives would cost, if that was asked for
     next_exactness: LessExact | None = None
-    outside: dict[str, str] = {}
+    outside: dict[str, str] = {}  # what ran eagerly outside of every plan, and why
+    # What the allocator of a GPU has reserved in a step; None: it was not looked at
     reserved_bytes: int | None = None
+    # moves, measured_moves: what the plan moves to far memory and back, as it was planned, and in
+    # the last step; None: nothing, or no step has ended yet
     moves: Moved | None = None
     measured_moves: Moved | None = None
 

@@ -77,15 +77,10 @@ def capture_step(
     at another shape) or from a model, by `options.costs`; workspaces are measured in any case.
     Of several ranks that train the same model one measures.
 
-    Parameters
-    ----------
-    watched : bool
-        Whether somebody looks in every step whether `Captured.conditions` hold.
-    room_bytes : int, optional
-        A step waits for this, and measuring may hold so much: what is not known is found out at
-        once, and the steps that follow teach the rest. None: every operator is measured well.
-    postpones : bool
-        Whether somebody compares later what takes long to compare (`Captured.hoped`).
+    `watched`: whether somebody looks in every step whether `Captured.conditions` hold.
+    `room_bytes`: a step waits for this, and measuring may hold so much: what is not known is found
+    out at once, and the steps that follow teach the rest. None: every operator is measured well.
+    `postpones`: whether somebody compares later what takes long to compare (`Captured.hoped`).
     """
     with _said(options, f"looking at {name}: what it runs, and what each operator takes"):
         captured = captured_alone(
@@ -164,16 +159,8 @@ def less_exact_step(
 ) -> Captured:
     """Return a priced step with the alternatives of a less exact class, too, priced alike.
 
-    Parameters
-    ----------
-    step : Captured
-        With alternatives, priced.
-    exactness : str
-        The class.
-    modules : mapping of str to nn.Module
-        Those of the step; some alternatives rest on what their weights are now.
-    room_bytes : int
-        What comparing an alternative with its default may take.
+    `modules`: those of the step; some alternatives rest on what their weights are now.
+    `room_bytes`: what comparing an alternative with its default may take.
     """
     plain = step.plain or step
     wider = with_alternatives(plain, exactness, present=parameters_of(plain.joint, modules))
@@ -191,19 +178,10 @@ def plan_step(
 ) -> Outcome:
     """Return a verified plan within the budget; the one on disk if this was planned before.
 
-    Parameters
-    ----------
-    known : Plan, optional
-        An earlier plan of this step; used if it fits and the planner finds none.
-    apart : bool
-        Whether another process searches: this one trains meanwhile.
-
-    Raises
-    ------
-    InfeasibleBudget
-        If there is none; says the least budget and what is forced to be alive.
-    InvalidPlan, PlanMismatch
-        If the user gave a plan and it does not fit this graph or budget.
+    `known`: an earlier plan of this step; used if it fits and the planner finds none. `apart`:
+    whether another process searches: this one trains meanwhile. Raises `InfeasibleBudget` if there
+    is none; says the least budget and what is forced to be alive. Raises `InvalidPlan` or
+    `PlanMismatch` if the user gave a plan and it does not fit this graph or budget.
     """
     key = f"plan {_key(task, options)}"
     return agreed(options.ranks, key, Outcome, lambda: _found(task, options, known, apart))

@@ -162,7 +162,12 @@ class _PerFrame:
                 return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS)
             return ConvertFrameReturn()
         with self._follower.following():
-            return self._looked_at(frame, entry, state, module)
+            try:
+                return self._looked_at(frame, entry, state, module)
+            except DerivativeOutside as end:
+                self._skipped(frame, end.reason, None)
+                strategy = _AS_IT_IS if end.is_in_frame else _BY_PYTHON
+                return ConvertFrameReturn(frame_exec_strategy=strategy)
 
     def _looked_at(self, frame: Any, entry: Any, state: Any, module: nn.Module | None) -> Any:
         """Return what Dynamo makes of a frame; where it fails, that it is left to Python.
@@ -200,9 +205,7 @@ class _PerFrame:
                 return ConvertFrameReturn(
                     frame_exec_strategy=_AS_IT_IS if end.is_in_frame else _BY_PYTHON
                 )
-            except exc.FailOnRecompileLimitHit:
-                raise
-            except TightfitError:
+            except (exc.FailOnRecompileLimitHit, TightfitError):
                 raise
             except Exception as error:  # Dynamo's own: it wraps most of them, not all
                 is_numpy = isinstance(getattr(error, "inner_exception", None), NumpyFollowed)

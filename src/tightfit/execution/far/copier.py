@@ -26,12 +26,7 @@ _LOOKS_S = 1.0  # how often one who waits looks whether the thread is there
 class Transfer:
     """One value on its way.
 
-    Parameters
-    ----------
-    memory : memoryview
-        Its bytes; let go of when the copy has ended.
-    extents : sequence of Extent
-        Where they lie in the file.
+    `memory`: its bytes; let go of when the copy has ended. `extents`: where they lie in the file.
     """
 
     def __init__(self, memory: memoryview, extents: Sequence[Extent]) -> None:
@@ -85,12 +80,7 @@ def _copy_extent(
 class Copier:
     """A thread that copies in one direction, in the order in which it is asked.
 
-    Parameters
-    ----------
-    copy : callable
-        Copies a piece.
-    name : str
-        Of the thread.
+    `copy`: copies a piece.
     """
 
     def __init__(self, copy: Copy, name: str) -> None:
@@ -110,10 +100,7 @@ class Copier:
     def wait(self, transfer: Transfer) -> None:
         """Return once a copy has ended.
 
-        Raises
-        ------
-        OffloadFailed
-            If the thread has ended without it.
+        Raises `OffloadFailed` if the thread has ended without it.
         """
         while not transfer.ended.wait(_LOOKS_S):
             if not self._thread.is_alive():

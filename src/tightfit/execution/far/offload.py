@@ -80,13 +80,9 @@ class Offload:
     def far(self, threads: int = 1, *, keeps: bool = True) -> Far:
         """Return it as planners know it.
 
-        Parameters
-        ----------
-        threads : int
-            Of operators: their costs are the processor time of all of them together, so a second
-            of a transfer is as long as that of so many.
-        keeps : bool
-            Whether what is measured of the link is kept on disk.
+        `threads`: of operators: their costs are the processor time of all of them together, so a
+        second of a transfer is as long as that of so many. `keeps`: whether what is measured of the
+        link is kept on disk.
         """
         link = _link(self.place, keeps=keeps)
         return Far(

@@ -23,22 +23,13 @@ __all__ = ["FarStep", "Moved", "moving_program"]
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step moves.
+    """What a step moves."""
 
-    Parameters
-    ----------
-    stored_bytes, loaded_bytes : int
-        To far memory, and back.
-    far_bytes : int
-        The most that lies there at an instant.
-    stall_s : float
-        How long operators wait for that.
-    """
-
+    # stored_bytes, loaded_bytes: to far memory, and back
     stored_bytes: int
     loaded_bytes: int
-    far_bytes: int
-    stall_s: float
+    far_bytes: int  # the most that lies there at an instant
+    stall_s: float  # how long operators wait for that
 
 
 @dataclass(frozen=True)
@@ -54,13 +45,7 @@ class _Away:
 
 
 class _Space:
-    """Which bytes of a file are taken.
-
-    Parameters
-    ----------
-    offload : Offload
-        Its budget.
-    """
+    """Which bytes of a file are taken."""
 
     def __init__(self, offload: Offload) -> None:
         self._offload = offload
@@ -76,10 +61,7 @@ class _Space:
     def take(self, size: int) -> tuple[Extent, ...]:
         """Return where so many bytes may lie, in several pieces where need be.
 
-        Raises
-        ------
-        OffloadFailed
-            If the budget has no room for them.
+        Raises `OffloadFailed` if the budget has no room for them.
         """
         if self._taken + size > self._offload.size_bytes:
             raise OffloadFailed(
@@ -117,10 +99,7 @@ class FarStep:
 
     The file has no name: nothing is left of it when the process ends, however it ends.
 
-    Parameters
-    ----------
-    offload : Offload
-        How much may lie there, and in which folder.
+    `offload`: how much may lie there, and in which folder.
     """
 
     def __init__(self, offload: Offload) -> None:
@@ -157,10 +136,7 @@ class FarStep:
     def load(self, value: int, *, is_last: bool = False) -> torch.Tensor:
         """Take memory for a value and begin to bring it back; it is not there before `wait`.
 
-        Parameters
-        ----------
-        is_last : bool
-            Whether nothing of it stays in far memory then.
+        `is_last`: whether nothing of it stays in far memory then.
         """
         away = self._away[value]
         storage = torch.empty(away.nbytes, dtype=torch.uint8, device="cpu").untyped_storage()
@@ -174,10 +150,7 @@ class FarStep:
     def wait(self, value: int) -> None:
         """Return once nothing of a value is under way.
 
-        Raises
-        ------
-        OffloadFailed
-            If it could not be copied.
+        Raises `OffloadFailed` if it could not be copied.
         """
         copier, transfer = self._under_way.pop(value)
         began = time.perf_counter()
@@ -225,14 +198,8 @@ def moving_program(
 ) -> Program:
     """Return a program whose steps each have far memory.
 
-    Parameters
-    ----------
-    program : Program
-        Lowered from a plan with moves: it takes its far memory as a further argument.
-    offload : Offload
-        How much, and where.
-    ended : callable
-        Told what a step has moved.
+    `program`: lowered from a plan with moves: it takes its far memory as a further argument.
+    `ended`: told what a step has moved.
     """
 
     def forward(inputs: list[Any]) -> tuple[list[Any], list[Any]]:

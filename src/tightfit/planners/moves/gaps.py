@@ -16,20 +16,11 @@ __all__ = ["Gap", "Move", "Shift", "begins_of", "gaps_of", "movable_values", "pl
 
 @dataclass(frozen=True)
 class Gap:
-    """The longest time for which nothing uses a value.
-
-    Parameters
-    ----------
-    value : int
-        The value.
-    made : int
-        The op that makes it.
-    after, before : int
-        The ops whose first computations use it last before the gap and first after it.
-    """
+    """The longest time for which nothing uses a value."""
 
     value: ValueId
-    made: OpId
+    made: OpId  # the op that makes it
+    # after, before: the ops whose first computations use it last before the gap and first after it
     after: OpId
     before: OpId
 
@@ -44,20 +35,12 @@ class Shift:
 
 @dataclass(frozen=True)
 class Move:
-    """A value that is stored as soon as it is made.
-
-    Parameters
-    ----------
-    leave : int
-        The op before whose first computation it leaves near memory.
-    load : int
-        The op before whose first computation its load begins.
-    """
+    """A value that is stored as soon as it is made."""
 
     value: ValueId
     made: OpId
-    leave: OpId
-    load: OpId
+    leave: OpId  # the op before whose first computation it leaves near memory
+    load: OpId  # the op before whose first computation its load begins
 
 
 def movable_values(graph: Graph) -> frozenset[ValueId]:
@@ -125,17 +108,9 @@ def place(
     Stores queue in the order in which values are made, and a value leaves once its store has
     ended. Loads are placed from the end backwards, each as late as it and those after it allow.
 
-    Parameters
-    ----------
-    sizes : mapping of int to int
-        Bytes of values.
-    begins : sequence of float
-        When each op's turn begins, and the end of the step.
-    pace : float
-        How much longer everything takes. Above 1, the step may stall for transfers: then loads
-        begin rather late than early.
-    shifts : mapping of int to Shift
-        By value; those without one are not shifted.
+    `sizes`: bytes of values. `begins`: when each op's turn begins, and the end of the step. `pace`:
+    how much longer everything takes. Above 1, the step may stall for transfers: then loads begin
+    rather late than early. `shifts`: by value; those without one are not shifted.
     """
     begins = [pace * at_s for at_s in begins]
     leaves: dict[ValueId, OpId] = {}

@@ -49,16 +49,9 @@ _NODES = 2000
 class MovesSearch:
     """Plans with moves in one order.
 
-    Parameters
-    ----------
-    judge : Judge
-        Says what a choice of moves is worth.
-    bound : MovesBound
-        Of the same task.
-    target : float
-        The overhead (a fraction) to get below: that of the plan without moves.
-    interrupts : Interrupts
-        Whether the user has asked to end it, whoever has caught that.
+    `judge`: says what a choice of moves is worth. `target`: the overhead (a fraction) to get below:
+    that of the plan without moves. `interrupts`: whether the user has asked to end it, whoever has
+    caught that.
     """
 
     def __init__(
@@ -101,10 +94,7 @@ class MovesSearch:
     def run(self, plain: Sequence[Step] | None) -> None:
         """Search until the gap is closed or the limits are reached.
 
-        Parameters
-        ----------
-        plain : sequence of steps, or None
-            The plan without moves.
+        `plain`: the plan without moves.
         """
         self.starts = (None,) if plain is None else (plain, None)
         whole = self.clock.left()

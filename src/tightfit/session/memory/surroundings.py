@@ -38,60 +38,32 @@ _NUMBERS_SHARE = 128  # of a small loop's budget they may be no more
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a budget that one of several calls has.
+    """The part of a budget that one of several calls has."""
 
-    Parameters
-    ----------
-    peak_bytes : int
-        What may be held while it runs, all that is held besides included.
-    others_bytes : int
-        What others may hold between its forward and its backward.
-    reserved_bytes : int
-        What is left for others that are to come and keep it until after its backward.
-    part : float
-        What it would have of each further byte of the budget, at least.
-    """
-
-    peak_bytes: int
-    others_bytes: int = 0
+    peak_bytes: int  # what may be held while it runs, all that is held besides included
+    others_bytes: int = 0  # what others may hold between its forward and its backward
+    # What is left for others that are to come and keep it until after its backward
     reserved_bytes: int = 0
-    part: float = 1.0
+    part: float = 1.0  # what it would have of each further byte of the budget, at least
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is held beside a step, and the budget for all of it.
+    """What is held beside a step, and the budget for all of it."""
 
-    Parameters
-    ----------
-    gradients : str
-        ``"fresh"`` or ``"accumulated"``.
-    gradient_bytes, state_bytes : int
-        Gradients that exist, with the buckets they go into; the optimizer's state.
-    outside_bytes : int
-        What user code, or another callable within the same budget, holds between forward and
-        backward.
-    others_bytes : int
-        What is held the whole time that is neither of the step nor of its model.
-    budget_bytes : int
-        Of the budget what the step may use, all of these included.
-    whole_bytes : int
-        The budget.
-    part : float
-        What the step may use of each further byte of it.
-    far : Far or None
-        The far memory that its values may be moved to.
-    """
-
-    gradients: Gradients
+    gradients: Gradients  # ``"fresh"`` or ``"accumulated"``
+    # gradient_bytes, state_bytes: gradients that exist, with the buckets they go into; the
+    # optimizer's state
     gradient_bytes: int
     state_bytes: int
+    # What user code, or another callable within the same budget, holds between forward and backward
     outside_bytes: int
-    others_bytes: int
-    budget_bytes: int
-    whole_bytes: int
+    others_bytes: int  # what is held the whole time that is neither of the step nor of its model
+    budget_bytes: int  # of the budget what the step may use, all of these included
+    whole_bytes: int  # the budget
+    # What the step may use of each further byte of it
     part: float = field(default=1.0, compare=False)
-    far: Far | None = None
+    far: Far | None = None  # the far memory that its values may be moved to
 
     @property
     def held_bytes(self) -> int:

@@ -42,12 +42,8 @@ _MOST_NUMBERS = 2  # other numbers with which a graph is planned, before it runs
 class InGraphs(PartsRoute):
     """Runs a callee, each of its graphs by a plan for whole steps.
 
-    Parameters
-    ----------
-    callee, options, account : Callee, Options, Account
-        What is run, what the user asked for, and what is held between steps.
-    followed : HandedCalls
-        Hands over the graphs of calls.
+    `callee`, `options`, `account`: what is run, what the user asked for, and what is held between
+    steps. `followed`: hands over the graphs of calls.
     """
 
     def __init__(
@@ -100,10 +96,7 @@ class InGraphs(PartsRoute):
     def run_graph(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
         """Run one call of a graph by its plan.
 
-        Raises
-        ------
-        CaptureError
-            If there is none; nothing has changed then.
+        Raises `CaptureError` if there is none; nothing has changed then.
         """
         part = self._part_of(graph, inputs)
         given = part.given(graph, inputs)
@@ -124,10 +117,7 @@ class InGraphs(PartsRoute):
     def _note_numbers(self, graph: HandedGraph) -> None:
         """Note that a graph is called with other numbers than before.
 
-        Raises
-        ------
-        RunsPlainly
-            If they are others in every call.
+        Raises `RunsPlainly` if they are others in every call.
         """
         self._numbers[graph] += 1
         if self._numbers[graph] > _MOST_NUMBERS:
@@ -188,10 +178,7 @@ class InGraphs(PartsRoute):
     def report(self) -> Report:
         """Return what the plans promise and what the last complete step held.
 
-        Raises
-        ------
-        BadInput
-            If nothing has been planned yet.
+        Raises `BadInput` if nothing has been planned yet.
         """
         report = super().report()
         if not report.parts and report.outside:

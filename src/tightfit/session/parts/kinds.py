@@ -52,17 +52,9 @@ _MOST_ALIKE = 1024  # parts of one signature, each for all that it has read so f
 class Part:
     """Modules whose graphs are planned by themselves: most often a single module.
 
-    Parameters
-    ----------
-    name : str
-        In the model.
-    modules : mapping of str to nn.Module
-        A single one by the name ``"part"``, which all such parts share, or those of the whole
-        callable.
-    alike : int
-        How many modules of the model are of its class.
-    is_gathered : bool
-        Whether its parameters are there while it runs only: it cannot be run again.
+    `modules`: a single one by the name ``"part"``, which all such parts share, or those of the
+    whole callable. `alike`: how many modules of the model are of its class. `is_gathered`: whether
+    its parameters are there while it runs only: it cannot be run again.
     """
 
     def __init__(
@@ -113,30 +105,17 @@ class Part:
 
 @dataclass(frozen=True)
 class PartCall:
-    """One call of a part.
+    """One call of a part."""
 
-    Parameters
-    ----------
-    key : hashable
-        Of calls that are alike.
-    kind : Kind
-        What is known of those.
-    given : Arguments
-        Its inputs.
-    """
-
-    key: Any
-    kind: Kind
-    given: Arguments
+    key: Any  # of calls that are alike
+    kind: Kind  # what is known of those
+    given: Arguments  # its inputs
 
 
 class KnownCalls:
     """What is known of the parts of a model.
 
-    Parameters
-    ----------
-    capture : callable
-        Given a call and a name, returns the captured step of a part.
+    `capture`: given a call and a name, returns the captured step of a part.
     """
 
     def __init__(self, capture: Callable[[TracedCall, str], Captured]) -> None:
@@ -167,13 +146,7 @@ class KnownCalls:
         return None
 
     def capture(self, part: Part, given: Arguments, options: Options) -> PartCall:
-        """Capture a call.
-
-        Parameters
-        ----------
-        options : Options
-            The user's.
-        """
+        """Capture a call."""
         key = part.key(given)
         detached = self._detached.get(key, frozenset())
         traced = TracedCall(
@@ -253,28 +226,16 @@ _OUTSIDE_SHARES = (0.0, 0.5, 1.0)  # of what the part holds itself with nothing 
 
 @dataclass(eq=False)
 class Kind:
-    """Parts that are alike: one captured step, one plan.
+    """Parts that are alike: one captured step, one plan."""
 
-    Parameters
-    ----------
-    captured : Captured
-        The step of such a part, priced.
-    name : str
-        The first such part; no two kinds have the same.
-    least, most : Holding
-        By the plan that saves least of those found, and by the one that keeps everything.
-    repeated : tuple of int
-        Flattened inputs that the captured step takes again, for each use; see `capture.uses`.
-    alike : int
-        How many parts of this kind the model may have.
-    """
-
-    captured: Captured
-    name: str
+    captured: Captured  # the step of such a part, priced
+    name: str  # the first such part; no two kinds have the same
+    # least, most: by the plan that saves least of those found, and by the one that keeps everything
     least: Holding
     most: Holding
+    # Flattened inputs that the captured step takes again, for each use; see `capture.uses`
     repeated: tuple[int, ...] = ()
-    alike: int = 1
+    alike: int = 1  # how many parts of this kind the model may have
     _found: list[Holding] = field(default_factory=list)
     _least_was_searched: bool = False
     _runners: WeakKeyDictionary[Holding, Runner] = field(default_factory=WeakKeyDictionary)
@@ -333,10 +294,7 @@ def least_plan(graph: Graph, alike: int, limits: Limits) -> Plan:
     Saving less makes the peak of a backward higher: plans are sought for little, much and nothing
     held outside, and the one is taken with which that many parts, one at its peak, hold least.
 
-    Parameters
-    ----------
-    alike : int
-        How many parts of this kind the model may have.
+    `alike`: how many parts of this kind the model may have.
     """
     eager_bytes = eager_peak_bytes(graph) - graph.constant_bytes
     outsides = [round(share * eager_bytes) for share in _OUTSIDE_SHARES]

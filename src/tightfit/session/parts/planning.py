@@ -35,18 +35,8 @@ _ALIKE = 0.005  # of the budget: what two steps may differ by at their begin and
 class StepPlans:
     """The plans of the parts of a model, chosen for whole steps.
 
-    Parameters
-    ----------
-    name : str
-        Of the model, for messages.
-    options : Options
-        The user's.
-    guard : Guard
-        Measures the steps.
-    late_bytes : int
-        Of the budget, what plans leave unused for memory that other threads free in their own time.
-    wanted : str
-        What a user who is short of memory may do besides.
+    `late_bytes`: of the budget, what plans leave unused for memory that other threads free in their
+    own time. `wanted`: what a user who is short of memory may do besides.
     """
 
     def __init__(
@@ -94,14 +84,8 @@ class StepPlans:
     def begin(self, signature: Any, coming_bytes: int, stepping_bytes: int) -> None:
         """Make sure that there are plans for the step that begins.
 
-        Parameters
-        ----------
-        signature : hashable
-            Of the model's inputs.
-        coming_bytes : int
-            What will stay once it exists: the optimizer's state.
-        stepping_bytes : int
-            What is held while the optimizer steps.
+        `signature`: of the model's inputs. `coming_bytes`: what will stay once it exists: the
+        optimizer's state. `stepping_bytes`: what is held while the optimizer steps.
         """
         self._coming_bytes, self._stepping_bytes = coming_bytes, stepping_bytes
         held = self._guard.held_bytes() + coming_bytes
@@ -269,10 +253,7 @@ class StepPlans:
     def holding_for(self, part: Part, kind: Kind) -> Holding:
         """Return by which plan a part runs: the chosen one, or its least where little is left.
 
-        Raises
-        ------
-        InfeasibleBudget
-            If its least plan does not fit.
+        Raises `InfeasibleBudget` if its least plan does not fit.
         """
         holding = self._chosen(part, kind)
         self._latest[part] = kind

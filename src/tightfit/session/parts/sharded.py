@@ -37,18 +37,9 @@ __all__ = ["ShardedModel", "group_of", "late_bytes", "sharded_parts"]
 class ShardedModel(PartsRoute):
     """Runs a model whose sharded modules are planned, each by itself.
 
-    Parameters
-    ----------
-    callee : Callee
-        The model.
-    parts : mapping of str to nn.Module
-        By name, none inside another.
-    options, account : Options, Account
-        The user's, and what the model holds between steps.
-    group : ProcessGroup or None
-        The processes that train the model together.
-    late_bytes : int
-        Of the budget, what plans leave unused for memory that other threads free in their own time.
+    `parts`: by name, none inside another. `options`, `account`: the user's, and what the model
+    holds between steps. `group`: the processes that train the model together. `late_bytes`: of the
+    budget, what plans leave unused for memory that other threads free in their own time.
     """
 
     def __init__(
@@ -196,10 +187,8 @@ def sharded_parts(model: nn.Module) -> dict[str, nn.Module]:
 def group_of(model: nn.Module) -> Any:
     """Return the processes the parameters are spread over; None if it is one alone.
 
-    Raises
-    ------
-    BadInput
-        If only a part of the model was given: its root must be, for the step to be seen whole.
+    Raises `BadInput` if only a part of the model was given: its root must be, for the step to be
+    seen whole.
     """
     fsdp = sys.modules["torch.distributed.fsdp"]
     if not isinstance(model, fsdp.FSDPModule):

@@ -64,22 +64,9 @@ class Resident(Protocol):
 class PartSteps:
     """Runs the parts of a model by their plans.
 
-    Parameters
-    ----------
-    name : str
-        Of the model, for messages.
-    options : Options
-        The user's.
-    device : str
-        What the model lies on.
-    resident : Resident
-        What it holds between its steps.
-    capture : callable
-        Given a call and a name, returns the captured step of a part.
-    late_bytes : int
-        Of the budget, what plans leave unused for memory that other threads free in their own time.
-    wanted : str
-        What a user who is short of memory may do besides.
+    `capture`: given a call and a name, returns the captured step of a part. `late_bytes`: of the
+    budget, what plans leave unused for memory that other threads free in their own time. `wanted`:
+    what a user who is short of memory may do besides.
     """
 
     def __init__(
@@ -125,10 +112,7 @@ class PartSteps:
     def begin(self, signature: Any) -> None:
         """Begin a step, unless one is under way.
 
-        Parameters
-        ----------
-        signature : hashable
-            Of the model's inputs.
+        `signature`: of the model's inputs.
         """
         if self.is_under_way:
             return
@@ -148,10 +132,7 @@ class PartSteps:
     def close_step(self) -> StepPeaks | None:
         """End the step under way; return what it held.
 
-        Raises
-        ------
-        BudgetExceeded
-            If that was more than the budget, and the user asked to raise.
+        Raises `BudgetExceeded` if that was more than the budget, and the user asked to raise.
         """
         writer, self._writer = self._writer, None
         if writer is None:
@@ -172,10 +153,7 @@ class PartSteps:
     def report(self) -> Report:
         """Return what the plans promise and what the last complete step held.
 
-        Raises
-        ------
-        BadInput
-            If no step has been taken yet.
+        Raises `BadInput` if no step has been taken yet.
         """
         ledger, planned_bytes = self._last_step()
         step = self.guard.steps[-1]
@@ -201,10 +179,7 @@ class PartSteps:
 
         Parts count that this step has left out and another one may not.
 
-        Raises
-        ------
-        BadInput
-            If no step has been taken yet.
+        Raises `BadInput` if no step has been taken yet.
         """
         ledger, _ = self._last_step()
         beside = (each.peak_bytes for each in ledger.intervals if not each.is_planned)
@@ -225,10 +200,7 @@ class PartSteps:
     def kind_of(self, part: Part, given: Arguments) -> PartCall | None:
         """Return what kind of part a call is, captured the first time; None without a gradient.
 
-        Raises
-        ------
-        BadInput, CaptureError, OpaqueChanged
-            If the part cannot be captured.
+        Raises `BadInput` or `CaptureError` or `OpaqueChanged` if the part cannot be captured.
         """
         if self._writer is None or not part.needs_gradient(given):
             return None
@@ -255,10 +227,7 @@ class PartSteps:
 
         Where no plan fits what is left it runs as plain PyTorch, if its limit holds all the same.
 
-        Raises
-        ------
-        InfeasibleBudget
-            If that does not fit either.
+        Raises `InfeasibleBudget` if that does not fit either.
         """
         writer = self._writer
         if call is None or writer is None:

@@ -35,21 +35,11 @@ _QUICKLY = Limits(seconds=2.0)
 
 @dataclass(frozen=True)
 class Beside:
-    """Other calls that are open at the same time as one.
+    """Other calls that are open at the same time as one."""
 
-    Parameters
-    ----------
-    waiting : int
-        How many of the same callable before it await their backward.
-    least_bytes : int
-        What those to come keep, at least.
-    company_bytes : int
-        A size with room for all calls of the step, where others share the budget.
-    """
-
-    waiting: int
-    least_bytes: int
-    company_bytes: int
+    waiting: int  # how many of the same callable before it await their backward
+    least_bytes: int  # what those to come keep, at least
+    company_bytes: int  # a size with room for all calls of the step, where others share the budget
 
     @property
     def is_alone(self) -> bool:
@@ -71,20 +61,8 @@ def advised(
     has ended, gradients that an optimizer has used until the backward. Of a loop that no optimizer
     has stepped in yet, calls may add to gradients before one does.
 
-    Parameters
-    ----------
-    error : InfeasibleBudget
-        Names the least budget of the call that was asked for.
-    one : Specialisation
-        The captured step.
-    less : LessExpected
-        What lies around it.
-    account : Account
-        What its callable holds.
-    options : Options
-        The user's.
-    beside : Beside
-        Its other calls that are open at the same time.
+    `error`: names the least budget of the call that was asked for. `less`: what lies around it.
+    `beside`: its other calls that are open at the same time.
     """
     error = _with_more_room(error, one, less.around)
     coming = less.likely_to_come()
@@ -130,10 +108,7 @@ def advised(
 def needed_by_steps(one: Specialisation, around: Surroundings, account: Account) -> int:
     """Return the least budget for steps like one that has run, the optimizer's own left out.
 
-    Parameters
-    ----------
-    around : Surroundings
-        What lay around it, with all that was to come.
+    `around`: what lay around it, with all that was to come.
     """
     returned_bytes = account.since.returned_bytes(account.tally) or 0
     outside_bytes = one.user_code.seen_bytes
@@ -167,21 +142,11 @@ def _in_words(most: str, beside: Beside) -> str:
 
 @dataclass(frozen=True)
 class _More:
-    """The least budget that has room to compare more ways with their defaults.
+    """The least budget that has room to compare more ways with their defaults."""
 
-    Parameters
-    ----------
-    task : Task
-        The step with those ways.
-    least : MinimumBudget
-        Of that step.
-    named_bytes : int
-        Enough for its least plan, and for the comparisons.
-    """
-
-    task: Task
-    least: MinimumBudget
-    named_bytes: int
+    task: Task  # the step with those ways
+    least: MinimumBudget  # of that step
+    named_bytes: int  # enough for its least plan, and for the comparisons
 
 
 def _with_more_ways(one: Specialisation, around: Surroundings) -> _More | None:

@@ -28,24 +28,14 @@ _REMEMBERED = 8
 
 @dataclass(eq=False)
 class _Kind:
-    """The calls of one captured step; it does not keep the step alive.
+    """The calls of one captured step; it does not keep the step alive."""
 
-    Parameters
-    ----------
-    owner : Account
-        What their callable holds, weakly.
-    input_bytes : int
-        Their inputs.
-    arrived_bytes : deque of int
-        What came since the call before when the last few began: of its inputs those that were not
-        there before, each once, and what the code between holds.
-    ranges : dict
-        What plans may keep, by what gradients there are.
-    """
-
-    owner: weakref.ref[Account]
+    owner: weakref.ref[Account]  # what their callable holds, weakly
     input_bytes: int
+    # What came since the call before when the last few began: of its inputs those that were not
+    # there before, each once, and what the code between holds
     arrived_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    # What plans may keep, by what gradients there are
     ranges: dict[tuple[Gradients, bool], KeptRange] = field(default_factory=dict)
 
     def learn(self, key: tuple[Gradients, bool], found: KeptRange) -> None:
@@ -87,13 +77,6 @@ class CallShares:
     Each call works beside what the others keep, in whichever order their backwards come, and
     beside the gradients that another backward of the callable has made. Calls that were seen to
     follow have room left; so have a few more after the very first one, where that can be.
-
-    Parameters
-    ----------
-    name : str
-        Of the callable, for messages.
-    account : Account
-        What it holds.
     """
 
     def __init__(self, name: str, account: Account) -> None:
@@ -143,16 +126,8 @@ class CallShares:
     ) -> None:
         """Find out which calls are to come before the backward of one that begins.
 
-        Parameters
-        ----------
-        one : Specialisation
-            The step.
-        alone : callable
-            Returns what lies around it, whatever the budget.
-        options : Options
-            The user's.
-        looks : bool
-            Whether a first call may leave room for a second one to see whether it comes.
+        `alone`: returns what lies around it, whatever the budget. `looks`: whether a first call may
+        leave room for a second one to see whether it comes.
         """
         window, kind = self.window(options), self._kind(one)
         is_known = window.knows(kind)
@@ -236,14 +211,7 @@ class CallShares:
     def share(self, one: Specialisation, alone: Surroundings, options: Options) -> Share:
         """Return the part of the call that has begun.
 
-        Parameters
-        ----------
-        one : Specialisation
-            The step.
-        alone : Surroundings
-            What lies around it, what earlier calls keep included.
-        options : Options
-            The user's.
+        `alone`: what lies around it, what earlier calls keep included.
         """
         own = self._own([*self._open, *self._to_come])
         if not own and not self._to_come:

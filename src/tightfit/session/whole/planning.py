@@ -75,29 +75,12 @@ def planned_for(
     steps once a search in the background has found it. Only where nothing at hand fits, a plan is
     searched at once. A compiled plan is tried on the inputs and waited for.
 
-    Parameters
-    ----------
-    one : Specialisation
-        The captured step.
-    around : Surroundings
-        What lies around it now.
-    inputs : sequence
-        The tensors of the placeholders, for trial runs of compiled plans.
-    options, name : Options, str
-        The user's, and the name of the callable.
-    others : callable
-        Returns plans of the same callable at other shapes.
-    waits : bool
-        Whether to search now and not in the background: nobody trains yet.
-    least : bool
-        Whether to begin with the plan that holds least, of those known.
-    once : bool
-        Whether the plan is for this call alone: no better one is searched.
-
-    Raises
-    ------
-    NeedsComparing
-        If a plan may need alternatives that were left for later.
+    `around`: what lies around it now. `inputs`: the tensors of the placeholders, for trial runs of
+    compiled plans. `others`: returns plans of the same callable at other shapes. `waits`: whether
+    to search now and not in the background: nobody trains yet. `least`: whether to begin with the
+    plan that holds least, of those known. `once`: whether the plan is for this call alone: no
+    better one is searched. Raises `NeedsComparing` if a plan may need alternatives that were left
+    for later.
     """
     around = one.seen_around(around)
     planned = one.fitting(around)
@@ -306,12 +289,8 @@ def _quick_outcome(
     verified on this graph; where none of them is good enough, what the default planner finds in a
     moment, too. Plans that were searched for the same step before its costs were learned are.
 
-    Returns
-    -------
-    outcome : Outcome or None
-        None if none of them fits.
-    is_final : bool
-        Whether no search can find a better one, or has not found it before.
+    Returns None if none of them fits. Returns whether no search can find a better one, or has not
+    found it before.
     """
     known = cached_outcome(task, options)
     if known is not None:
@@ -443,14 +422,8 @@ def most_kept(
 def _range_of(graph: Graph, thrifty: Plan, new_gradient_bytes: int) -> KeptRange:
     """Return what plans of a step may keep; its inputs are there before it.
 
-    Parameters
-    ----------
-    graph : Graph
-        The step with what lies around it.
-    thrifty : Plan
-        The one that keeps least for its backward.
-    new_gradient_bytes : int
-        Of gradients that the step makes.
+    `graph`: the step with what lies around it. `thrifty`: the one that keeps least for its
+    backward.
     """
     least_peak, least_kept = _peak_and_kept(graph, thrifty, new_gradient_bytes)
     most_peak, most_kept = _most(graph, thrifty.gradients, new_gradient_bytes)

@@ -38,24 +38,12 @@ __all__ = ["Plans"]
 
 @dataclass(frozen=True)
 class _Settled:
-    """The plan of a call that stood alone: the next one that is like it need not be looked up.
+    """The plan of a call that stood alone: the next one that is like it need not be looked up."""
 
-    Parameters
-    ----------
-    one : Specialisation
-        The step.
-    around : Surroundings
-        What lay around it.
-    planned : Planned
-        Its plan.
-    plans : int
-        How many there were.
-    """
-
-    one: Specialisation
-    around: Surroundings
-    planned: Planned
-    plans: int
+    one: Specialisation  # the step
+    around: Surroundings  # what lay around it
+    planned: Planned  # its plan
+    plans: int  # how many there were
 
     def holds(self, one: Specialisation, around: Surroundings) -> bool:
         """Whether the same would be found for a call: no better plan is being searched."""
@@ -68,25 +56,9 @@ class _Settled:
 class Plans:
     """The plans that calls of a callee run: what is at hand is chosen anew for each call.
 
-    Parameters
-    ----------
-    callee : Callee
-        What is run.
-    captures : Captures
-        What was captured of it.
-    account : Account
-        What it holds between steps.
-    addresses : Anywhere
-        Where its steps lie in memory.
-    watch : Watch
-        Measures its steps.
-
-    Attributes
-    ----------
-    shares : CallShares
-        Divides the budget among calls that await their backward at once.
-    more_bytes : int
-        Held now, or reserved for others, beyond what was held when the last plan was made.
+    `addresses`: where its steps lie in memory. `shares`: divides the budget among calls that await
+    their backward at once. `more_bytes`: held now, or reserved for others, beyond what was held
+    when the last plan was made.
     """
 
     def __init__(
@@ -118,23 +90,8 @@ class Plans:
     ) -> Planned:
         """Return the plan of a call; where nothing fits, without the garbage that lies about.
 
-        Parameters
-        ----------
-        one : Specialisation
-            The step.
-        inputs : list
-            What its placeholders are.
-        options : Options
-            The user's.
-        waiting : sequence
-            Earlier calls that await their backward.
-        waits : bool
-            Whether to search now and not in the background: nobody trains yet.
-
-        Raises
-        ------
-        InfeasibleBudget
-            If no plan fits.
+        `waiting`: earlier calls that await their backward. `waits`: whether to search now and not
+        in the background: nobody trains yet. Raises `InfeasibleBudget` if no plan fits.
         """
         try:
             return self._chosen(one, inputs, options, waiting, waits=waits)
@@ -244,10 +201,7 @@ class Plans:
     ) -> Planned:
         """Return a plan without room for all that is expected, where the limit holds by itself.
 
-        Raises
-        ------
-        InfeasibleBudget
-            If that does not fit either.
+        Raises `InfeasibleBudget` if that does not fit either.
         """
         account = self._account
         standing = self._standing(one, inputs, options)
@@ -284,19 +238,7 @@ class Plans:
 def _around_step(
     one: Specialisation, inputs: list[Any], account: Account, options: Options
 ) -> Surroundings:
-    """Return what lies around a step now, if all of the budget is for it.
-
-    Parameters
-    ----------
-    one : Specialisation
-        The step.
-    inputs : list
-        What its placeholders are.
-    account : Account
-        What its callable holds.
-    options : Options
-        The user's.
-    """
+    """Return what lies around a step now, if all of the budget is for it."""
     standing = account.standing(inputs, options.beside(account), one.input_bytes)
     return Surroundings(
         gradients=_gradients(one.captured, inputs, account),

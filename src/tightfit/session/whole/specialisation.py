@@ -40,10 +40,7 @@ __all__ = ["Moves", "Planned", "Specialisation"]
 class Moves:
     """What the last step of a plan has moved to far memory and back.
 
-    Attributes
-    ----------
-    last : Moved or None
-        None: no step has ended yet.
+    `last`: None: no step has ended yet.
     """
 
     def __init__(self) -> None:
@@ -56,32 +53,17 @@ class Moves:
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan ready to run.
+    """A plan ready to run."""
 
-    Parameters
-    ----------
-    graph : Graph
-        What was planned, with what lies around the step.
-    outcome : Outcome
-        The plan.
-    runner : Runner
-        Runs it.
-    compiled : CompiledPlan or None
-        What was measured of the compiled plan; None: it runs operator by operator.
-    beats_compiled : bool
-        Whether it runs operator by operator because that was faster than compiled plans.
-    moves : Moves or None
-        What its steps move to far memory; None: nothing.
-    number : int
-        Tells it from all other plans of the process.
-    """
-
-    graph: Graph
-    outcome: Outcome
-    runner: Runner
+    graph: Graph  # what was planned, with what lies around the step
+    outcome: Outcome  # the plan
+    runner: Runner  # runs it
+    # What was measured of the compiled plan; None: it runs operator by operator
     compiled: CompiledPlan | None = None
+    # Whether it runs operator by operator because that was faster than compiled plans
     beats_compiled: bool = False
-    moves: Moves | None = None
+    moves: Moves | None = None  # what its steps move to far memory; None: nothing
+    # Tells it from all other plans of the process
     number: int = field(default_factory=itertools.count().__next__)
 
     @property
@@ -92,14 +74,7 @@ class Planned:
     def report(self, more_bytes: int, budget_bytes: int, steps: Sequence[StepPeaks]) -> Report:
         """Return what it promises and what the last of some steps held.
 
-        Parameters
-        ----------
-        more_bytes : int
-            What is held more now than when the plan was made.
-        budget_bytes : int
-            What the user allows.
-        steps : sequence of StepPeaks
-            As they were measured.
+        `more_bytes`: what is held more now than when the plan was made.
         """
         compiled = self.compiled_peak_bytes
         known = report_of(
@@ -119,31 +94,13 @@ class Planned:
 class Specialisation:
     """Everything made for one signature of inputs and modules, and for what data decided.
 
-    Parameters
-    ----------
-    key : tuple
-        The signature, as it is once the step is captured.
-    captured : Captured
-        The step, priced.
-    is_further : bool
-        Whether another one of the same call was there before: its first plan must not wait.
-
-    Attributes
-    ----------
-    user_code : UserCode
-        What user code holds between forward and backward.
-    surplus_bytes : int
-        What a backward was seen to hold beyond its plan: user code holds it until its end.
-    known : KnownPlans
-        Its plans, whatever they were made for.
-    tuner : Tuner or None
-        Times the first steps; None when costs are final.
-    used : int
-        The number of the last call that used it.
-    postponed : Postponed or None
-        Alternatives that are still to be compared; None: there are none.
-    places : tuple of int or None
-        Which inputs of a handed graph its placeholders are, where all are; None: not known yet.
+    `key`: the signature, as it is once the step is captured. `is_further`: whether another one of
+    the same call was there before: its first plan must not wait. `user_code`: what user code holds
+    between forward and backward. `surplus_bytes`: what a backward was seen to hold beyond its plan:
+    user code holds it until its end. `tuner`: times the first steps; None when costs are final.
+    `used`: the number of the last call that used it. `postponed`: alternatives that are still to be
+    compared; None: there are none. `places`: which inputs of a handed graph its placeholders are,
+    where all are; None: not known yet.
     """
 
     def __init__(self, key: Any, captured: Captured, *, is_further: bool = False) -> None:
@@ -325,12 +282,7 @@ class Specialisation:
     def use_compared(self, options: Options, room_bytes: int) -> None:
         """Use alternatives that were left for later, those that keep what they promise.
 
-        Parameters
-        ----------
-        options : Options
-            The user's.
-        room_bytes : int
-            What a comparison may take of those that are still to be made.
+        `room_bytes`: what a comparison may take of those that are still to be made.
         """
         if self.postponed is None:
             return
