@@ -200,11 +200,6 @@ class _PerFrame:
                 self._follower.try_as_one_op(told.forward, told.given)
                 asked = None
                 continue
-            except DerivativeOutside as end:
-                self._skipped(frame, end.reason, None)
-                return ConvertFrameReturn(
-                    frame_exec_strategy=_AS_IT_IS if end.is_in_frame else _BY_PYTHON
-                )
             except (exc.FailOnRecompileLimitHit, TightfitError):
                 raise
             except Exception as error:  # Dynamo's own: it wraps most of them, not all
