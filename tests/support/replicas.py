@@ -27,6 +27,7 @@ from support.searches import wait_for_searches
 from tightfit.allocator import Meter, meter_for
 from tightfit.errors import BadInput
 from tightfit.execution.attach import attached
+from tightfit.execution.run_state import RunState
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.session import stages as pipeline
 from tightfit.units import rounded_up
@@ -225,7 +226,7 @@ def check_overlap(rank: int) -> None:
     for step in range(3):  # the buckets are as small as asked for from the second step on
         seen.clear()
         wrapper(batch(rank, step)).backward()
-    assert len(seen) > 3 and seen[0] == seen[-2] == "backward", seen
+    assert len(seen) > 3 and seen[0] is seen[-2] is RunState.IN_BACKWARD, seen
 
 
 def check_one_rank_measures(rank: int) -> None:

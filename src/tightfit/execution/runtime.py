@@ -29,6 +29,7 @@ from tightfit.execution.returned import (
     read_by_others,
     viewed_outputs,
 )
+from tightfit.execution.run_state import RunState
 from tightfit.execution.stepping import refuse_other_backward
 from tightfit.execution.sums import Sums, added_to, is_sum
 from tightfit.progress import announce
@@ -159,7 +160,7 @@ class Run(Chained):
         self.watched: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self.read_by_others: list[weakref.ref[torch.Tensor]] = []
         self.generator: Any = None
-        self.state = "new"
+        self.state = RunState.NEW
         self.on_start = on_start
         self.on_finish = on_finish
         self.reached = Reached()
@@ -187,7 +188,7 @@ class Run(Chained):
         inputs, self.inputs = self.inputs, []
         with private.without_autocast():
             raw, self.saved = runner.program.forward(inputs)
-        self.state = "forward done"
+        self.state = RunState.AWAITS_BACKWARD
         plain = runner.returned.plain
         self.aliases = {i: x for i, x in enumerate(raw) if i not in plain}
         return tuple(raw[i] for i in plain)
@@ -213,7 +214,7 @@ class Run(Chained):
         """
         outputs = (reference() for reference in self.read_by_others)
         if any(x is not None and (x._backward_hooks or x.retains_grad) for x in outputs):
-            self._end("failed")
+            self._end(RunState.FAILED)
             raise refused.looks_at_parts()
 
     def start(self, gradients: Sequence[torch.Tensor | None], node: Any) -> None:
@@ -238,7 +239,7 @@ class Run(Chained):
         runner.look_at_views(by_position)
         tangents = [tangent(by_position.pop(i, None), meta) for i, meta in runner.tangents]
         saved, self.saved = self.saved, None
-        self.state = "backward"
+        self.state = RunState.IN_BACKWARD
         self.on_start(self)
         assert self.sums is not None
         self.sums.start(node, runner.program.groups)
@@ -252,7 +253,7 @@ class Run(Chained):
         if len(self.runner.program.groups) > 1:
             running = self.generator
             engine.after_this_backward(
-                lambda: self._end("done") if self.generator is running else None
+                lambda: self._end(RunState.DONE) if self.generator is running else None
             )
 
     def _let_go_of_repeated(self) -> None:
@@ -266,7 +267,7 @@ class Run(Chained):
         """Differentiate the call as plain PyTorch does: its gradients are to have a history."""
         runner = self.runner
         assert runner is not None
-        if self.state != "again":
+        if self.state is not RunState.DIFFERENTIATED:
             if self._again is None:
                 self._check_startable()
             if late := self._note_gradients(by_position):
@@ -275,13 +276,13 @@ class Run(Chained):
         try:
             found = self._ran_again().gradients(by_position, runner.returned.canonical)
         except BaseException as error:
-            self._end("failed")
+            self._end(RunState.FAILED)
             if is_refusal(error):
                 what = "A backward that is differentiated itself takes what plain PyTorch takes."
                 raise budget_exceeded(error, what) from error
             raise
-        if self.state != "again":
-            self._end("again")
+        if self.state is not RunState.DIFFERENTIATED:
+            self._end(RunState.DIFFERENTIATED)
         groups = runner.program.groups or ((),)
         self.generator = ([found.get(p) for p in positions] for positions in groups)
 
@@ -309,7 +310,7 @@ class Run(Chained):
         `place`: which of the tensors that leave the chain of nodes.
         """
         if self._again is None:
-            if self._repeated is None or self.state not in ("forward done", "retained"):
+            if self._repeated is None or not self.state.may_begin_backward:
                 return None, None
             self._check_startable()
         assert self.runner is not None
@@ -321,14 +322,14 @@ class Run(Chained):
 
         Parameters are those of `output_run_again`.
         """
-        if self._repeated is None or self.state not in ("forward done", "retained"):
+        if self._repeated is None or not self.state.may_begin_backward:
             return None
         assert self.runner is not None
         return self._repeated.outputs_once_more()[self.runner.returned.plain[place]]
 
     def _check_startable(self, *, with_copies: bool = False) -> None:
-        if self.state not in ("forward done", "retained"):
-            is_let_go = self.reached.is_retained and self.state == "done"
+        if not self.state.may_begin_backward:
+            is_let_go = self.reached.is_retained and self.state is RunState.DONE
             raise refused.second_time(is_let_go=is_let_go)
         if torch.is_grad_enabled() and self._repeated is None:
             raise refused.differentiated()
@@ -347,7 +348,7 @@ class Run(Chained):
         return self.reached.unplanned
 
     def _refuse(self, late: tuple[int, ...]) -> None:
-        self.state = "refused"
+        self.state = RunState.REFUSED
         self.on_start(self)
         raise unplanned(late[0])
 
@@ -358,7 +359,7 @@ class Run(Chained):
         if repeated is None:
             self._refuse(reached.unplanned)
             return
-        self.state = "otherwise" if reached.unplanned else "once more"
+        self.state = RunState.OTHERWISE if reached.unplanned else RunState.ONCE_MORE
         self.saved = self.unchanged = None
         self.on_start(self)
         groups = runner.program.groups
@@ -374,7 +375,7 @@ class Run(Chained):
                 self.sums.start(node, groups)
                 self.generator = grouped(repeated.once_more(came, self.sums.begin), groups)
         except BaseException as error:
-            self._end("failed")
+            self._end(RunState.FAILED)
             if is_refusal(error):
                 what = "A loss took an output that was planned to have no gradient."
                 if reached.backwards > 1:
@@ -388,7 +389,7 @@ class Run(Chained):
         assert self.runner is not None
         if self._again is not None:
             return next(self.generator)
-        if self.state == "backward":
+        if self.state is RunState.IN_BACKWARD:
             self._check_late_reads(index)
         groups = self.runner.program.groups
         try:
@@ -397,7 +398,7 @@ class Run(Chained):
                 if index + 1 >= len(groups):
                     next(self.generator, None)  # the optimizer may step until after the last ones
         except BaseException as error:
-            self._end("failed")
+            self._end(RunState.FAILED)
             if is_refusal(error):
                 what = "The backward was stopped before it took more than was planned for."
                 raise budget_exceeded(error, what + self.runner.afterwards) from error
@@ -408,10 +409,10 @@ class Run(Chained):
             for place, position in enumerate(positions):
                 if position in nothing:
                     gradients[place] = None
-        if self.sums is not None and self.state != "otherwise":
+        if self.sums is not None and self.state is not RunState.OTHERWISE:
             self.sums.hand_over(positions, gradients)
         if index + 1 >= len(groups):
-            self._end("done")
+            self._end(RunState.DONE)
         return gradients
 
     def _check_late_reads(self, index: int) -> None:
@@ -424,26 +425,26 @@ class Run(Chained):
             reference, version = self.watched.get(position, (None, 0))
             tensor = reference() if reference is not None else None
             if index <= last and tensor is not None and tensor._version != version:
-                self._end("failed")
+                self._end(RunState.FAILED)
                 raise refused.changed_during(self.runner.joint.sources[position].name)
 
-    def _end(self, state: str) -> None:
+    def _end(self, state: RunState) -> None:
         is_retained = self.reached.is_retained and self._repeated is not None
-        self.state = "retained" if state == "done" and is_retained else state
-        if self.state != "retained":
+        self.state = RunState.RETAINED if state is RunState.DONE and is_retained else state
+        if self.state is not RunState.RETAINED:
             self._repeated = None
         if self.generator is not None:
             self.generator.close()
         self.generator = None
         self.unchanged = None
         if self.sums is not None:
-            self.sums.end(goes_on=self.state == "retained")
+            self.sums.end(goes_on=self.state is RunState.RETAINED)
         self.on_finish(self)
 
     @property
     def is_open(self) -> bool:
         """Whether a backward may still come or is under way."""
-        return self.state in ("forward done", "backward")
+        return self.state.is_open
 
 
 class _Node(torch.autograd.Function):

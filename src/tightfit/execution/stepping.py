@@ -10,6 +10,7 @@ import torch
 
 from tightfit.capture.captured import Captured
 from tightfit.errors import TightfitError
+from tightfit.execution.run_state import RunState
 from tightfit.torch_private import engine
 
 __all__ = ["refuse_other_backward", "with_gradient"]
@@ -30,7 +31,7 @@ class Steps(Protocol):
 
 
 def refuse_other_backward(
-    runner: Steps, came: Mapping[int, torch.Tensor | None], node: Any, *, state: str
+    runner: Steps, came: Mapping[int, torch.Tensor | None], node: Any, *, state: RunState
 ) -> None:
     """Raise if a backward that steps parameters is to do something else than one whole step.
 
@@ -42,7 +43,7 @@ def refuse_other_backward(
     missing = frozenset(i for i in runner.differentiable if came.get(i) is None)
     without = runner.without_gradient(missing).intersection(runner.stepped) if missing else ()
     why = None
-    if state != "forward done":
+    if state is not RunState.AWAITS_BACKWARD:
         why = "a second backward through a call whose first one has stepped its parameters"
     elif torch.is_grad_enabled():
         why = "a backward that is differentiated itself (create_graph=True)"

@@ -19,6 +19,7 @@ from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import WITHOUT_A_PLAN, BadInput, InfeasibleBudget
 from tightfit.execution.guard import Guard, StepPeaks, left_out
+from tightfit.execution.run_state import RunState
 from tightfit.execution.runtime import Run
 from tightfit.plan.plan import Plan
 from tightfit.progress import announce
@@ -249,13 +250,14 @@ class PartSteps:
                 self.guard.before_backward()
 
         def finished(run: Run) -> None:
-            if run.state == "failed":
+            if run.state is RunState.FAILED:
                 self.abandon()
             elif self._writer is not None:
                 self._writer.backward_ended()
                 if self._writer.is_complete:
                     self.guard.after_backward()
-            if run.state != "again" and not self.is_under_way:  # else what derives of it is to come
+            is_last = run.state is not RunState.DIFFERENTIATED  # else what derives of it is to come
+            if is_last and not self.is_under_way:
                 self._resident.rest()
 
         step = PartStep(weakref.ref(part), kind, key)

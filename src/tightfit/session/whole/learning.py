@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from tightfit.allocator import code_bytes
 from tightfit.execution.guard import Guard, StepPeaks
+from tightfit.execution.run_state import RunState
 from tightfit.execution.runtime import Run
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
@@ -107,7 +108,7 @@ class Watch:
 
     def after_backward(self, run: Run) -> None:
         """Note that a planned backward has ended, failed, or was run without the plan."""
-        if self.guard is not None and run.state in ("failed", "again"):
+        if self.guard is not None and run.state in (RunState.FAILED, RunState.DIFFERENTIATED):
             self.guard.abandon()
         elif self.guard is not None:
             self.guard.after_backward()

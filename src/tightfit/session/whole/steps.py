@@ -16,6 +16,7 @@ from tightfit.errors import (
     OpaqueVaries,
 )
 from tightfit.execution.guard import Guard, StepPeaks, left_out
+from tightfit.execution.run_state import RunState
 from tightfit.execution.runtime import Run, Runner
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
@@ -286,7 +287,9 @@ class WholeSteps:
         self._plans.shares.window(self.options).ended()
         shared = self.options.shared
         is_open = self.waiting if shared is None else shared.open_members()
-        if run.state != "again" and not is_open:  # else what is derived of it is to come
+        if (
+            run.state is not RunState.DIFFERENTIATED and not is_open
+        ):  # else what is derived of it is to come
             for member in (self.account,) if shared is None else shared.members():
                 member.rest()
 
