@@ -27,6 +27,10 @@ class GraphCalls:
         self._graphs = graphs
         self._around: dict[tuple[int, bool], Any] = {}
 
+    def failed_guards(self, given: Arguments) -> str:
+        """Return which guards failed when the graph of a call was made; "" if it was the first."""
+        return self._graphs.graph(given.leaves[-1]).failed_guards
+
     def signature(self, given: Arguments) -> tuple[Any, Any]:
         """Return what a call depends on: inputs, then modes and what modules hold."""
         graph = given.leaves[-1], autocast_nesting() > 0

@@ -36,6 +36,7 @@ class HandedGraph:
     reason: str = ""  # why the callable goes on behind the graph; "" if it ends there
     # Tells the code it was made of, the same for all its graphs; "" if that is not known
     place: str = ""
+    failed_guards: str = ""  # what no longer held of the graphs that were made of this code before
     # The identity of the module in whose forward a node was made, where that is known
     modules: Mapping[fx.Node, int] = field(default_factory=dict)
     # Which of its outputs the callable returns beside a loss

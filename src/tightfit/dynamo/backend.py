@@ -17,6 +17,7 @@ from tightfit.dynamo.rewritten import rewritten
 from tightfit.errors import NothingToTrain
 from tightfit.torch_private import dynamo as private
 from tightfit.torch_private.frames.outermost import is_beside_loss
+from tightfit.torch_private.frames.recompiled import why_recompiled
 
 __all__ = [
     "DynamoGraph",
@@ -81,6 +82,7 @@ class DynamoGraph:
         self._made = module if isinstance(module, HandedGraph) else None
         graph = module.module if isinstance(module, HandedGraph) else module
         self._place = private.place_of_graph()
+        self._failed_guards = why_recompiled()
         self._module = private.without_hooks(graph)
         self._hand_over = hand_over
         self._planned: GraphCall | None = None
@@ -91,7 +93,7 @@ class DynamoGraph:
     def handed(self) -> HandedGraph:
         """The graph as capture takes it."""
         if self._made is None:
-            self._made = handed(self._module, self._place)
+            self._made = handed(self._module, self._place, self._failed_guards)
         return self._made
 
     def __call__(self, *inputs: Any) -> Any:
@@ -107,8 +109,11 @@ class DynamoGraph:
             return self._module(*inputs)
 
 
-def handed(module: fx.GraphModule, place: str = "") -> HandedGraph:
-    """Return a graph of Dynamo's, made of the code at a place, as what capture takes."""
+def handed(module: fx.GraphModule, place: str = "", failed_guards: str = "") -> HandedGraph:
+    """Return a graph of Dynamo's, made of the code at a place, as what capture takes.
+
+    `failed_guards`: what no longer held of the graphs that were made of it before.
+    """
     graph = rewritten(module)
     nodes = list(graph.graph.nodes)
     placeholders = [node for node in nodes if node.op == "placeholder"]
@@ -118,6 +123,7 @@ def handed(module: fx.GraphModule, place: str = "") -> HandedGraph:
         numbers=tuple(i for i, n in enumerate(placeholders) if _is_number(n)),
         reason=private.break_reason(module),
         place=place,
+        failed_guards=failed_guards,
         beside_loss=_beside_loss(module.graph.output_node()),
         modules={node: inside for node, inside in made_in if inside is not None},
     )

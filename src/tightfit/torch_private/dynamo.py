@@ -47,6 +47,7 @@ from tightfit.torch_private.frames.leaves import (
 from tightfit.torch_private.frames.numpy import NumpyFollowed, without_numpy
 from tightfit.torch_private.frames.outermost import in_a_frame_of_its_own
 from tightfit.torch_private.frames.plainly import Answers, RunsOtherwise
+from tightfit.torch_private.frames.recompiled import noting_failed_guards
 from tightfit.torch_private.frames.values import follows_values
 from tightfit.torch_private.patches import Patch
 
@@ -267,6 +268,7 @@ class _PerFrame:
             self._own_changes(),
             self._unfollowed(leaves),
             following_ours(),
+            noting_failed_guards(),
             _quiet(),
         ):
             if not _is_own_forward(frame):

@@ -109,6 +109,8 @@ class Captures:
         alike = sorted(self._by_signature.get(key, ()), key=lambda one: -one.used)
         if alike and not self._fulfils(alike[0], given):
             return "weights of a norm have come near zero, whose gradients were made of its output"
+        if not alike and (guards := self._graphs.failed_guards(given)):
+            return f"guards failed ({guards})"
         return None
 
     def varies(self, key: Any, given: Arguments) -> bool:

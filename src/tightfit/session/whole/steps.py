@@ -321,7 +321,7 @@ def _while_alive(
 
 def _why_anew(name: str, change: str | None) -> str:
     if change is not None:
-        return f"{name}: {change}: planned anew"
+        return f"{name}: {change}: making a new plan"
     return f"{name} is called with new inputs or flags: making a new plan"
 
 
