@@ -13,8 +13,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # where benchmarks
 from support.features import REFUSED, SUPPORTED, UNCOMPILED
 from support.in_backward import OPTIMIZERS
 from support.libraries import LIBRARIES
-from support.models import CASES, OUTSIDE, PARTLY, PLANNED, SEVERAL
-from support.moves import MOVED
+from support.models import CASES, EXECUTED, OUTSIDE, PARTLY, PLANNED, SEVERAL
 from support.replicas import DATA_PARALLEL
 from support.sharded import SHARDED
 from support.training import UNCOMPILED_WAYS, WAYS
@@ -62,7 +61,7 @@ def document() -> str:
         "",
         "Plans with random moves and recomputations, of models with:",
         "",
-        *(f"- {name}" for name in MOVED),
+        *(f"- {name}" for name in EXECUTED),
         "",
         "A full disk, an error in a thread that copies and Ctrl-C amid a transfer are tested, too. "
         "What it does not go with: [how-to/offload.md](how-to/offload.md).",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.models import CASES, Case, Tied
+from support.models import CASES, EXECUTED, Case, Tied
 from support.recompute import recompute_at_random
 from tightfit.allocator import meter_for
 from tightfit.capture.calls.signature import flatten
@@ -35,16 +35,6 @@ def lowered(captured: Captured, plan: Plan) -> Callable[[list[Any]], list[Any]]:
 
 
 EXECUTORS: dict[str, Executor] = {"lowered": lowered}
-NAMES = (
-    "batch norm",
-    "dropout and random ops",
-    "attention",
-    "in-place operators",
-    "tied weights",
-    "pools and upsampling",
-    "opaque modules",
-    "recurrent modules",
-)
 
 
 class ManyWords(Tied):
@@ -61,7 +51,7 @@ class ManyWords(Tied):
         return nn.functional.cross_entropy(scores.flatten(0, 1), tokens.flatten())
 
 
-STEPS = [pytest.param(case, id=case.name) for case in CASES if case.name in NAMES]
+STEPS = [pytest.param(case, id=case.name) for case in CASES if case.name in EXECUTED]
 LARGE = Case("many words", ManyWords, lambda: (torch.randint(0, 20_000, (3, 7)),))
 STEPS.append(pytest.param(LARGE, id=LARGE.name))
 

@@ -18,8 +18,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.models import CASES
-from support.moves import MOVED, with_moves
+from support.models import CASES, EXECUTED
+from support.moves import with_moves
 from support.recompute import recompute_at_random
 from tightfit.allocator import meter_for
 from tightfit.capture.calls.signature import flatten
@@ -78,7 +78,7 @@ class Step:
 step_of = lru_cache(maxsize=None)(Step)
 
 
-@pytest.mark.parametrize("name", MOVED)
+@pytest.mark.parametrize("name", EXECUTED)
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(data=st.data(), seed=st.integers(0, 1 << 20))
 def test_moves_change_no_bits_and_peaks_are_the_simulated_ones(

@@ -15,7 +15,7 @@ import tightfit
 from support.layouts import OnePixel, TransposedNorm
 from tightfit.torch_private.releases import LEAVES, Since
 
-__all__ = ["CASES", "OUTSIDE", "PARTLY", "PLANNED", "SEVERAL", "Case", "Tied"]
+__all__ = ["CASES", "EXECUTED", "OUTSIDE", "PARTLY", "PLANNED", "SEVERAL", "Case", "Tied"]
 
 
 PLANNED = "by one plan"
@@ -545,3 +545,16 @@ CASES = [
         lambda: (torch.randn(2, 8, 16, requires_grad=True),),
     ),
 ]
+
+
+EXECUTED = (
+    "batch norm",
+    "dropout and random ops",
+    "attention",
+    "in-place operators",
+    "tied weights",
+    "pools and upsampling",
+    "opaque modules",
+    "recurrent modules",
+)
+"""The features of models whose random plans are run, with values moved there and back, too."""

@@ -11,18 +11,6 @@ from tightfit.graph import Graph
 from tightfit.plan import Compute, Far, Free, Load, Store
 from tightfit.plan.assemble import Step
 
-MOVED = (
-    "batch norm",
-    "dropout and random ops",
-    "attention",
-    "in-place operators",
-    "tied weights",
-    "pools and upsampling",
-    "opaque modules",
-    "recurrent modules",
-)
-"""The features of models whose values are moved at random, there and back."""
-
 links = st.builds(
     Far,
     capacity_bytes=st.just(1 << 40),

@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import time
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import msgspec
@@ -64,12 +64,12 @@ class Offload:
                 "keep values: name another folder, as tightfit.Offload(size, folder=...)"
             ) from error
 
-    @property
+    @cached_property  # asked for at every store
     def size_bytes(self) -> int:
         """The size in bytes."""
         return parse_bytes(self.size, what="offload")
 
-    @property
+    @cached_property  # asked for in every step
     def place(self) -> Path:
         """The folder."""
         if self.folder is not None:

@@ -128,10 +128,11 @@ class Judge:
         best.load(schedule)
         graph = self.task.graph
         steps = cut.steps(computes_of(problem, schedule))
-        tidied = steps_of(graph, tidy(graph, planned(self.task, steps)))
+        plan = planned(self.task, steps)
+        tidied = steps_of(graph, tidy(graph, plan))
         found = [
-            Found(choice, tuple(each), simulate(graph, planned(self.task, each)))
-            for each in (steps, tidied)
+            Found(choice, tuple(each), simulate(graph, made))
+            for each, made in ((steps, plan), (tidied, planned(self.task, tidied)))
         ]
         return min(filter(self._fits, found), key=lambda each: each.time_s, default=None)
 

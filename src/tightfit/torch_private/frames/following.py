@@ -108,12 +108,23 @@ def _quotients_as_one_operator() -> Iterator[None]:
     The other operators that it splits stay whole by its configuration.
     """
 
+    with _other_handlers(lambda own: {f: own[f] for f in own if f is not torch.addcdiv}):
+        yield
+
+
+def _other_handlers(
+    change: Callable[[dict[Any, Any]], dict[Any, Any]],
+) -> contextlib.AbstractContextManager[None]:
+    """Have Dynamo follow calls of some of PyTorch's functions by other handlers.
+
+    `change`: given its handlers by function, returns those in their place.
+    """
+
     @functools.cache
     def handlers(get: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
-        return {each: handler for each, handler in get().items() if each is not torch.addcdiv}
+        return change(get())
 
-    with _HANDLERS.by(handlers):
-        yield
+    return _HANDLERS.by(handlers)
 
 
 @contextlib.contextmanager
@@ -179,12 +190,8 @@ def _derivatives_outside() -> Iterator[None]:
             reason = str(error).strip().partition("\n")[0]
             raise DerivativeOutside(reason, is_in_frame=tx.parent is None) from None
 
-    @functools.cache
-    def handlers(get: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
-        own = get()
-        return {**own, torch.autograd.grad: functools.partial(derivative, own[torch.autograd.grad])}
-
-    with _HANDLERS.by(handlers):
+    grad = torch.autograd.grad
+    with _other_handlers(lambda own: {**own, grad: functools.partial(derivative, own[grad])}):
         yield
 
 
