@@ -14,16 +14,18 @@ from hypothesis import strategies as st
 from support.chains import chain_graph
 from support.graphs import compute_lists, training_graphs
 from support.moves import links, with_moves
+from support.optimum_moves import random_graph
 from tightfit.errors import BadInput
-from tightfit.graph import Graph
+from tightfit.graph import Graph, validate_graph
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan import Compute, Far, Free, Load, Plan, Store, assemble, simulate, verify
 from tightfit.plan.io import plan_to_json
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import working_set_bytes
 from tightfit.planners.moves.bound import MovesBound
-from tightfit.planners.moves.judge import Judge
+from tightfit.planners.moves.judge import Choice, Judge
 from tightfit.planners.moves.tidy import tidy
+from tightfit.planners.outcomes import planned
 from tightfit.planners.registry import plan_with
 
 LARGE = 1 << 40
@@ -86,6 +88,41 @@ def test_the_bound_holds_for_every_plan_with_moves(case: tuple[Graph, Plan]) -> 
     bound = MovesBound(task, "highs")
     bound.away(0.0, 10.0, None)
     assert bound.overhead <= result.overhead + 1e-6
+
+
+@settings(deadline=None)
+@given(st.integers(0, 1000), st.floats(0.0, 0.3), links, st.data())
+def test_whatever_is_offered_to_be_moved_the_plan_is_legal(
+    seed: int, share: float, far: Far, data: st.DataObject
+) -> None:
+    """Also of choices that the search judges and drops: another machine's clock may keep them."""
+    graph = with_ways_in_place(random_graph(seed, 16))
+    least, _ = working_set_bytes(graph)
+    budget = least + round(share * (eager_peak_bytes(graph) - least))
+    task = Task(graph=graph, budget_bytes=budget, far=far)
+    judge = Judge(task)
+    start = None
+    for toll in (0.01, 0.1, 1.0):
+        values = data.draw(st.frozensets(st.sampled_from(sorted(judge.gaps))))
+        pace = data.draw(st.sampled_from([0.8, 1.0, 8.0]))
+        found = judge.judge(Choice(values, pace, toll), start, data.draw(st.sampled_from([0, 20])))
+        if found is not None:
+            verify(planned(task, found.steps), graph)
+            start = found.steps
+
+
+def with_ways_in_place(graph: Graph) -> Graph:
+    """Let each op write over the first value that it reads, though later ops read it too."""
+    values = tuple(msgspec.structs.replace(value, size_bytes=4) for value in graph.values)
+    ops = []
+    for op in graph.ops:
+        (way,) = op.alternatives
+        in_place = [
+            msgspec.structs.replace(way, name="in place", overwrites=value)
+            for value in way.reads[:1]
+        ]
+        ops.append(msgspec.structs.replace(op, alternatives=(way, *in_place)))
+    return validate_graph(msgspec.structs.replace(graph, values=values, ops=tuple(ops)))
 
 
 @settings(deadline=None)

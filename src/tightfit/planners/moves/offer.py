@@ -207,7 +207,7 @@ def _with_stores(graph: Graph, steps: Sequence[Step]) -> list[Step]:
     """Add stores of what is loaded; leave out loads of what nobody reads, and places left for none.
 
     A load counts if the next step that uses its value reads it, and a place where a value leaves
-    if its load comes next.
+    if its load comes next and the value is still there: an op may have written over it.
     """
     wanted: dict[ValueId, str] = {}  # what the next step does with a value, walking backwards
     kept: list[Step] = []
@@ -224,11 +224,21 @@ def _with_stores(graph: Graph, steps: Sequence[Step]) -> list[Step]:
             continue
         kept.append(step)
     loaded = {step.value for step in kept if isinstance(step, Load)}
+    gone: set[ValueId] = set()  # written over, or left
     result: list[Step] = []
     for step in reversed(kept):
+        if isinstance(step, Free):
+            if step.value in gone:
+                continue
+            gone.add(step.value)
         result.append(step)
-        if isinstance(step, Compute):
-            made = graph.ops[step.op].alternatives[step.alternative].writes
-            result += [Store(value) for value in made if value in loaded]
-            loaded.difference_update(made)
+        if isinstance(step, Load):
+            gone.discard(step.value)
+        elif isinstance(step, Compute):
+            way = graph.ops[step.op].alternatives[step.alternative]
+            if way.overwrites is not None:
+                gone.add(way.overwrites)
+            gone.difference_update(way.writes)
+            result += [Store(value) for value in way.writes if value in loaded]
+            loaded.difference_update(way.writes)
     return result
