@@ -13,7 +13,8 @@ from tightfit.graph.ir import OpId
 from tightfit.plan.assemble import Step
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.anytime.clock import Clock
-from tightfit.planners.anytime.planner import plan_anytime
+from tightfit.planners.anytime.planner import AnytimeResult, plan_anytime, run_anytime
+from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import least_overhead
 from tightfit.planners.moves.bound import MovesBound
@@ -25,7 +26,8 @@ from tightfit.progress import Interrupts, Progress
 
 __all__ = ["plan_with_moves"]
 
-_PLAIN_SHARE = 0.35  # of the time for the plan without moves
+_FIRST_SHARE = 0.1  # of the time, for a first plan without moves
+_PLAIN_SHARE = 0.35  # of the time, for the plan without moves once there is a first
 
 
 def plan_with_moves(task: Task, limits: Limits, progress: Progress) -> Outcome:
@@ -41,20 +43,62 @@ def plan_with_moves(task: Task, limits: Limits, progress: Progress) -> Outcome:
         return plan_anytime(task, limits, progress)
     started = time.perf_counter()
     with Interrupts() as interrupts:
-        plain = _plain(task, limits, progress)
+        near = _Near(task, limits, progress, started)
+        plain = near.plan()
         least = least_overhead(task.graph)
         at_its_best = plain.plan is not None and plain.overhead - least <= limits.gap
         if at_its_best or plain.bound_source == "working set" or interrupts.seen:
             return plain
         order = _order_of(plain, len(task.graph.ops))
-        return _Moving(task, limits, progress, started, plain).run(order, interrupts)
+        left = near.left_s() if plain.plan is not None else (1.0 - _PLAIN_SHARE) * limits.seconds
+        moving = _Moving(task, limits, progress, started, plain)
+        outcome = moving.run(order, interrupts, left)
+        is_open = outcome.plan is None and outcome.status != "infeasible"
+        if is_open and near.counts_seconds and not interrupts.seen:
+            late = near.plan_late()
+            return late if late.plan is not None else outcome
+        return outcome
 
 
-def _plain(task: Task, limits: Limits, progress: Progress) -> Outcome:
-    """The outcome without far memory."""
-    seconds = _PLAIN_SHARE * limits.seconds
-    own = msgspec.structs.replace(limits, seconds=seconds)
-    return plan_anytime(msgspec.structs.replace(task, far=None), own, progress)
+class _Near:
+    """The search without far memory, in up to two pieces.
+
+    Where no plan is found soon, recomputing alone hardly does it: moves are searched first then.
+    """
+
+    def __init__(self, task: Task, limits: Limits, progress: Progress, started: float) -> None:
+        self.task = msgspec.structs.replace(task, far=None)
+        self.limits = limits
+        self.progress = progress
+        self.started = started
+
+    @property
+    def counts_seconds(self) -> bool:
+        """Whether the search may be cut by time: one that counts iterations is run once."""
+        return self.limits.iterations is None
+
+    def left_s(self) -> float:
+        """Seconds left of all limits."""
+        return self.limits.seconds - (time.perf_counter() - self.started)
+
+    def plan(self) -> Outcome:
+        """The plan that is found in this search's share; without a first one, soon none."""
+        if not self.counts_seconds:
+            return self._run(_PLAIN_SHARE * self.limits.seconds).outcome
+        first = self._run(_FIRST_SHARE * self.limits.seconds)
+        if first.outcome.plan is None or first.outcome.status == "optimal":
+            return first.outcome
+        seconds = self.left_s() - (1.0 - _PLAIN_SHARE) * self.limits.seconds
+        later = self._run(seconds, first.schedules).outcome
+        return min(first.outcome, later, key=lambda outcome: outcome.overhead)
+
+    def plan_late(self) -> Outcome:
+        """The plan that is found in the time that is left."""
+        return self._run(max(0.05, self.left_s())).outcome
+
+    def _run(self, seconds: float, seeds: Sequence[PooledSchedule] = ()) -> AnytimeResult:
+        own = msgspec.structs.replace(self.limits, seconds=seconds)
+        return run_anytime(self.task, own, self.progress, seeds=seeds)
 
 
 def _order_of(outcome: Outcome, ops: int) -> tuple[OpId, ...]:
@@ -78,12 +122,12 @@ class _Moving:
         self.started = started
         self.plain = plain
 
-    def run(self, order: tuple[OpId, ...], interrupts: Interrupts) -> Outcome:
+    def run(self, order: tuple[OpId, ...], interrupts: Interrupts, left_s: float) -> Outcome:
         """Search in an order of first computations; an interruption leaves the best so far."""
         traced = order == tuple(range(len(order)))
         graph = self.task.graph if traced else reorder(self.task.graph, order)
         task = msgspec.structs.replace(self.task, graph=graph)
-        seconds = max(0.1, self.limits.seconds - (time.perf_counter() - self.started))
+        seconds = max(0.1, left_s)
         clock = Clock(msgspec.structs.replace(self.limits, seconds=seconds), time.perf_counter())
         search = None
         self.progress.start("moves to far memory", at_most_s=seconds)
