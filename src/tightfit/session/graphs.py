@@ -15,7 +15,7 @@ from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph
 from tightfit.capture.traced_call import TracedCall
 from tightfit.dynamo.backend import RunsPlainly
-from tightfit.errors import BadInput, BudgetExceeded, CaptureError
+from tightfit.errors import BadInput, BudgetExceeded, CaptureError, InfeasibleBudget
 from tightfit.execution.guard import left_out
 from tightfit.planners.bounds import leaves_much_to_plan
 from tightfit.planners.questions.minimum import MinimumBudget
@@ -25,10 +25,12 @@ from tightfit.session.callee import Callee
 from tightfit.session.followed import FollowedCalls
 from tightfit.session.handed_calls import HandedCalls, RunsGraphs, run_as_it_is
 from tightfit.session.memory.account import Account
+from tightfit.session.memory.limit import name_budget, raising
 from tightfit.session.options import Options
 from tightfit.session.parts.in_graphs import InGraphs
 from tightfit.session.report import Report
 from tightfit.session.step.graphs_of_step import GraphsOfStep
+from tightfit.session.whole.plans import FitsPlainly
 from tightfit.session.whole.specialisation import Specialisation
 from tightfit.session.whole.steps import WholeSteps
 
@@ -56,6 +58,10 @@ class GraphSteps(WholeSteps):
         self._has_run = False  # a graph of the call under way
         self._are_several = False  # graphs of a call, as far as is known
         self.in_graphs: InGraphs | None = None
+        # Graphs that no plan fits and plain PyTorch may, with what is raised if it does not either
+        self._plain: weakref.WeakKeyDictionary[HandedGraph, InfeasibleBudget] = (
+            weakref.WeakKeyDictionary()
+        )
         self._one_ops: list[str] = []  # that were announced
 
     @property
@@ -97,7 +103,31 @@ class GraphSteps(WholeSteps):
         if self.in_graphs is not None:
             return self.in_graphs.run_graph(graph, inputs)
         self._has_run = True
-        return super().__call__(self.graphs.arguments(graph, inputs))
+        error = self._plain.pop(graph, None)
+        if error is None:
+            try:
+                return super().__call__(self.graphs.arguments(graph, inputs))
+            except FitsPlainly as fits:
+                error = fits.error
+                announce(
+                    f"{self.callee.name}: no plan fits the budget, and plain PyTorch is expected "
+                    "to. It runs as plain PyTorch; what would exceed the budget is refused"
+                )
+        return self._run_plainly(graph, inputs, error)
+
+    def _run_plainly(
+        self, graph: HandedGraph, inputs: Sequence[Any], error: InfeasibleBudget
+    ) -> Any:
+        """Run a graph that no plan fits as it is.
+
+        Raises `error` where the limit does not hold by itself, or refuses a request.
+        """
+        if not name_budget(self.account, error.minimum_bytes or 0):
+            raise error
+        with raising(error):
+            output = graph.module(*inputs)
+        self._plain[graph] = error  # not once it was raised: its traceback holds the inputs
+        return output
 
     def _capture(self, key: Any, call: TracedCall, *, waits: bool) -> Specialisation:
         """Capture a call.
@@ -137,9 +167,15 @@ class GraphSteps(WholeSteps):
         self._addresses.begin_step(shape, self.in_graphs)
         self.in_graphs.begin(self._given)
 
+    def change_options(self, options: Options) -> None:
+        """Plan the next step with other options; what was captured and priced stays."""
+        super().change_options(options)
+        self._plain.clear()
+
     def start_anew(self) -> None:
         """Capture anew: what was found out alone does not count."""
         self.in_graphs = None
+        self._plain.clear()
         self._are_several = False
         super().start_anew()
 

@@ -15,7 +15,7 @@ from tightfit.session.memory.optimizers import hear_of_steps
 from tightfit.session.memory.steps import refuse_step
 from tightfit.units import format_bytes
 
-__all__ = ["Limit", "refuses"]
+__all__ = ["Limit", "name_budget", "raising", "refuses"]
 
 
 _LOOKING_BYTES = 16 << 10
@@ -28,6 +28,26 @@ def refuses(account: Account) -> bool:
     if keeper is None or keeper.tally is None or keeper.limit_bytes is None:
         return False
     return keeper.tally.refuses and keeper.held_bytes() <= keeper.limit_bytes
+
+
+def name_budget(account: Account, needed_bytes: int) -> bool:
+    """Have what is refused from now on name a budget; return whether anything is refused."""
+    keeper = account.keeper
+    if keeper is None or keeper.tally is None or not refuses(account):
+        return False
+    keeper.tally.advise(needed_bytes)
+    return True
+
+
+@contextlib.contextmanager
+def raising(error: InfeasibleBudget) -> Iterator[None]:
+    """Raise an error where the limit refuses a request."""
+    try:
+        yield
+    except RuntimeError as refusal:
+        if not is_refusal(refusal):
+            raise
+        raise error from refusal
 
 
 class Limit:

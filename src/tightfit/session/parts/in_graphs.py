@@ -25,7 +25,7 @@ from tightfit.errors import CaptureError, OpaqueChanged, OpaqueVaries
 from tightfit.session.callee import Callee
 from tightfit.session.handed_calls import HandedCalls, RunsGraphs
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.limit import refuses
+from tightfit.session.memory.limit import name_budget
 from tightfit.session.options import Options
 from tightfit.session.parts.kinds import Part, PartCall
 from tightfit.session.parts.route import PartsRoute
@@ -223,8 +223,4 @@ class _Resident:
 
     def name_budget(self, needed_bytes: int) -> bool:
         """Have what is refused from now on name a budget; return whether anything is refused."""
-        keeper = self._account.keeper
-        if keeper is None or keeper.tally is None or not refuses(self._account):
-            return False
-        keeper.tally.advise(needed_bytes)
-        return True
+        return name_budget(self._account, needed_bytes)

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from tightfit.allocator.refusals import is_refusal
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.capture.traced_call import TracedCall
@@ -23,6 +22,7 @@ from tightfit.execution.run_state import RunState
 from tightfit.execution.runtime import Run
 from tightfit.plan.plan import Plan
 from tightfit.progress import announce
+from tightfit.session.memory.limit import raising
 from tightfit.session.options import Options
 from tightfit.session.parts.again import PartsAgain, PartStep
 from tightfit.session.parts.kinds import Kind, KnownCalls, Part, PartCall
@@ -290,12 +290,8 @@ class PartSteps:
                 f"part {part.name!r}: no plan fits what is left of the budget. It runs as plain "
                 "PyTorch where that is so; what would exceed the budget is refused"
             )
-        try:
+        with raising(error):
             return part.function(*given.args, **given.kwargs)
-        except RuntimeError as refusal:
-            if not is_refusal(refusal):
-                raise
-            raise error from refusal
 
 
 def _drop(writer: LedgerWriter, guard: Guard, call: int) -> None:

@@ -153,11 +153,15 @@ class LessExpected:
                 yield way
         # as plain PyTorch runs it, where the caller lets go of what the forward returns
         least = replace(self.all.around, outside_bytes=0)
-        graph = least.around(one.captured)
-        peak_bytes = eager_peak_bytes(graph, gradients=least.gradients)
-        returned = sum(v.size_bytes for v in graph.values if v.fate == "returned")
+        peak_bytes = self.plain_bytes(one)
+        returned = sum(v.size_bytes for v in one.captured.graph.values if v.fate == "returned")
         if least.budget_bytes < peak_bytes <= least.budget_bytes + returned:
             yield Passing(replace(least, budget_bytes=peak_bytes), self.all.passing_bytes)
+
+    def plain_bytes(self, one: Specialisation) -> int:
+        """Return what plain PyTorch takes for the step at least, as far as its operators say."""
+        least = replace(self.all.around, outside_bytes=0)
+        return eager_peak_bytes(least.around(one.captured), gradients=least.gradients)
 
 
 def as_it_stands(around: Surroundings, standing: Standing) -> Surroundings:

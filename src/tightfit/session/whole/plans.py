@@ -33,7 +33,20 @@ from tightfit.session.whole.planning import (
 )
 from tightfit.session.whole.specialisation import Planned, Specialisation
 
-__all__ = ["Plans"]
+__all__ = ["FitsPlainly", "Plans"]
+
+_NEARLY = 1.03  # of the budget: what plain PyTorch is expected to take may be so much less
+
+
+class FitsPlainly(Exception):
+    """No plan fits, and plain PyTorch may: what is known of its peak is about the budget.
+
+    `error`: what to raise if it does not fit either.
+    """
+
+    def __init__(self, error: InfeasibleBudget) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 @dataclass(frozen=True)
@@ -91,11 +104,12 @@ class Plans:
         """Return the plan of a call; where nothing fits, without the garbage that lies about.
 
         `waiting`: earlier calls that await their backward. `waits`: whether to search now and not
-        in the background: nobody trains yet. Raises `InfeasibleBudget` if no plan fits.
+        in the background: nobody trains yet. Raises `InfeasibleBudget` if no plan fits, or
+        `FitsPlainly`.
         """
         try:
             return self._chosen(one, inputs, options, waiting, waits=waits)
-        except InfeasibleBudget:
+        except (InfeasibleBudget, FitsPlainly):
             if not self._account.collect_garbage():
                 raise
         return self._chosen(one, inputs, options, waiting, waits=waits)
@@ -201,7 +215,7 @@ class Plans:
     ) -> Planned:
         """Return a plan without room for all that is expected, where the limit holds by itself.
 
-        Raises `InfeasibleBudget` if that does not fit either.
+        Raises `InfeasibleBudget` if that does not fit either, or `FitsPlainly`.
         """
         account = self._account
         standing = self._standing(one, inputs, options)
@@ -220,7 +234,11 @@ class Plans:
             beside = self.shares.beside(one, around, options)
             self._watch.abandon()
             try:
-                raise advised(error, one, less, account, options, beside) from None
+                advice = advised(error, one, less, account, options, beside)
+                may_fit = less.plain_bytes(one) <= _NEARLY * options.planned_bytes
+                if may_try and may_fit and options.steps is None and options.far is None:
+                    raise FitsPlainly(advice)
+                raise advice from None
             finally:
                 del error  # else its traceback holds it, this frame and the inputs
         if not one.was_optimistic:

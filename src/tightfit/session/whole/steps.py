@@ -30,7 +30,7 @@ from tightfit.session.step.again import CalledAgain
 from tightfit.session.whole.again import StepsAgain
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.learning import Watch
-from tightfit.session.whole.plans import Plans
+from tightfit.session.whole.plans import FitsPlainly, Plans
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.user_code import PlannedForward, UnderWay
 
@@ -88,7 +88,7 @@ class WholeSteps:
     def __call__(self, given: Arguments) -> Any:
         """Run one planned forward.
 
-        Raises `CaptureError` if it cannot be captured as a whole.
+        Raises `CaptureError` if it cannot be captured as a whole, and `FitsPlainly`.
         """
         one = self._specialisation(given, waits=True)
         inputs = self.captures.inputs(one, given)
@@ -248,7 +248,7 @@ class WholeSteps:
 
     def _run(self, one: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
         """Run the forward of a plan; return its flattened outputs."""
-        planned = self.last = self._planned(one, inputs)
+        planned = self.last = self._plans.chosen(one, inputs, self.options, self.waiting)
         options = self._addresses.heed(planned, self.options)
         if options is not self.options:
             raise PlannedAnew(options)
@@ -276,7 +276,10 @@ class WholeSteps:
 
     def _planned(self, one: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
         """Return the plan for the constants of now; `waits`: search it now, nobody trains yet."""
-        return self._plans.chosen(one, inputs, self.options, self.waiting, waits=waits)
+        try:
+            return self._plans.chosen(one, inputs, self.options, self.waiting, waits=waits)
+        except FitsPlainly as fits:
+            raise fits.error from None
 
     # -- backward -----------------------------------------------------------------------------
 
