@@ -55,7 +55,17 @@ def length_of_slope(model, real, fake):
     return gradients[0].square().mean() + model(fake).square().mean()
 
 
-WAYS = [gradient_penalty, penalty_on_data, equation, length_of_slope]
+def adapted(model, real, fake):
+    """Meta-learning: what stands for the parameters in later calls was computed."""
+    own = dict(model.named_parameters())
+    for _ in range(2):
+        loss = torch.func.functional_call(model, own, (real,)).mean()
+        steep = torch.autograd.grad(loss, [*own.values()], create_graph=True)
+        own = {name: p - 0.1 * g for (name, p), g in zip(own.items(), steep, strict=True)}
+    return torch.func.functional_call(model, own, (fake,)).square().mean()
+
+
+WAYS = [gradient_penalty, penalty_on_data, equation, length_of_slope, adapted]
 
 
 def trained(model: nn.Module, way) -> list[torch.Tensor]:

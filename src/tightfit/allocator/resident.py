@@ -10,7 +10,7 @@ import torch
 from tightfit.torch_private import tools
 from tightfit.units import rounded_up
 
-__all__ = ["granularity_of", "resident_tensor_bytes", "storages_of"]
+__all__ = ["bytes_of", "granularity_of", "resident_tensor_bytes", "storages_of"]
 
 
 _GRANULARITY = {"cpu": 64, "cuda": 512}
@@ -40,8 +40,14 @@ def storages_of(tensors: Iterable[Any]) -> list[torch.UntypedStorage]:
     return list(seen.values())
 
 
+def bytes_of(tensors: Iterable[Any]) -> int:
+    """Return the bytes of the elements of tensors, each by itself; other objects have none."""
+    own = (x for x in tensors if isinstance(x, torch.Tensor))
+    return sum(part.nbytes for x in own for part in _strided_parts(x))
+
+
 def _strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return what a tensor lies in: itself, or the indices and values of a sparse gradient.
+    """Return what a tensor lies in: itself, or the indices and values of a sparse tensor.
 
     Nothing for a gradient that is zero everywhere and has no memory, as autograd makes them.
     """
@@ -49,4 +55,8 @@ def _strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return ()
     if tensor.layout == torch.sparse_coo:
         return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
     return (tensor,) if tensor.layout == torch.strided else ()

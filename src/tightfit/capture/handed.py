@@ -118,12 +118,19 @@ class _Placed:
         holders = tuple(m.module.__dict__[m.holder] for m in self.members)
         return holders, tuple(m.name for m in self.members), tuple(m.index for m in self.members)
 
+    @cached_property
+    def _parameters(self) -> tuple[int, ...]:
+        """Which inputs are parameters of modules."""
+        return tuple(m.index for m in self.members if m.holder == "_parameters")
+
     def serves(self, inputs: Sequence[Any], leaves: tuple[nn.Module, ...]) -> bool:
-        """Whether a call of the graph is one with the same modules."""
+        """Whether a call of the graph is one with the same modules, and parameters of their own."""
         holders, names, places = self._held
         held = map(dict.get, holders, names)
-        return all(map(operator.is_, held, map(inputs.__getitem__, places))) and (
-            leaves == self.leaves
+        return (
+            all(map(operator.is_, held, map(inputs.__getitem__, places)))
+            and all(map(_IS_LEAF, map(inputs.__getitem__, self._parameters)))
+            and leaves == self.leaves
         )
 
     def recurrent(self) -> dict[fx.Node, nn.RNNBase]:
@@ -248,15 +255,22 @@ class HandedGraphs:
         return (*members, *made_in)
 
     def _members(self) -> dict[int, tuple[nn.Module, str, str]]:
-        """Return where each parameter and buffer lies, by its identity."""
+        """Return where each parameter and buffer lies, by its identity.
+
+        What stands for a parameter during one call (`torch.func.functional_call`) and was computed
+        is no parameter: modules hold another tensor afterwards.
+        """
         return {
             id(tensor): (module, holder, name)
             for top in self._modules.values()
             for module in top.modules()
             for holder in ("_buffers", "_parameters")
             for name, tensor in module.__dict__[holder].items()
-            if tensor is not None
+            if tensor is not None and (holder == "_buffers" or tensor.is_leaf)
         }
+
+
+_IS_LEAF = operator.attrgetter("is_leaf")
 
 
 def _as_tensor(number: Any) -> torch.Tensor:

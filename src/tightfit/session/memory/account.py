@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
+from tightfit.allocator.resident import bytes_of, granularity_of, resident_tensor_bytes
 from tightfit.allocator.tally import Refusals, Tally, before_refusals, tally_for
 from tightfit.session.memory.living import Living
 from tightfit.session.memory.optimizers import Optimizers, parameters_of
@@ -159,7 +159,7 @@ class Account:
         """
         given = self._tally.given_bytes() if self._tally is not None else None
         if input_bytes is None:
-            input_bytes = sum(x.nbytes for x in inputs if isinstance(x, torch.Tensor))
+            input_bytes = bytes_of(inputs)
         running = [k for k in _KEEPERS.now() if k._state == "running" and k is not self]
         known = self.optimizers.has_state(), self.optimizers.looked
         key = given, input_bytes, len(beside), *known, len(running)
@@ -212,7 +212,7 @@ class Account:
         return [*members, *self._gradients(), *self._states()]
 
     def _gradients(self) -> list[torch.Tensor]:
-        return [p.grad for p in parameters_of(self.modules) if p.grad is not None]
+        return [p.grad for p in parameters_of(self.modules) if p.is_leaf and p.grad is not None]
 
     def _states(self) -> list[torch.Tensor]:
         return [t for t in self.optimizers.tensors() if t.device.type == self.device.type]
@@ -349,7 +349,7 @@ def _earlier_bytes(tally: Tally, own: Iterable[Any], inputs: Iterable[Any]) -> i
     """Return what inputs hold that were there before a tally began."""
     owned = {id(t) for t in own}
     given = [x for x in inputs if isinstance(x, torch.Tensor) and id(x) not in owned]
-    return max(0, sum(x.nbytes for x in given) - tally.counted_bytes(given))
+    return max(0, bytes_of(given) - tally.counted_bytes(given))
 
 
 _KEEPERS: Living[Account] = Living()
