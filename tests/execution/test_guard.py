@@ -125,3 +125,17 @@ def test_garbage_that_is_collected_while_a_step_is_planned_hides_nothing_of_it()
     guard.after_forward()
     step = guard.close()
     assert step is None or 50 * KIB <= step.forward_bytes < 60 * KIB
+
+
+def test_weights_from_before_there_was_a_meter_that_are_replaced_count_once() -> None:
+    unmetered = [300 * KIB]
+    guard = Guard("cpu", "raise", unmetered_bytes=lambda: unmetered[0])
+    guard.before_forward(lambda: 300 * KIB, 350 * KIB)
+    guard.after_forward()
+    guard.before_backward()
+    guard.after_backward()
+    weights = held(300)  # in the place of the old ones, which no meter has seen
+    unmetered[0] = 0
+    step = guard.close()
+    assert weights.nbytes == 300 * KIB
+    assert step is None or step.peak_bytes < 310 * KIB

@@ -141,14 +141,21 @@ class Guard:
     """Measures steps; raises or warns when one exceeds the budget.
 
     `device`: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. `on_exceed`: ``"raise"`` or ``"warn"``.
-    `advice`: what to try, for the message of a step that exceeded the budget. `steps`: the last
-    ones of which every peak is known: not those that were only checked.
+    `advice`: what to try, for the message of a step that exceeded the budget. `unmetered_bytes`:
+    returns what the constants hold now that was allocated before there was a meter. `steps`: the
+    last ones of which every peak is known: not those that were only checked.
     """
 
     def __init__(
-        self, device: str, on_exceed: Literal["raise", "warn"], advice: str = _ADVICE
+        self,
+        device: str,
+        on_exceed: Literal["raise", "warn"],
+        advice: str = _ADVICE,
+        unmetered_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self.device = device
+        self._unmetered_bytes = unmetered_bytes
+        self._unmetered_start = 0
         self._exceeded = _Exceeded(device, on_exceed, advice)
         self.budget_bytes = 0
         self.steps: list[StepPeaks] = []
@@ -207,6 +214,7 @@ class Guard:
             self.growth_bytes = live - self._start if self._start is not None else 0
             self._start = live
             self._open = {"constant_bytes": constant_bytes()}
+            self._unmetered_start = self._unmetered_bytes()
             self._learns = not self._is_checked_only
             self._phase = "forward"
             self._reset_peak()
@@ -299,6 +307,8 @@ class Guard:
         if self._open is None or self.meter is None:
             return None
         self._turn("after", "after")
+        # weights that user code has replaced: the new ones are metered, and the old ones were not
+        self._open["after_bytes"] -= max(0, self._unmetered_start - self._unmetered_bytes())
         beside_bytes = 0
         if self._beside:
             beside_bytes = sum(other.budget_bytes for other in self._beside)

@@ -292,6 +292,12 @@ class Account:
             self._before_now = self._before_bytes(within)
             self._given_at_count = self._tally.given_bytes()
 
+    def before_bytes(self) -> int:
+        """Return what is held now that was there before the tally began."""
+        if self._tally is not None and self._tally.given_bytes() != self._given_at_count:
+            self._count_before()
+        return self._before_now
+
     @property
     def limit_bytes(self) -> int | None:
         """What it keeps to."""

@@ -70,7 +70,9 @@ class Watch:
         budget_bytes = options.usable_bytes
         if self.guard is None:
             gc.collect()  # what is freed amid the first step would hide what it holds
-            self.guard = Guard(str(account.device), options.on_exceed)
+            self.guard = Guard(
+                str(account.device), options.on_exceed, unmetered_bytes=account.before_bytes
+            )
             self.guard.change_budget(budget_bytes)
 
         earlier_bytes = 0
