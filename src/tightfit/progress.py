@@ -149,9 +149,9 @@ class Pace:
             self._whole_s = (self._now() - self._began_s) * (self._total or 0) / done
 
     def remaining(self) -> str:
-        """Return such as ``"about 20 s left"``; empty where nobody can know.
+        """Return such as ``"about 20 s left"``; empty where that is unknown.
 
-        A step that takes longer than those before it is not told how long it still takes.
+        Of a step that takes longer than those before it, the rest is unknown.
         """
         so_far_s = self._now() - self._began_s
         limit_s = math.inf if self._at_most_s is None else max(0.0, self._at_most_s - so_far_s)

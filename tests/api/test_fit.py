@@ -236,7 +236,7 @@ class TestGradients:
         plan = tightfit.report(model).plan
         loss, extra = model(batch())
         assert extra.requires_grad
-        (loss + extra.sum()).backward()  # planned anew, and run at once
+        (loss + extra.sum()).backward()  # planned again, and run at once
         loss, extra = model(batch())
         (loss + extra.sum()).backward()
         assert tightfit.report(model).plan != plan

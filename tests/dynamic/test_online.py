@@ -466,7 +466,7 @@ def test_a_backward_that_fails_holds_nothing_of_its_step() -> None:
 
 def test_what_asks_for_memory_beside_the_operators_is_a_named_error_too() -> None:
     with (
-        pytest.raises(BudgetExceeded, match=r"beside PyTorch's operators"),
+        pytest.raises(BudgetExceeded, match=r"outside PyTorch's operators"),
         tightfit.online(resident_bytes() + 100_000),
     ):
         copy.deepcopy(torch.UntypedStorage(1 << 20))

@@ -33,7 +33,7 @@ class _Storage:
 
 @dataclass
 class LiveOnFakes(private.TorchDispatchMode):
-    """Counts the bytes of the storages that ops make, as long as a tensor lies in them."""
+    """Counts the bytes of the storages that ops make, as long as a tensor refers to them."""
 
     granularity: int  # what the device's allocator rounds to, in bytes
     peak_bytes: int = 0  # the most that lived at once so far

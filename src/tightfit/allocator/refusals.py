@@ -1,4 +1,4 @@
-"""Requests that a limit has refused: told from other errors, and said in terms of a budget."""
+"""Requests that a limit has refused: how they are recognised, and said in terms of a budget."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def granularity_of(kind: str) -> int:
 def resident_tensor_bytes(tensors: Iterable[Any], granularity: int) -> int:
     """Return the bytes of the distinct storages of tensors, rounded as the allocator rounds.
 
-    Of a tensor that is spread over processes the part that lies here counts.
+    Of a tensor that is spread over processes the local part counts.
     """
     return sum(rounded_up(storage.nbytes(), granularity) for storage in storages_of(tensors))
 
@@ -41,7 +41,7 @@ def storages_of(tensors: Iterable[Any]) -> list[torch.UntypedStorage]:
 
 
 def _strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return what a tensor lies in: itself, or the indices and values of a sparse gradient.
+    """Return what holds a tensor's numbers: itself, or the indices and values of a sparse gradient.
 
     Nothing for a gradient that is zero everywhere and has no memory, as autograd makes them.
     """

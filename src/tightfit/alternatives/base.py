@@ -85,7 +85,7 @@ class Extra:
 class Extension:
     """Further ways of computing one op."""
 
-    ways: tuple[Way, ...]  # beside the default
+    ways: tuple[Way, ...]  # other than the default
     extras: tuple[Extra, ...] = ()  # what they read that the trace does not make
     default_use: Literal["any", "first"] = "any"  # how the default may be used from now on
     unpins: bool = False  # whether the op may be recomputed now although its default may not
@@ -104,7 +104,7 @@ class OpView:
     captured: Captured  # the step, without alternatives
     op: Op
     ways: tuple[Way, ...] = ()  # what other contributors have offered for it so far
-    # Parameters as they are now, by placeholder; None: nobody knows, any may be far from zero
+    # Parameters as they are now, by placeholder; None: unknown, any may be far from zero
     present: Mapping[fx.Node, torch.Tensor] | None = None
 
     @property
@@ -170,7 +170,7 @@ class OpView:
         return None if number is None else self.captured.graph.values[number]
 
     def may_take_over(self, node: fx.Node) -> bool:
-        """Whether the op's result may take over the storage of an argument nobody else keeps."""
+        """Whether the op's result may take over the storage of an argument not kept elsewhere."""
         value = self.value_of(node)
         written = self.captured.graph.values[self.op.alternatives[0].writes[0]]
         return (

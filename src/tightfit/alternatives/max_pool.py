@@ -1,4 +1,4 @@
-"""The gradient of a max-pooling from where in its window each maximum lies: one byte, not eight.
+"""The gradient of a max-pooling from each maximum's position in its window: one byte, not eight.
 
 The place in the whole image follows from the place of the window.
 """
@@ -46,7 +46,7 @@ class Windows:
 
     sizes: tuple[int, ...]  # of the image: (height, width) or (depth, height, width)
     extents: tuple[int, ...]  # what a window spans, dilation included
-    # strides, padding: from window to window, and how far the first lies outside
+    # strides, padding: from window to window, and how far the first is outside
     strides: tuple[int, ...]
     padding: tuple[int, ...]
 
@@ -79,7 +79,7 @@ class Windows:
     def in_image(self, offsets: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         """Return offsets inside windows as indices into the image.
 
-        None of a maximum lies outside, but the kernel that is given them writes wherever they say.
+        No maximum is outside, but the kernel that is given them writes wherever they say.
         """
         index = offsets + starts
         for d in range(1, len(self.sizes)):

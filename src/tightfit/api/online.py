@@ -58,10 +58,10 @@ def online(
         Stop with an error when computing again has cost so many times what the step itself costs.
     device : torch.device or str
         Where the budget counts, and memory is taken: the CPU, or a GPU such as ``"cuda"``. On a GPU
-        nobody is called before a request is refused, so operators that are refused memory run again
-        after memory was freed; the core in Python does that.
+        nothing is called before a request is refused, so operators that are refused memory run
+        again after memory was freed; the core in Python does that.
     core : str
-        What sees the operators: ``"C++"`` costs an operator least; where nobody has compiled it
+        What sees the operators: ``"C++"`` costs an operator least; where it is not compiled
         yet, entering waits half a minute for that. ``"Python"`` needs no compiler. ``"auto"`` takes
         C++ where it is compiled already, else Python, while another process compiles it for regions
         that begin later. The report says which it was.

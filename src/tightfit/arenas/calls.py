@@ -57,7 +57,7 @@ class CallArena:
             self.leave()
 
     def leave(self) -> None:
-        """Give the memory back, once nobody shares it and nothing in it is alive."""
+        """Give the memory back, once it is not shared and nothing in it is alive."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.leave(self)
@@ -83,7 +83,7 @@ class CallArena:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody shares the arena, or the one that the first step would lie in."""
+        """Whether the arena is not shared, or the one that the first step would use."""
         thread = self._thread or _ARENAS.get(threading.get_ident())
         return thread is None or not thread.has_users_beside(self)
 
@@ -153,7 +153,7 @@ class _ThreadArena:
             self.arena.step(shape)
 
     def leave(self, user: CallArena) -> None:
-        """End the step that runs; give the memory back if nobody else is there."""
+        """End the step that runs; give the memory back if no other call uses it."""
         self._users.discard(user)
         self._caller = None
         self.end_step()

@@ -1,7 +1,7 @@
 """A step whose requests are led to their places by fillers, in memory of any kind.
 
-Whatever the allocator does, it never gives out bytes that are held, by a filler or by anybody
-else. So a step that differs from its script cannot go wrong: it only lies elsewhere.
+Whatever the allocator does, it never gives out bytes that are held, by a filler or anything
+else. So a step that differs from its script cannot go wrong: it only gets other addresses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_FAILURES = 4  # a filler that has no room in the arena takes more from the
 
 
 ArenaMemoryState: TypeAlias = Literal["free", "held", "grown"]
-"""Nothing lies there; something does; more was taken from the device, as something had no room."""
+"""Nothing is there; something is; more was taken from the device, as something had no room."""
 
 
 class ArenaMemory(Protocol):
@@ -52,7 +52,7 @@ class ArenaMemory(Protocol):
         ...
 
     def take(self, size_bytes: int) -> tuple[int, Any] | None:
-        """Request a stretch; return where it lies, and what holds it. None: there was no room."""
+        """Request a stretch; return its address, and what holds it. None: there was no room."""
         ...
 
     def enter(self) -> None:
@@ -67,7 +67,7 @@ class ArenaMemory(Protocol):
 class FilledStep:
     """One step: from its forward to the end of its backward.
 
-    `ground`: where it lies; None: wherever the allocator puts it, as another step lies there.
+    `ground`: its memory; None: wherever the allocator puts it, as another step uses the arena.
     `is_watched`: whether to find out which instructions have no room. `failed`: fillers that came
     to lie elsewhere, or would have: 1 at most, as none is set afterwards. `outlived`: whether
     something of an earlier step was there at its beginning. `crowded`: instructions that requested
@@ -211,7 +211,7 @@ def why_not_led(ground_for: Callable[[int], ArenaMemory]) -> str | None:
 
 
 def _everything(script: Script, ground: ArenaMemory) -> tuple[Filler, ...]:
-    """Return what holds all of a ground before a step begins, and what lies above it for good."""
+    """Return what holds all of a ground before a step begins, and what is above it for good."""
     above_bytes = ground.height_bytes - script.height_bytes
     above = Filler(-1, script.height_bytes, above_bytes)
     return (script.everything, above) if above_bytes else (script.everything,)
@@ -220,7 +220,7 @@ def _everything(script: Script, ground: ArenaMemory) -> tuple[Filler, ...]:
 class FillerPlacement:
     """The steps of a model in one stretch of memory, one after another.
 
-    A step that begins while another one still awaits its backward lies elsewhere.
+    A step that begins while another one still awaits its backward is placed elsewhere.
 
     `ground_for`: returns memory that is so many bytes high; raises a `RuntimeError` if there is
     none.

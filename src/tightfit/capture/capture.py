@@ -88,7 +88,7 @@ def device_of(call: TracedCall) -> Device:
     if len(kinds) > 1:
         listed = ", ".join(sorted(str(d) for d in kinds))
         raise CaptureError(
-            f"the model lies on several devices ({listed}); a budget is for one device. Fit the "
+            f"the model is on several devices ({listed}); a budget is for one device. Fit the "
             "part on each device by itself"
         )
     device = kinds.pop()
@@ -154,7 +154,7 @@ def _refuse_sparse(joint: JointGraph) -> None:
 
 
 def _refuse_shared_memory(call: TracedCall, joint: JointGraph) -> None:
-    """Refuse to change an input in place that lies in one storage with another tensor.
+    """Refuse to change an input in place that shares its storage with another tensor.
 
     Where they overlap may be another place at the next call.
     """

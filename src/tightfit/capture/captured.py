@@ -27,12 +27,12 @@ __all__ = [
 ]
 
 
-_NEAR = 1e-2  # beside its bias: below, a single-precision weight leaves fewer than five digits
+_NEAR = 1e-2  # of its bias: below, a single-precision weight leaves fewer than five digits
 
 
 @dataclass(frozen=True)
 class FarFromZero:
-    """What an alternative asks of parameters: no weight is near zero beside its bias."""
+    """What an alternative asks of parameters: no weight is near zero compared with its bias."""
 
     # weight, bias: placeholders; a bias may be None
     weight: fx.Node

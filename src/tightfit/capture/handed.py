@@ -39,7 +39,7 @@ class HandedGraph:
     failed_guards: str = ""  # what no longer held of the graphs that were made of this code before
     # The identity of the module in whose forward a node was made, where that is known
     modules: Mapping[fx.Node, int] = field(default_factory=dict)
-    # Which of its outputs the callable returns beside a loss
+    # Which of its outputs the callable returns along with a loss
     beside_loss: frozenset[int] = frozenset()
 
     @cached_property
@@ -142,7 +142,7 @@ class _Placed:
             if module is None:
                 raise CaptureError(
                     "a recurrent module whose weights are all computed, or that is given a packed "
-                    "sequence beside computed weights, cannot be planned"
+                    "sequence along with computed weights, cannot be planned"
                 )
             found[node] = module
         return found
@@ -183,7 +183,7 @@ class HandedGraphs:
         return {*(member.module for member in placed.members), *placed.leaves}
 
     def leaves(self, number: int) -> tuple[nn.Module, ...]:
-        """Return the modules whose forwards a graph calls though nobody has followed them."""
+        """Return the modules whose forwards a graph calls though Dynamo has not traced them."""
         return self._placed[number].leaves
 
     def held(self, number: int) -> list[torch.Tensor | None]:
@@ -248,7 +248,7 @@ class HandedGraphs:
         return (*members, *made_in)
 
     def _members(self) -> dict[int, tuple[nn.Module, str, str]]:
-        """Return where each parameter and buffer lies, by its identity."""
+        """Return the place of each parameter and buffer, by its identity."""
         return {
             id(tensor): (module, holder, name)
             for top in self._modules.values()
@@ -270,7 +270,7 @@ def takes_numbers(function: Any, args: Sequence[Any]) -> bool:
 
 
 def beside_loss(function: Any, args: Sequence[Any]) -> frozenset[int]:
-    """Return which outputs of a call of a handed graph its callable returns beside a loss."""
+    """Return which outputs of a call of a handed graph its callable returns along with a loss."""
     graph = function.graph(args[-1]) if isinstance(function, HandedGraphs) else None
     return graph.beside_loss if graph is not None else frozenset()
 

@@ -360,7 +360,7 @@ class _Placing:
     def _state(self, name: str, size_bytes: int) -> tuple[ValueId, ...]:
         """Return the value of a parameter's state, if it has any.
 
-        What it takes lies around the step, whether it is there yet or not.
+        What it takes is resident around the step, whether it is there yet or not.
         """
         if not size_bytes:
             return ()

@@ -1,4 +1,4 @@
-"""Progress drawn on a terminal, told in lines otherwise."""
+"""Progress drawn on a terminal, printed in lines otherwise."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TerminalProgress:
 def terminal_progress() -> Iterator[Progress]:
     """Yield a progress that draws if the error output is a terminal, else one that tells.
 
-    What takes less than a few seconds is not told of.
+    What takes less than a few seconds is not shown.
     """
     if not sys.stderr.isatty():
         spoken = Spoken()

@@ -107,7 +107,7 @@ def _replaces(
     try:
         places = {storage_of(tensor)._cdata for tensor in written}
         read = {storage_of(tensor)._cdata for tensor in given if id(tensor) not in mine}
-    except (NotImplementedError, RuntimeError):  # a sparse one, which lies in none
+    except (NotImplementedError, RuntimeError):  # a sparse one, which has none
         return False
     return len(places) == len(written) and not places & read
 

@@ -24,7 +24,7 @@ MARK = "tightfit_online"
 
 
 class StorageMark(weakref.ref[torch.UntypedStorage]):
-    """A storage, held weakly, and what lies in it; its callback is told where the storage ends.
+    """A storage, held weakly, and its content; its callback is called when the storage ends.
 
     The storage has it as `MARK`, so that its content is found.
     """
@@ -42,7 +42,7 @@ class Content:
     """One content of one storage.
 
     `maker`: what computes it; None: it cannot be computed again, and stays. `is_backward`: whether
-    it is a gradient under way. `is_blank`: nobody has been seen writing it. `used_at`, `last_op`:
+    it is a gradient under way. `is_blank`: no write to it was seen. `used_at`, `last_op`:
     the clock, and the number of operators that had run, when it was last used.
     """
 
@@ -53,7 +53,7 @@ class Content:
     node: tuple[Any, int] | None = None
     known_cost: int | None = None
     """What the pool has found it to cost with all that it needs first; None: to be found."""
-    _lies: StorageMark | None = None
+    _mark: StorageMark | None = None
     _own: torch.UntypedStorage | None = None
     _readers: list[weakref.ref[Call]] | None = None
 
@@ -75,14 +75,14 @@ class Content:
 
     @property
     def memory(self) -> torch.UntypedStorage | None:
-        """The storage it lies in, or would lie in; None if that is gone."""
+        """Its storage, or the one it is to return to; None if that is gone."""
         if self._own is not None:
             return self._own
-        return None if self._lies is None else self._lies()
+        return None if self._mark is None else self._mark()
 
     @property
     def is_private(self) -> bool:
-        """Whether it lies in memory that only the runtime knows."""
+        """Whether it is in memory that only the runtime knows."""
         return self._own is not None
 
     @property
@@ -90,9 +90,9 @@ class Content:
         """The calls that read it and may be needed again."""
         return (call for ref in self._readers or () if (call := ref()) is not None)
 
-    def lie_in(self, lies: StorageMark) -> None:
+    def lie_in(self, mark: StorageMark) -> None:
         """Lie in a storage that the program holds."""
-        self._lies = lies
+        self._mark = mark
 
     def use(self, clock: int, op: int) -> None:
         self.used_at = clock
@@ -143,7 +143,7 @@ class Content:
     def lose_storage(self) -> None:
         """The program holds it no longer, or has written over it."""
         self.is_held = False
-        self._lies = None
+        self._mark = None
         if self._own is None:
             self.is_resident = False
 
@@ -154,9 +154,9 @@ class Content:
         self.node = None
 
     def move(self, own: torch.UntypedStorage) -> None:
-        """A copy of it lies elsewhere; its storage holds something else."""
+        """A copy of it is elsewhere; its storage holds something else."""
         self.is_held = False
-        self._lies = None
+        self._mark = None
         self._own = own
 
     def join(self, node: tuple[Any, int]) -> None:
@@ -169,7 +169,7 @@ class Content:
 
 
 class Place:
-    """A tensor argument: a content, and how the tensor lies in it."""
+    """A tensor argument: a content, and the tensor's geometry in it."""
 
     __slots__ = ("content", "dtype", "is_conj", "is_neg", "offset", "size", "stride")
 
@@ -253,7 +253,7 @@ class Call:
         self.written = written
 
     def keep(self, content: Content, storage: torch.UntypedStorage) -> None:
-        """Hold what it reads and nobody can compute again."""
+        """Hold what it reads and cannot be computed again."""
         if self._kept is None:
             self._kept = {}
         self._kept[content] = storage
@@ -269,7 +269,7 @@ class Call:
                     self._kept_back[content] = storage
 
     def let_reads_go(self) -> None:
-        """A result came back, or nobody wants it."""
+        """A result came back, or is not needed."""
         if self._kept_back:
             outputs = (output for output in self.outputs if output is not None)
             if all(output.is_resident or not output.is_held for output in outputs):

@@ -31,7 +31,7 @@ class Operator:
 
     name: str  # as torch writes it
     is_composite: bool  # it is made of others, which are seen one by one
-    is_view: bool  # its result lies in its argument; nothing is computed
+    is_view: bool  # its result is a view of its argument; nothing is computed
     makes_blank: bool  # its result has no content yet: whoever called it may write it out of sight
     draws: bool  # it draws random numbers
     # It may run again: it has no effects but its results and what the schema says it writes
@@ -42,7 +42,7 @@ class Operator:
     # Running statistics: written in training only, and not read then
     statistics: tuple[Argument, ...]
     training: Argument | None  # what says whether it is training
-    takes_dtype: bool  # it may be told the type of its result
+    takes_dtype: bool  # it may take the type of its result
     # Those it overwrites although its schema does not say so
     written_unsaid: tuple[Argument, ...] = ()
 

@@ -93,7 +93,7 @@ class Pool:
         return freed_bytes > 0
 
     def drop(self, content: Content) -> None:
-        """Free what nobody but the runtime holds."""
+        """Free what only the runtime holds."""
         self.withdraw(content)
         content.leave()
         self.left(content)
@@ -117,7 +117,7 @@ class Pool:
         self.left(content)
 
     def left(self, content: Content) -> None:
-        """A content is not resident any more: it joins the class of what is evicted beside it."""
+        """A content is not resident any more: it joins the class of its evicted neighbours."""
         if self._costs_are_known:
             _tell_those_after(content)
         if self._classes is None or content.maker is None:
@@ -159,7 +159,7 @@ class Pool:
         return ranked
 
     def _next(self, ranked: list[tuple[float, int, Content]]) -> Content:
-        """Take the one with the least score; scores rise where others are evicted beside."""
+        """Take the one with the least score; scores rise when neighbours are evicted."""
         while self._policy.cost is not Cost.RANDOM:
             before, order, content = ranked[0]
             score = self._score(content)
@@ -227,7 +227,7 @@ class Pool:
         return [*map(self.own_cost, _region(content, _children))]
 
     def cost_of_classes(self, content: Content) -> float:
-        """Return the sum of the classes of evicted contents beside it."""
+        """Return the sum of the classes of evicted contents next to it."""
         assert self._classes is not None
         return self._classes.cost(self._beside(content))
 
@@ -263,7 +263,7 @@ def _calls_before(call: Call) -> list[Call]:
         for content in front.pop().reads:
             maker = content.maker
             if not content.is_resident and maker is not None:
-                content.know_cost(maker.cost)  # it was counted: somebody must be told if it changes
+                content.know_cost(maker.cost)  # counted: readers learn of a change
                 if maker not in found:
                     found[maker] = None
                     front.append(maker)

@@ -28,7 +28,11 @@ from tightfit.dynamic.runtime import Runtime
 from tightfit.errors import BadInput, BudgetExceeded, HookUnavailable, InfeasibleBudget
 from tightfit.eviction.policies.policy import Policy
 from tightfit.progress import announce
-from tightfit.torch_private.storages import told_of_addresses, told_of_resizing, why_memory_stays
+from tightfit.torch_private.storages import (
+    intercepted_resizing,
+    observed_addresses,
+    why_memory_stays,
+)
 from tightfit.units import format_bytes, parse_bytes
 
 __all__ = ["Online"]
@@ -98,10 +102,12 @@ class Online:
         assert self._runtime is not None and self._room is not None
         runtime, room = self._runtime, self._room
         exceeded = None
-        if error is not None and is_refusal(error):  # a limit that is gone tells nothing
-            what = "something beside PyTorch's operators asked for memory, and all is evicted."
+        if error is not None and is_refusal(error):  # a limit that is gone says nothing
+            what = "memory was requested outside PyTorch's operators, and all is evicted."
             if room.retries:
-                what = "something beside PyTorch's operators asked for memory, which evicts nothing"
+                what = (
+                    "something outside PyTorch's operators asked for memory, which evicts nothing"
+                )
                 what += f" on {self._device.type!r}: call region.evict(...) before."
             exceeded = budget_exceeded(error, what)
         with self._around:
@@ -186,8 +192,8 @@ class Online:
         runtime.know(storages)
         room.keep(runtime.room_maker)
         around.callback(room.open)
-        around.enter_context(told_of_addresses(runtime.need))
-        around.enter_context(told_of_resizing(runtime.resize))
+        around.enter_context(observed_addresses(runtime.need))
+        around.enter_context(intercepted_resizing(runtime.resize))
         for register, hook in (
             (optimizer.register_optimizer_step_pre_hook, runtime.before_optimizer),
             (optimizer.register_optimizer_step_post_hook, runtime.after_optimizer),

@@ -91,7 +91,7 @@ class Runtime(Core, private.TorchDispatchMode):
             self._lock.release()
 
     def need(self, tensor: torch.Tensor, for_good: bool) -> None:
-        """Bring a tensor back that is read beside the dispatcher; it may have to stay there."""
+        """Bring a tensor back that is read without the dispatcher; it may have to stay there."""
         content = self._contents.of_tensor(tensor)
         if content is None or (content.is_resident and not for_good):
             return
@@ -298,7 +298,7 @@ class Runtime(Core, private.TorchDispatchMode):
         self.watch(parameter)
 
     def _about_to_write(self, operator: Operator, args: Any, kwargs: Any) -> list[torch.Tensor]:
-        """Return what an operator overwrites; nobody needs what cannot be computed again there."""
+        """Return what an operator overwrites; what cannot be computed again must not be needed."""
         for value in args:
             if type(value) is torch.nn.Parameter:
                 self._know(value)

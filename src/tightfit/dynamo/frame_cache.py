@@ -51,7 +51,7 @@ class KeptFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     asked: str  # a digest of what guards asked of their values
     files: list[Any]  # those of installed code that was followed: size and date
     code: bytes
-    # Classes and fields; one that lies at another one has its place in this list as a field
+    # Classes and fields; one that belongs to another one has its place in this list as a field
     sources: list[tuple[str, list[Any]]]
     guards: list[tuple[int, str, dict[str, Any]]]
     sizes: list[tuple[int, Any, Any]]
@@ -193,7 +193,7 @@ def _packed(found: frames.Frame) -> dict[str, Any]:
 
 
 def _unpacked(kept: KeptFrame) -> frames.Frame:
-    """Return what was found of a frame; its names are ones that nobody has here."""
+    """Return what was found of a frame; its names are not used here."""
     names = unique_names()
     new = dict(zip(kept.names, names, strict=True))
     sources: list[Any] = []

@@ -21,7 +21,7 @@ class KeptHandedGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # What each does, its name, what it calls, and packed arguments
     nodes: list[tuple[str, str, str, Any, Any]]
     made_in: dict[str, str]  # the module in whose forward a node was made
-    beside_loss: list[int]  # outputs that the callable returns beside a loss
+    beside_loss: list[int]  # outputs that the callable returns along with a loss
 
 
 def kept_graph(graph: HandedGraph, modules: Mapping[str, nn.Module]) -> KeptHandedGraph:

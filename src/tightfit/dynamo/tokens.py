@@ -1,4 +1,4 @@
-"""What values are, told so that another process can tell whether its values are the same.
+"""Tokens that describe values, so that another process can compare them with its own.
 
 A token is only ever compared with another one: nothing is looked up by it.
 """
@@ -66,7 +66,7 @@ class Tokens:
         return packed(value)
 
     def cover(self, traced: Sequence[types.CodeType]) -> None:
-        """Make sure that whatever was followed is told by the tokens so far.
+        """Make sure that the tokens so far describe whatever was followed.
 
         Raises `NotKept` if it is not: code that no class and no guard leads to, or that reads the
         environment.
@@ -111,7 +111,7 @@ class Tokens:
     def _class(self, kind: type) -> list[Any]:
         """Return the token of a class: its name, and the methods of all its bases.
 
-        What Dynamo reads of a metaclass has no guard, so that it is told here.
+        What Dynamo reads of a metaclass has no guard, so the token includes it.
         """
         if kind not in self._classes:
             self._classes[kind] = ""  # methods may close over their class

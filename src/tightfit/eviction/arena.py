@@ -19,7 +19,7 @@ GRANULARITY_BYTES = 512
 
 Placement: TypeAlias = Literal["bytes", "arena", "neighbours", "window", "mixed"]
 """What an eviction must bring: bytes, or a hole in an arena of the budget's size. There a score's
-bytes are the storage's own (``"arena"``), or with the holes beside it (``"neighbours"``); or the
+bytes are the storage's own (``"arena"``), or with the holes next to it (``"neighbours"``); or the
 neighbours that cost least go together (``"window"``), always or, ``"mixed"``, if bytes do not lack.
 """
 

@@ -40,8 +40,8 @@ class Program:
     # Takes the list of placeholder tensors (emptied), returns (raw outputs, saved)
     forward: Forward
     # A generator function of (saved, tangents), both emptied; yields lists of gradients. A third
-    # argument is told the placeholder and the first term of each gradient of `sums`, and returns
-    # what that gradient begins with.
+    # argument is called with the placeholder and the first term of each gradient of `sums`, and
+    # returns what that gradient begins with.
     backward: Backward
     # For each yielded list, the placeholder positions the gradients belong to
     groups: tuple[tuple[int, ...], ...]

@@ -1,4 +1,4 @@
-"""A program whose requests are led to their places: what is told before and around it."""
+"""A program whose requests are led to their places: what is called before and around it."""
 
 from __future__ import annotations
 

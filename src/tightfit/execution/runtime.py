@@ -141,7 +141,7 @@ def _chained(given: list[Any]) -> dict[int, Any]:
 class Run(Chained):
     """One forward that awaits its backward.
 
-    `on_start`, `on_finish`: told when backward begins and when its last gradient has been handed
+    `on_start`, `on_finish`: called when backward begins and when its last gradient has been handed
     over. `repeated`: runs the call again: for a backward that is to be differentiated, that has
     gradients of other outputs than planned for, or that comes after another one (retain_graph).
     """
@@ -177,7 +177,7 @@ class Run(Chained):
             self.sums.watch(position, owner)
 
     def take_aliases(self) -> dict[int, Any]:
-        """Return the outputs that are made anew outside the program, and let go of them."""
+        """Return the outputs that are made again outside the program, and let go of them."""
         aliases, self.aliases = self.aliases, {}
         return aliases
 

@@ -71,8 +71,8 @@ def first_sums(captured: Captured, plan: Plan) -> dict[OpId, FirstSum]:
 def added_to(tangent: fx.Node) -> torch.Tensor:
     """Return what a tangent is added to, else itself: so zeros in its place are to lie.
 
-    Plain PyTorch adds nothing where an output has no gradient. A sum lies as both its terms do, if
-    these lie alike, and how a gradient lies decides in which order it is summed up.
+    Plain PyTorch adds nothing where an output has no gradient. A sum has the layout of both its
+    terms, if these agree, and a gradient's layout decides in which order it is summed up.
     """
     own = tangent.meta["val"]
     for user in tangent.users:
@@ -149,9 +149,9 @@ _OPEN: weakref.WeakSet[Sums] = weakref.WeakSet()
 class Sums:
     """The gradients of one call, on their way to where those of other calls may meet them.
 
-    `announce`: told of a placeholder to whose sum code outside the plan has added, in another order
-    than plain PyTorch. `gradients`: those of the call's graph, each with the placeholder whose it
-    is.
+    `announce`: called with a placeholder to whose sum code outside the plan has added, in another
+    order than plain PyTorch. `gradients`: those of the call's graph, each with the placeholder
+    whose it is.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class Sums:
         return own is not None and own() is gradient
 
     def _is_own(self, position: int, gradient: torch.Tensor) -> bool:
-        """Whether nothing else lies in the memory of a gradient.
+        """Whether nothing else uses the memory of a gradient.
 
         Where a gradient lay that has passed on, its memory may have been freed and be another's
         now. Storages are not asked: autograd adds in place only where Python has never seen them.

@@ -1,9 +1,9 @@
 """Leave free memory open only where the next op is to find it: what an allocator can be led by.
 
-An allocator that cannot be told an address takes the smallest free stretch that is large enough.
+An allocator that takes no address uses the smallest free stretch that is large enough.
 Where everything that is free is held by fillers but for the places of the op that runs next, it
 can take no other. Fillers are ordinary requests themselves: what was freed since is held again by
-requests of just its size. Then one filler at a time is let go of, and what lies in front of a
+requests of just its size. Then one filler at a time is let go of, and what is in front of a
 place, the place and the rest are requested one after the other, from the only free stretch there
 is. What a step's fillers are follows from its layout alone.
 """
@@ -50,11 +50,11 @@ GRANULARITY_BYTES = 512
 
 @dataclass(frozen=True)
 class Filler:
-    """A stretch that is held while nothing lies there."""
+    """A stretch that is held while it is unused."""
 
     # Its name within a script; None: it is the place of a request, held for a moment
     number: int | None
-    # offset, size_bytes: where it lies
+    # offset, size_bytes: its position
     offset: int
     size_bytes: int
 
@@ -66,7 +66,7 @@ class Filler:
 
 @dataclass(frozen=True)
 class Opening:
-    """One free stretch, made of fillers, that is divided anew."""
+    """One free stretch, made of fillers, that is divided again."""
 
     # Fillers to let go of: they lie side by side, and nothing else is free then
     drops: tuple[int, ...]
@@ -236,7 +236,7 @@ def _stretches(
 ) -> list[tuple[list[Filler], list[tuple[int, int]]]]:
     """Return the fillers that cover places, side by side, and the places in each such stretch.
 
-    Where what is left beside a place would be small, the filler beyond goes along.
+    Where what is left next to a place would be small, the filler beyond goes along.
     """
     found: list[tuple[list[Filler], list[tuple[int, int]]]] = []
     for begin, end in sorted(places):

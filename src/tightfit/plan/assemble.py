@@ -213,7 +213,7 @@ def _free_unread_tangents(
     pending: set[ValueId],
     crossings: dict[int, list[int]],
 ) -> None:
-    """Free tangents nobody reads right after the first compute of their segment."""
+    """Free unread tangents right after the first compute of their segment."""
     position = {segment: index for index, group in crossings.items() for segment in group}
     for value in graph.values:
         if value.role == "tangent" and value.id not in pending and value.segment is not None:

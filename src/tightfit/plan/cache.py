@@ -149,7 +149,7 @@ class PlanCache:
     def load(self, key: PlanKey, graph: Graph) -> Outcome | None:
         """Return the outcome stored under a key, or None.
 
-        Its plan is verified against the graph, and its peak and overhead are computed anew. An
+        Its plan is verified against the graph, and its peak and overhead are computed again. An
         entry that cannot be used is deleted with a warning. Where this machine has planned no such
         step, an imported plan of the same graph, device and budget serves, if it fits.
         """

@@ -88,7 +88,7 @@ def simulated(task: Task, steps: Sequence[Step]) -> Simulation:
 
 
 def planned(task: Task, steps: Sequence[Step]) -> Plan:
-    """Return a schedule as a plan for a task's budget; nobody has verified it."""
+    """Return a schedule as a plan for a task's budget, not verified."""
     return assemble(
         task.graph,
         steps,

@@ -1,4 +1,4 @@
-"""What the alternatives of a step say of themselves: each claim is tried beside the default."""
+"""What the alternatives of a step say of themselves: each claim is compared with the default."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _claim(captured: Captured, default: Call, call: Call, way: Alternative) -> C
 
 @functools.cache
 def _code(function: Callable[..., Any]) -> str:
-    """Return the code of the file that a function of ours lies in: with another one, ask again."""
+    """Return a hash of the file that defines a function of ours: if it changes, compare again."""
     file = getattr(sys.modules.get(function.__module__), "__file__", None)
     ours = isinstance(function, types.FunctionType) and file is not None
     return hashlib.sha256(Path(file).read_bytes()).hexdigest() if ours and file else ""
@@ -117,7 +117,7 @@ def _layouts(*calls: Call) -> list[str]:
 
 
 def _by_rows(*calls: Call) -> list[str]:
-    """Return what one row of each tensor is, and what there is beside tensors."""
+    """Return what one row of each tensor is, and what there is besides tensors."""
     rows = [str(tuple(x.shape[1:])) for x in _leaves(*calls) if isinstance(x, torch.Tensor)]
     return rows + [str(fx.map_arg((call.args, call.kwargs), lambda node: None)) for call in calls]
 

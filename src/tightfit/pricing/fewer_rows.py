@@ -33,7 +33,7 @@ def _bytes(tensor: Any) -> int:
 
 
 def _is_a_shape_only(node: fx.Node) -> bool:
-    """Whether a constant is one element, expanded: of it nobody reads more than the shape."""
+    """Whether a constant is one element, expanded: only its shape is read."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dim() > 0 and not any(value.stride())
 

@@ -75,7 +75,7 @@ def recorded(
 
     `calls`: of its ops; opaque modules are known in this process only. `kind`: `Footprint`,
     `Measurement` or `Brief`. `measure`: runs a function on arguments and returns such a record.
-    `progress`: told of each call that is measured.
+    `progress`: shows each call that is measured.
     """
     device = device_of(captured)
     cache = Cache(environment_of(device))

@@ -37,7 +37,7 @@ _KEEP_SEEDS_ON_CPU = {
     aten._scaled_dot_product_efficient_attention.default: _SEEDS,
     aten._efficient_attention_forward.default: _SEEDS,
 }
-"""Which outputs lie on the CPU wherever the inputs lie; on fake tensors they lie beside those.
+"""Which outputs are on the CPU wherever the inputs are; on fake tensors they are where those are.
 
 The backward reads them there: given a pointer of a GPU it would end the process.
 """
@@ -51,7 +51,7 @@ class KnownResults(Protocol):
         ...
 
     def kind(self, node: fx.Node) -> str | None:
-        """Return the type of a result and where it lies, where the trace has it otherwise."""
+        """Return the type and device of a result, where the trace has it otherwise."""
         ...
 
 

@@ -31,7 +31,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     budget_bytes: int | None  # the budget in place of the program's own
     keywords: dict[str, Any]  # of `tightfit.fit`, where the program fits nothing itself
     threads: int | None  # threads of PyTorch
-    # record, answers: files: what the run leaves behind, and what tightfit has told the fitted
+    # record, answers: files: what the run leaves behind, and what tightfit has answered the fitted
     # program
     record: str
     answers: str

@@ -49,7 +49,7 @@ class ScriptProof(msgspec.Struct, frozen=True, kw_only=True):
     # one run has it, None if a second run did not give it again
     largest_difference: float | None
     # Printed lines and random states that two plain runs have not in common: times, say, and
-    # generators that nobody seeds. They are not compared.
+    # generators without a seed. They are not compared.
     left_out: int
     fitted: tuple[str, ...]
     # budget_bytes, measured_peak_bytes, eager_peak_bytes: the budget, and the most that the fitted
@@ -185,9 +185,9 @@ class _Runs:
             wanted = self._wanted(way, difference)
             paths.append(Path(wanted.path))
             if not paths[-1].exists():
-                told = f"{self._job.answers}-again" if way == "fitted" else self._job.answers
+                answers = f"{self._job.answers}-again" if way == "fitted" else self._job.answers
                 steps = difference.step
-                self._run(way, f"{way}-wanted", steps=steps, wanted=wanted, answers=told)
+                self._run(way, f"{way}-wanted", steps=steps, wanted=wanted, answers=answers)
         return _largest_between(*paths)
 
     def _wanted(self, way: str, difference: Difference) -> Wanted:

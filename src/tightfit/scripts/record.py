@@ -67,7 +67,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended", kw_only=True):
     trained: bool  # whether a parameter has moved, or a gradient was other than zero
     fitted: tuple[str, ...]  # what was fitted, or would have been
     # budget_bytes, peak_bytes: the budget, and the most that was held from `fit` on; None where
-    # nobody knows
+    # unknown
     budget_bytes: int | None
     peak_bytes: int | None
     seconds: float  # of the whole run

@@ -1,4 +1,4 @@
-"""Steps at planned addresses, and what plans leave of the budget to what lies outside them."""
+"""Steps at planned addresses, and what plans leave of the budget to memory outside of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SPARE = 1 / 64  # of the budget: what is left besides, as what the process hold
 _FIRST_BYTES = 14 << 20  # at most: what libraries prepare in the first step that runs
 _FIRST_SHARE = 1 / 16  # of the budget, where that is less
 _MOST_ROUNDS = 4
-_MOST_CALLS = 8  # between two steps of an optimizer that are told apart
+_MOST_CALLS = 8  # between two steps of an optimizer that are distinguished
 
 
 class Addresses(Anywhere):
@@ -99,7 +99,7 @@ class Addresses(Anywhere):
         return not self._looked_at and self._may_look(options)
 
     def looking_bytes(self, options: Options) -> int:
-        """Return what tracing and trying operators hold beside tensors, about."""
+        """Return what tracing and trying operators hold besides tensors, about."""
         return 2 * min(_FIRST_BYTES, round(_FIRST_SHARE * options.usable_bytes))
 
     def look(self, inputs: Iterable[Any], options: Options) -> Options:
@@ -155,12 +155,12 @@ class Addresses(Anywhere):
         return self._changed(options)
 
     def _say_what_exceeds(self, needed_bytes: int, why: str) -> None:
-        """Say, once, that no plan leaves as much as the process holds beside tensors."""
+        """Say, once, that no plan leaves as much as the process holds besides tensors."""
         if self._said:
             return
         self._said = True
         announce(
-            f"{self._name}: the process holds {format_bytes(needed_bytes)} beside tensors, and no "
+            f"{self._name}: the process holds {format_bytes(needed_bytes)} besides tensors, and no "
             "plan leaves that of the budget: what it holds exceeds the budget by "
             f"{format_bytes(needed_bytes - self.left_bytes)}. {why}"
         )

@@ -34,7 +34,7 @@ from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.limit import Limit
 from tightfit.session.options import Options, not_together, with_ranks, worst_first
 from tightfit.session.processes import Replicas, running_wrapper
-from tightfit.session.refusals import second_forward, told
+from tightfit.session.refusals import second_forward, with_way_out
 from tightfit.session.report import Report
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.torch_private import tools
@@ -166,7 +166,7 @@ class Fitted:
             with self._limit:
                 return self._run(args, kwargs)
         except TightfitError as error:
-            raise told(error, self.account.device) from error.__cause__
+            raise with_way_out(error, self.account.device) from error.__cause__
         finally:
             self._running_in = None
 
@@ -181,7 +181,7 @@ class Fitted:
         self.join_replicas(running_wrapper())
         self._resolve_budget()
         self.account.optimizers.look()
-        limits = self.options.enforced_bytes, self.options.beside(self.account)
+        limits = self._limits()
         if not self.is_used:
             self._limit.refuse_below_parameters(self.options.planned_bytes)
         self._limit.begin(*limits, is_looking=not self.is_used)
@@ -201,7 +201,7 @@ class Fitted:
     def _run_without_backward(self, given: Arguments) -> Any:
         if tools.is_exported():
             return self.callee.function(*given.args, **given.kwargs)
-        limits = self.options.enforced_bytes, self.options.beside(self.account)
+        limits = self._limits()
         open_calls = self.options.shared.open_members() if self.options.shared else self.waiting
         with self._limit.briefly(*limits, goes_on=bool(open_calls)):
             return self.callee.function(*given.args, **given.kwargs)
@@ -210,7 +210,7 @@ class Fitted:
         """Run the callable as it is, within the limit; a backward may follow."""
         self._resolve_budget()
         self._addresses.end_step()
-        with self._limit.outside(self.options.enforced_bytes, self.options.beside(self.account)):
+        with self._limit.outside(*self._limits()):
             return self.callee.function(*given.args, **given.kwargs)
 
     def _run_on_route(self, given: Arguments) -> Any:
@@ -242,7 +242,7 @@ class Fitted:
         try:
             self.route.prepare(given)
         except CaptureError as error:
-            raise told(error, self.account.device) from error.__cause__
+            raise with_way_out(error, self.account.device) from error.__cause__
         self.settle()
         return self.report()
 
@@ -297,7 +297,7 @@ class Fitted:
         self._join_budget()
 
     def change_budget(self, budget_bytes: int) -> None:
-        """Plan the next step within another budget, and measure anew."""
+        """Plan the next step within another budget, and measure again."""
         self.change_options(dataclasses.replace(self.options, budget_bytes=budget_bytes))
         if self.route is self._whole:
             self._whole.measure_anew()
@@ -329,7 +329,7 @@ class Fitted:
         replicas = Replicas(wrapper)
         self.account.join(replicas)
         self._take_options(with_ranks(self.options, replicas.ranks))
-        self._whole.start_anew()
+        self._whole.capture_again()
         self.route = self._whole
 
     def _resolve_budget(self) -> None:
@@ -356,15 +356,19 @@ class Fitted:
         if self._whole is not None:
             self._whole.change_options(options)
 
+    def _limits(self) -> tuple[int | None, list[Account]]:
+        """Return the limit to enforce, and the accounts that share it."""
+        return self.options.enforced_bytes, self.options.others_in_budget(self.account)
+
     def _join_budget(self) -> None:
         if self.options.shared is not None:
             self.options.shared.join(self.account, self)
-        self._limit.follow(self.options.enforced_bytes, self.options.beside(self.account))
+        self._limit.follow(*self._limits())
 
     # -- leaving ------------------------------------------------------------------------------
 
     def at_leaving(self, callback: Callable[[], None]) -> None:
-        """Call back when the model is fitted no longer, or anew."""
+        """Call back when the model is fitted no longer, or again."""
         self._at_leaving.append(callback)
 
     def leave(self) -> None:

@@ -102,8 +102,8 @@ class GraphSteps(WholeSteps):
     def _capture(self, key: Any, call: TracedCall, *, waits: bool) -> Specialisation:
         """Capture a call.
 
-        Raises `CaptureError` if it is better done graph by graph than with modules as one op that
-        nobody has marked.
+        Raises `CaptureError` if it is better done graph by graph than with unmarked modules as one
+        op.
         """
         names = self._followed.one_ops()
         try:
@@ -117,9 +117,9 @@ class GraphSteps(WholeSteps):
             raise _better_in_graphs(self.callee.name, names)
         if names and names != self._one_ops:
             self._one_ops = names
-            told = ", ".join(map(repr, names))
+            listed = ", ".join(map(repr, names))
             announce(
-                f"{self.callee.name}: data decide sizes inside of {told}: each runs eagerly, as "
+                f"{self.callee.name}: data decide sizes inside of {listed}: each runs eagerly, as "
                 "one measured op of the plan (tightfit.opaque says so beforehand)"
             )
         return one
@@ -137,14 +137,14 @@ class GraphSteps(WholeSteps):
         self._addresses.begin_step(shape, self.in_graphs)
         self.in_graphs.begin(self._given)
 
-    def start_anew(self) -> None:
-        """Capture anew: what was found out alone does not count."""
+    def capture_again(self) -> None:
+        """Capture again: what was found out alone does not count."""
         self.in_graphs = None
         self._are_several = False
-        super().start_anew()
+        super().capture_again()
 
     def _expect_others(self) -> None:
-        """Have graphs that are new run with least memory: nobody knows yet what follows them."""
+        """Have graphs that are new run with least memory: what follows them is unknown."""
         if not self.options.others_to_come:
             self.options = dataclasses.replace(self.options, others_to_come=True)
 

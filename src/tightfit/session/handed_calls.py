@@ -73,7 +73,7 @@ class HandedCalls:
         return asks(self.graphs.arguments(graph, inputs))
 
     def one_ops(self) -> list[str]:
-        """Return the names of modules that run as one op though nobody has marked them."""
+        """Return the names of modules that run as one op without being marked."""
         return []
 
     def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
@@ -95,7 +95,7 @@ class HandedCalls:
     def _first_like(self, graph: HandedGraph, inputs: Sequence[Any]) -> HandedGraph:
         """Return the first graph that runs what this one does.
 
-        Dynamo makes a graph anew where Python has changed that does not matter to it.
+        Dynamo makes a graph again where Python has changed that does not matter to it.
         """
         number = self.graphs.arguments(graph, inputs).args[-1]
         first = graph

@@ -139,7 +139,7 @@ def _priced(
     if options.costs != "measured":
         modelled = captured.with_graph(with_costs(captured.graph, options.costs))
         return measured_workspaces(modelled, options.progress)
-    postpones = postpones and not captured.conditions  # of which nobody knows later
+    postpones = postpones and not captured.conditions  # which cannot be checked later
     if room_bytes is not None and captured.graph.device.kind == "cpu":  # steps will teach the rest
         how = {"room_bytes": room_bytes, "neighbour": neighbour, "postpones": postpones}
         return quick_costs(captured, options.progress, **how)
@@ -268,7 +268,7 @@ def _stop(task: Task, options: Options, outcome: Outcome) -> NoReturn:
 
 
 def _said(options: Options, what: str) -> AbstractContextManager[None]:
-    """Tell the user of long waiting, where nobody else does."""
+    """Tell the user of long waiting, if no progress display does."""
     if options.progress is not SILENT:
         return contextlib.nullcontext()
     return said_while_waiting(lambda: what)

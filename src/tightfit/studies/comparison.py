@@ -160,7 +160,7 @@ class Comparison:
         for _ in range(_MOST_HALVINGS):
             try:
                 held = self._train(self.within((least + most) // 2)).peak_bytes
-            except Exception as error:  # no plan, or no room for what lies between graphs
+            except Exception as error:  # no plan, or no room for what is held between graphs
                 if not isinstance(error, InfeasibleBudget) and not is_refusal(error):
                     raise
                 least = (least + most) // 2

@@ -306,7 +306,7 @@ def is_zero_tensor(tensor: torch.Tensor) -> bool:
 
 @contextlib.contextmanager
 def hidden_changes_without_tangents(is_parameter: Callable[[Any], bool]) -> Iterator[None]:
-    """While tracing, let nobody differentiate through what autograd is not told of.
+    """While tracing, forbid differentiating through what autograd does not see.
 
     A tensor changed under `no_grad` or by its `data` is the same to autograd afterwards, whatever
     the tracer makes of it: a further output that could receive a gradient. A parameter cannot be

@@ -109,9 +109,9 @@ def compiled(
 ) -> Callable[..., Any]:
     """Return a callable that Dynamo compiles for a backend; everything stays where it is.
 
-    `function`: what is compiled, in whichever file it lies. `backend`: given a graph module and
-    example inputs, returns what runs the graph. `follower`: is asked and told. `kept`: what other
-    processes have found of frames.
+    `function`: what is compiled, in whichever file it is. `backend`: given a graph module and
+    example inputs, returns what runs the graph. `follower`: consulted while tracing. `kept`: what
+    other processes have found of frames.
     """
     first = KeptFirst(without_numpy(backend), kept)
     converting = convert_frame.convert_frame(first.backend, Hooks())
@@ -197,8 +197,8 @@ class _PerFrame:
             except _EndsInside as end:
                 asked = end.forward
                 continue
-            except IsGiven as told:
-                self._follower.try_as_one_op(told.forward, told.given)
+            except IsGiven as call:
+                self._follower.try_as_one_op(call.forward, call.given)
                 asked = None
                 continue
             except (exc.FailOnRecompileLimitHit, TightfitError):
@@ -236,9 +236,9 @@ class _PerFrame:
     def _note_end(self, frame: Any, ends: list[End], answers: Answers, end: End) -> None:
         """Note the end of a graph.
 
-        Raises `RunsOtherwise` if code was told that it is not compiled, and what it does then ends
-        the graph. Raises `_EndsInside` if the frame may be one graph, with a forward inside of it
-        as one op.
+        Raises `RunsOtherwise` if code got the answer that it is not compiled, and what it does then
+        ends the graph. Raises `_EndsInside` if the frame may be one graph, with a forward inside of
+        it as one op.
         """
         if end.reason and answers.change(f"{end.reason} {end.frames}"):
             raise RunsOtherwise
@@ -449,7 +449,7 @@ def taken_back(node: fx.Node) -> list[fx.Node] | None:
     """Return what takes back that ``tensor.data = value`` counts as a change; None: it is not that.
 
     `node`: of a graph of Dynamo's, which makes ``set_`` of such an assignment; from PyTorch 2.14 on
-    an operator of its own, that is not counted. There only inputs are told as they were before.
+    an operator of its own, that is not counted. There only inputs are recorded as before.
     """
     if node.op == "call_function" and node.target is _ASSIGNS_DATA:
         return [] if node.args[0].op == "placeholder" else None

@@ -18,7 +18,7 @@ _CPU = torch.device("cpu")
 
 
 def global_settings() -> tuple[Any, ...]:
-    """Return what decides, beside modules and inputs, which operators a forward runs.
+    """Return what decides, besides modules and inputs, which operators a forward runs.
 
     The hooks of all modules, what new tensors are like, which kernels may be chosen.
     """

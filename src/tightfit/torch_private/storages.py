@@ -21,18 +21,18 @@ __all__ = [
     "below_modes",
     "copy_of",
     "fill",
+    "intercepted_resizing",
     "let_go_of_failed_backward",
     "negated",
     "new_memory",
+    "observed_addresses",
     "storage_of",
     "take_memory",
-    "told_of_addresses",
-    "told_of_resizing",
     "why_memory_stays",
 ]
 
 storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]
-"""The storage of a tensor, also while `told_of_addresses` listens."""
+"""The storage of a tensor, also while `observed_addresses` listens."""
 
 _SEEN_BYTES = 120  # of c10's StorageImpl: its flags lie well before that
 
@@ -88,7 +88,7 @@ def _swap(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
     """Exchange the memory of two storages, and all that says how it may be used.
 
     PyTorch 2.11 has no function for it: there the bytes of both are exchanged, from the pointer to
-    the allocator, which lies behind the flags.
+    the allocator, which follows the flags.
     """
     if hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
         storage._swap_data_ptr_(other)
@@ -167,17 +167,17 @@ _HANDED_OUT = ("numpy", "data_ptr", "untyped_storage", "__dlpack__", "to_dlpack"
 
 
 @contextlib.contextmanager
-def told_of_resizing(
-    told: Callable[[torch.UntypedStorage, Callable[[], Any]], Any],
+def intercepted_resizing(
+    callback: Callable[[torch.UntypedStorage, Callable[[], Any]], Any],
 ) -> Iterator[None]:
-    """Let a function give a storage another size, where that happens beside the dispatcher.
+    """Let a function give a storage another size, where that happens without the dispatcher.
 
     It gets the storage and what resizes it.
     """
     resize = torch.UntypedStorage.resize_
 
     def telling(storage: Any, size: int) -> Any:
-        return told(storage, lambda: resize(storage, size))
+        return callback(storage, lambda: resize(storage, size))
 
     torch.UntypedStorage.resize_ = telling  # type: ignore[method-assign]
     try:
@@ -187,8 +187,8 @@ def told_of_resizing(
 
 
 @contextlib.contextmanager
-def told_of_addresses(told: Callable[[torch.Tensor, bool], None]) -> Iterator[None]:
-    """Call a function before the memory of a tensor is read beside the dispatcher.
+def observed_addresses(callback: Callable[[torch.Tensor, bool], None]) -> Iterator[None]:
+    """Call a function before the memory of a tensor is read without the dispatcher.
 
     NumPy, printing, saving and the like. The second argument says whether the address is handed
     out, so that the memory must stay where it is as long as the tensor lives.
@@ -197,7 +197,7 @@ def told_of_addresses(told: Callable[[torch.Tensor, bool], None]) -> Iterator[No
     places += [(module, name) for module, name in _FUNCTIONS if hasattr(module, name)]
     before = [(owner, name, vars(owner).get(name)) for owner, name in places]
     for owner, name in places:
-        setattr(owner, name, _telling(getattr(owner, name), name in _HANDED_OUT, told))
+        setattr(owner, name, _with_callback(getattr(owner, name), name in _HANDED_OUT, callback))
     try:
         yield
     finally:
@@ -208,13 +208,13 @@ def told_of_addresses(told: Callable[[torch.Tensor, bool], None]) -> Iterator[No
                 setattr(owner, name, own)
 
 
-def _telling(
-    function: Callable[..., Any], hands_out: bool, told: Callable[[torch.Tensor, bool], None]
+def _with_callback(
+    function: Callable[..., Any], hands_out: bool, callback: Callable[[torch.Tensor, bool], None]
 ) -> Callable[..., Any]:
     @functools.wraps(function)
     def telling(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(tensor, torch.Tensor):
-            told(tensor, hands_out)
+            callback(tensor, hands_out)
         return function(tensor, *args, **kwargs)
 
     return telling

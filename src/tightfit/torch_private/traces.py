@@ -60,7 +60,7 @@ def read_as(tensor: torch.Tensor, *, conjugated: bool, negated: bool) -> torch.T
 
 
 def fake_in(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a fake tensor that lies as a tensor without memory does."""
+    """Return a fake tensor with the layout of a tensor without memory."""
     return FakeTensor(mode, meta, device)
 
 

@@ -1,4 +1,4 @@
-"""AOTAutograd's runtime wrappers, and what they are told of a traced step: every private name.
+"""AOTAutograd's runtime wrappers, and their description of a traced step: every private name.
 
 The tracer notes of each input how it is changed and of each output what it is a view of. The
 wrapper makes of what a compiled forward returns what the traced function would have returned:
@@ -68,13 +68,13 @@ else:
 def seeing_what_receives() -> Iterator[None]:
     """Have the tracer tell views that are made under `no_grad` from those that have a history.
 
-    PyTorch before 2.12 gives both a tangent. There the tracer is told that the former require none.
+    PyTorch before 2.12 gives both a tangent. There the tracer treats the former as requiring none.
     """
     if _TELLS_WHAT_RECEIVES:
         yield
         return
 
-    def told(make: Any, *, requires_grad: bool, **others: Any) -> OutputAliasInfo:
+    def make_info(make: Any, *, requires_grad: bool, **others: Any) -> OutputAliasInfo:
         caller = sys._getframe(2).f_locals  # behind this one, what a patch puts around it
         output, history = caller["o"], caller["grad_fn"]
         receives = requires_grad and (output._base is None or history is not None)
@@ -85,7 +85,7 @@ def seeing_what_receives() -> Iterator[None]:
             **others,
         )
 
-    with _MAKE_OUTPUT_INFO.by(told):
+    with _MAKE_OUTPUT_INFO.by(make_info):
         yield
 
 
@@ -111,7 +111,7 @@ def takes_gradient(joint: Any, place: int) -> bool:
 
 
 def runtime_metadata(metadata: RuntimeMetadata, inside: Collection[int]) -> RuntimeMetadata:
-    """Return what the wrapper is told.
+    """Return what the wrapper is make_info.
 
     `metadata`: what the tracer has found out. `inside`: inputs that the compiled forward itself
     changes: the wrapper leaves them alone.
@@ -158,7 +158,7 @@ def wrapped(
 
     `forward`: takes the inputs, and whatever more it is given after them; returns the changed
     inputs, the outputs and the tensors that several outputs view. What is no output of an autograd
-    node is in a `TensorAlias`. `metadata`: what the wrapper is told.
+    node is in a `TensorAlias`. `metadata`: what the wrapper is make_info.
     """
     function: Callable[..., list[Any]] = _looks_on
 

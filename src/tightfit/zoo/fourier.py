@@ -40,7 +40,7 @@ class SpectralConvolution(nn.Module):
 
 
 class SmallUNet(nn.Module):
-    """Two halvings and doublings with skips, beside a spectral convolution: [N, C, H, W]."""
+    """Two halvings and doublings with skips, next to a spectral convolution: [N, C, H, W]."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Copies nobody needs, and arguments nobody reads."""
+"""Copies that are not needed, and arguments that are not read."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def drop_unread_arguments(work: Rewriting) -> None:
 
 
 def _read_shape_only(work: Rewriting, node: fx.Node, index: int) -> None:
-    """Replace an argument whose values nobody reads by one element expanded to its shape.
+    """Replace an argument whose values are not read by one element expanded to its shape.
 
     Only for dense tensors in standard order: with channels_last the memory format of the argument
     decides the format of the result.

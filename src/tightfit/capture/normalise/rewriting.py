@@ -130,7 +130,7 @@ def _attribute(module: Any, name: str) -> Any:
 def beside_allocator(constant: Any) -> Any:
     """Return a number that a step holds, in memory that PyTorch's allocator has not given out.
 
-    Plain PyTorch makes such a number anew in each forward and holds nothing between steps.
+    Plain PyTorch makes such a number again in each forward and holds nothing between steps.
     """
     is_plain = type(constant) is torch.Tensor and constant.device.type == "cpu"
     if not is_plain or constant.requires_grad or constant.layout != torch.strided:

@@ -332,7 +332,7 @@ class OpaqueCall:
     ) -> tuple[Geometry | None, ...]:
         """Find how the gradients lie in memory, given how those of outputs lie.
 
-        Kernels copy a gradient that lies otherwise than they want it: that is room they take.
+        Kernels copy a gradient whose layout they cannot use: that takes memory.
         """
         if present not in self.backwards:
             self.backwards[present] = Backward(tuple(tangents))
@@ -444,7 +444,7 @@ def _given(operands: Sequence[Operand], tensors: Sequence[torch.Tensor]) -> tupl
 def _with_what_draws_make_new(
     call: OpaqueCall, result: Result, tensors: list[torch.Tensor], state: dict[str, torch.Tensor]
 ) -> Result:
-    """Return a run in which no output is an input that another draw makes anew."""
+    """Return a run in which no output is an input that another draw makes again."""
     if all(place is None for place in result.passed):
         return result
     begin = time.perf_counter()
@@ -460,5 +460,5 @@ def _with_what_draws_make_new(
 
 def _changed_by_cudnn(call: OpaqueCall) -> list[str]:
     if call.device.type == "cuda" and any(map(_keeps_dropout_state, call.module.modules())):
-        return ["the state of cuDNN's dropout, which nobody can set back,"]
+        return ["the state of cuDNN's dropout, which cannot be restored,"]
     return []

@@ -17,7 +17,7 @@ __all__ = ["is_marked", "is_opaque", "look_into", "opaque", "opaque_modules", "r
 
 _MARK = "_tightfit_opaque"
 _AS_ONE_OP: weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
-"""Modules that nobody marked, and in which data decide sizes; with those who have found it."""
+"""Unmarked modules in which data decide sizes; with the callables that have found it."""
 
 
 def opaque(module: nn.Module) -> nn.Module:

@@ -36,7 +36,7 @@ def only_computes(given: private.Given) -> bool:
             private.compiled(twin.forward, _never_run, _OneGraph())(*args, **kwargs)
     except _Seen as seen:
         return seen.only_computes
-    except Exception:  # where it cannot be copied, or fails, nobody knows what it does
+    except Exception:  # where it cannot be copied, or fails, what it does is unknown
         return False
     raise AssertionError("nothing of it was followed")
 

@@ -144,7 +144,7 @@ TENSOR = object()
 class Operand:
     """One tensor that an opaque module reads."""
 
-    geometry: Geometry  # how it lies in memory
+    geometry: Geometry  # its layout in memory
     requires_grad: bool  # whether a gradient is passed to it
     # The parameter's name inside the module; None: an argument of the call
     parameter: str | None = None
@@ -205,7 +205,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Backward:
-    """How an opaque call's backward lies in memory."""
+    """The memory layout of an opaque call's backward."""
 
     tangents: tuple[Geometry, ...]  # the gradients it is given, of outputs
     gradients: tuple[Geometry | None, ...] = ()  # those it gives, of operands that require one

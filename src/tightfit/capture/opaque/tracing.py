@@ -49,7 +49,7 @@ _CALLS: weakref.WeakValueDictionary[int, OpaqueCall] = weakref.WeakValueDictiona
 _KEYS = itertools.count()
 
 _LIBRARY = torch.library.Library("tightfit", "FRAGMENT")
-_TAGS = (torch.Tag.nondeterministic_seeded,)  # nobody may run them to learn a value
+_TAGS = (torch.Tag.nondeterministic_seeded,)  # they must not be run to learn a value
 _LIBRARY.define("opaque_forward(Tensor[] tensors, int key) -> Tensor[]", tags=_TAGS)
 _LIBRARY.define(
     "opaque_backward(Tensor record, Tensor[] saved, Tensor[] tangents, int[] present, int key) "

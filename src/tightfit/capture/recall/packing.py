@@ -35,9 +35,9 @@ _NO_MODULES = OpaqueModules((), False)
 
 
 class KeptTensor(msgspec.Struct, frozen=True, array_like=True):
-    """How a tensor of the trace lies in memory, and how its numbers are read."""
+    """The memory layout of a tensor of the trace, and how its numbers are read."""
 
-    storage: int  # in which it lies; they count from 0
+    storage: int  # its storage; they count from 0
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]

@@ -90,7 +90,7 @@ class _Callee(nn.Module):
         self.in_backward = StandInsInBackward(self, self.asked)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the callable; hooks of all modules are not for this one, which nobody has made."""
+        """Run the callable; hooks of all modules are not for this one, which is not the user's."""
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -126,9 +126,9 @@ class _Callee(nn.Module):
         self.repeated.note_changes(before)
         tensors, self.structure = structure_of(output, "the call")
         if self._loss_alone:
-            told = beside_loss(self._function, self._inputs[0])
-            self.detached |= {i for i in told if tensors[i].requires_grad}
-            self.detached |= _beside_the_loss(tensors, self.structure.loss)
+            extra = beside_loss(self._function, self._inputs[0])
+            self.detached |= {i for i in extra if tensors[i].requires_grad}
+            self.detached |= _other_than_loss(tensors, self.structure.loss)
         self.asked.expect(tensors, self.detached)
         self.in_backward.await_gradients()
         return tuple(tensors)
@@ -150,8 +150,8 @@ def _without_scripts(module: nn.Module) -> nn.Module:
     return face
 
 
-def _beside_the_loss(outputs: Sequence[torch.Tensor], loss: int | None) -> frozenset[int]:
-    """Return the differentiable outputs beside a loss, if there is one."""
+def _other_than_loss(outputs: Sequence[torch.Tensor], loss: int | None) -> frozenset[int]:
+    """Return the differentiable outputs other than a loss, if there is one."""
     if loss is None or not outputs[loss].requires_grad or outputs[loss].numel() != 1:
         return frozenset()
     return frozenset(i for i, t in enumerate(outputs) if i != loss and t.requires_grad)
@@ -326,7 +326,7 @@ def _refuse_communication(module: fx.GraphModule, origins: Origins) -> None:
 def _without_tangents(
     graph: fx.Graph, placeholders: Sequence[fx.Node], receives: Sequence[bool]
 ) -> list[fx.Node]:
-    """Erase the gradients of outputs that are known to receive none: nobody reads them."""
+    """Erase the gradients of outputs that are known to receive none: they are not read."""
     tangents = [n for n in placeholders if isinstance(n.meta["desc"], private.TangentAOTInput)]
     unread = {node for node, may in zip(tangents, receives, strict=True) if not may}
     for node in unread:

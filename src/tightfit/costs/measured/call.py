@@ -63,13 +63,13 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     # shares; -1: its own storage
     aliases: tuple[int, ...]
     none_outputs: tuple[int, ...]  # positions of the outputs that are no tensors
-    # For each output its type and where it lies, as `kind_of` says it; None if it is no tensor. ():
+    # For each output its type and its device, as `kind_of` says it; None if it is no tensor. ():
     # not known.
     output_kinds: tuple[str | None, ...] = ()
 
 
 def kind_of(tensor: torch.Tensor) -> str:
-    """Return the type of a tensor's numbers and of the device on which it lies."""
+    """Return the type of a tensor's numbers and of its device."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {tensor.device.type}"
 
 
@@ -180,7 +180,7 @@ def metered_run(
         repeats = not any(alias >= 0 for alias in run.aliases) and growth_bytes != before_bytes
         if not repeats or device.type != "cpu" or _is_made(outputs, growth_bytes, device.type):
             return outputs, run
-        del outputs  # they would lie beside those of the next run
+        del outputs  # they would be held together with those of the next run
         before_bytes = growth_bytes
     return _run(function, arguments, keyword_arguments, device)[:2]
 

@@ -1,7 +1,7 @@
-"""A library compiled once and kept: by this process, or by one that nobody waits for.
+"""A library compiled once and kept: by this process, or by another one in the background.
 
 The other process runs `main` at the lowest priority and ends on its own, after this one if need
-be; it imports no torch. Beside a library lie its lock and, if the compiler refused, a note.
+be; it imports no torch. Next to a library are its lock and, if the compiler refused, a note.
 """
 
 from __future__ import annotations

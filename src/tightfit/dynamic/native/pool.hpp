@@ -72,7 +72,7 @@ public:
         return freed_bytes > 0;
     }
 
-    // Frees what nobody but the runtime holds.
+    // Frees what only the runtime holds.
     void drop(Content& content) {
         withdraw(content);
         content.leave();
@@ -103,7 +103,7 @@ public:
         left(content);
     }
 
-    // A content is not resident any more: it joins the class of what is evicted beside it.
+    // A content is not resident any more: it joins the class of its evicted neighbours.
     void left(Content& content) {
         if (costs_are_known_) tell_those_after(content);
         if (policy_.cost != CostKind::classes || !content.maker) return;
@@ -183,7 +183,7 @@ private:
         std::make_heap(ranked_.begin(), ranked_.end());
     }
 
-    // Takes the one with the least score; scores rise where others are evicted beside.
+    // Takes the one with the least score; scores rise when neighbours are evicted.
     Ref<Content> next() {
         for (;;) {
             std::pop_heap(ranked_.begin(), ranked_.end());
@@ -277,7 +277,7 @@ private:
                 Content& content = *read.content;
                 Call* maker = content.maker.get();
                 if (content.is_resident || !maker) continue;
-                content.known_cost = maker->cost;  // counted: it is told if that changes
+                content.known_cost = maker->cost;  // counted: notified if that changes
                 if (maker->look == look) continue;
                 maker->look = look;
                 cost += maker->cost;

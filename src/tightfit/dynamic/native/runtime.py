@@ -22,10 +22,10 @@ __all__ = ["NativeRuntime"]
 class NativeRuntime(Core):
     """Sees operators on a dispatch key below autograd, in C++.
 
-    `ledger`: is told what happened. `smallest_bytes`: smaller storages are never evicted.
+    `ledger`: receives what happened. `smallest_bytes`: smaller storages are never evicted.
     `look_at_all`: whether every candidate is scored, or a sample. `waits`: until the core is
-    compiled, where nobody has done that yet. Raises `CoreUnavailable` if the core cannot be
-    compiled here. Raises `BeingCompiled` if it is not there yet, and nobody waits.
+    compiled, where that is not done yet. Raises `CoreUnavailable` if the core cannot be
+    compiled here. Raises `BeingCompiled` if it is not there yet and `waits` is False.
     """
 
     name = "C++"
@@ -79,7 +79,7 @@ class NativeRuntime(Core):
         return self._core.make_room(lacking_bytes)
 
     def need(self, tensor: torch.Tensor, for_good: bool) -> None:
-        """Bring a tensor back that is read beside the dispatcher; it may have to stay there."""
+        """Bring a tensor back that is read without the dispatcher; it may have to stay there."""
         self._core.need(tensor, for_good)
 
     def resize(self, storage: torch.UntypedStorage, run: Callable[[], Any]) -> Any:
@@ -114,7 +114,7 @@ class NativeRuntime(Core):
         del self._core  # it holds this in turn, where Python's collector cannot see it
 
     def update_ledger(self) -> None:
-        """Let the ledger know what has happened since it was told last."""
+        """Add to the ledger what has happened since the last update."""
         self._ledger.add(Counts(*self._core.take_counts()))
 
     def weights(self) -> tuple[int, int]:

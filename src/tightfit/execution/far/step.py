@@ -28,7 +28,7 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
     # stored_bytes, loaded_bytes: to far memory, and back
     stored_bytes: int
     loaded_bytes: int
-    far_bytes: int  # the most that lies there at an instant
+    far_bytes: int  # the most that is there at an instant
     stall_s: float  # how long operators wait for that
 
 
@@ -199,7 +199,7 @@ def moving_program(
     """Return a program whose steps each have far memory.
 
     `program`: lowered from a plan with moves: it takes its far memory as a further argument.
-    `ended`: told what a step has moved.
+    `ended`: called with what a step has moved.
     """
 
     def forward(inputs: list[Any]) -> tuple[list[Any], list[Any]]:

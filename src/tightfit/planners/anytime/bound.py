@@ -136,7 +136,7 @@ class CutLoop:
 
 
 class BoundWorker:
-    """Runs cut loops in a thread beside the search; programs are solved in a child process.
+    """Runs cut loops in a thread next to the search; programs are solved in a child process.
 
     `loops`: run one after the other, each until its time (of `time.perf_counter`) or its end.
     """

@@ -1,7 +1,7 @@
 """K-cut programs that recompute only what is near: seeds for large graphs, no bounds.
 
 In every window but the last an op may be computed again only if the window reads it directly, or
-if it lies not far before what the window reads (docs/search.md, "Restricted programs"). The
+if it is shortly before what the window reads (docs/search.md, "Restricted programs"). The
 program shrinks to what a good plan of a deep network looks like anyway, and more cuts become
 affordable.
 """

@@ -106,7 +106,7 @@ def _order_of(outcome: Outcome, ops: int) -> tuple[OpId, ...]:
     steps = () if outcome.plan is None else outcome.plan.instructions
     computed = dict.fromkeys(step.op for step in steps if isinstance(step, Compute))
     if len(computed) < ops:
-        return tuple(range(ops))  # optional ops that nobody reads have no place in the plan
+        return tuple(range(ops))  # optional ops without readers have no place in the plan
     return tuple(computed)
 
 

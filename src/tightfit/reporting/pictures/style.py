@@ -215,7 +215,7 @@ def looks_of(names: Iterable[str]) -> dict[str, Look]:
 
 
 def shown_name(planner: str) -> str:
-    """Return what stands beside a planner's line."""
+    """Return the label of a planner's line."""
     return f"tightfit ({planner})" if planner == OURS else planner
 
 

@@ -76,7 +76,7 @@ class StepsInBackward:
     def needs(self, parameter: torch.Tensor) -> tuple[int, int]:
         """Return the bytes of a parameter's state, and what its step works with besides.
 
-        Raises `BadInput` if nobody can foretell that.
+        Raises `BadInput` if that cannot be predicted.
         """
         where = parameter.dtype, parameter.device
         key = self._places()[id(parameter)], parameter.shape, parameter.stride(), *where
@@ -137,7 +137,7 @@ class StepsInBackward:
         places = self._places()
         for name, parameter in self._present():
             if id(parameter) not in places:
-                self._refuse(f"{name} has left the optimizer. Way out: fit the model anew")
+                self._refuse(f"{name} has left the optimizer. Way out: fit the model again")
             if _is_hooked(parameter):
                 self._refuse(
                     f"{name} has a hook on its gradient, which is never in {name}.grad. Way out: "
@@ -179,7 +179,7 @@ class StepsInBackward:
         """Hear that the loop steps: what was stepped in backward has no gradient and stays.
 
         Raises `TightfitError` if the loop has changed what decides the step, or a gradient came
-        beside the plan.
+        from outside the plan.
         """
         if not self.is_of(optimizer) or self._settings is None:
             return
@@ -238,7 +238,7 @@ def _is_hooked(parameter: torch.Tensor) -> bool:
 
 
 def _settings_of(optimizer: Any) -> list[dict[str, Any]]:
-    """Return what decides an optimizer's steps beside parameters, gradients and state."""
+    """Return what decides an optimizer's steps besides parameters, gradients and state."""
     return [
         {key: _plain(value) for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups

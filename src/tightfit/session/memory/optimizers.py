@@ -117,7 +117,7 @@ class Optimizers:
     ) -> int:
         """Return the bytes of state that will exist and does not yet.
 
-        Nobody knows which optimizer will come where none is there: Adam's two copies are assumed
+        Which optimizer will come is unknown where none is there: Adam's two copies are assumed
         until two calls have passed without one.
 
         `device`: ``"cpu"`` or ``"cuda"``. `counted`: those whose state is counted elsewhere: one

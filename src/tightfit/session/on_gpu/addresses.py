@@ -59,12 +59,12 @@ class DeviceAddresses(Anywhere):
             reason = _why_not_led(device) if device.type == "cuda" else "it is no CUDA device"
             if reason is not None:
                 raise BadInput(
-                    f"arena=True is not available for {name}, which lies on {device}: {reason}. "
+                    f"arena=True is not available for {name}, which is on {device}: {reason}. "
                     "Leave it out"
                 )
         if options.compile:
             raise BadInput(
-                f"arena=True with compile=True is available on the CPU only, and {name} lies on "
+                f"arena=True with compile=True is available on the CPU only, and {name} is on "
                 f"{device}: a compiled plan requests memory in an order of its own"
             )
         self._name = name
@@ -129,7 +129,7 @@ class DeviceAddresses(Anywhere):
         """Say that a step is not placed."""
         announce(
             f"{self._name} is planned part by part, and arena=True places steps on a GPU that are "
-            "planned as a whole: this one lies where PyTorch's allocator puts it"
+            "planned as a whole: this one is placed by PyTorch's allocator"
         )
 
     def leave(self) -> None:
@@ -152,7 +152,7 @@ class DeviceAddresses(Anywhere):
         self._said = True
         announce(
             f"{self._name}: at planned addresses a step takes {format_bytes(over_bytes)} more than "
-            "the budget, and no plan was found that leaves as much: it lies where PyTorch's "
+            "the budget, and no plan was found that leaves as much: PyTorch's "
             "allocator puts it"
         )
 

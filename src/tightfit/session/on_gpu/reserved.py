@@ -97,7 +97,7 @@ class Reserved(Anywhere):
             return options
         if self._fragmentation.learn(step, options.limit_bytes, is_whole=self._ran is not None):
             self._replaced, self._calm = self._ran, 0
-            self._allocator.return_cached()  # as it lies for the plan before
+            self._allocator.return_cached()  # as it is cut up for the plan before
             announce(
                 f"{self._name}: the allocator reserved {format_bytes(step.reserved_bytes)} of "
                 f"{format_bytes(options.limit_bytes)}, with {step.retries} retries: planning with "
@@ -108,7 +108,7 @@ class Reserved(Anywhere):
         return options
 
     def _begun(self, options: Options) -> Options:
-        """Leave what an allocator has at hand beside what is given out: pages are taken whole."""
+        """Leave room for what an allocator caches: pages are taken whole."""
         self._has_begun = True
         first_bytes = min(self._allocator.page_bytes, round(_MOST_FIRST * options.limit_bytes))
         self._fragmentation = Fragmentation(first_bytes)

@@ -171,7 +171,7 @@ class PartPlansMessage(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, choice: PartPlans | None, ledger: StepLedger[Kind]) -> PartPlansMessage:
-        """Return what is to be told of a choice for a step; of none if nothing was found."""
+        """Return the message about a choice for a step; of none if nothing was found."""
         if choice is None:
             return cls({}, [])
         used = {kind: [holding] for kind, holding in choice.kinds.items()}

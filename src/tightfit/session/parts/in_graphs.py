@@ -188,8 +188,8 @@ class InGraphs(PartsRoute):
 
 def _wanted(outside: Outside) -> str:
     """Return what a user who is short of memory may do."""
-    told = "; ".join(f"{what}: {why}" for what, why in outside.reasons().items())
-    return f"change what keeps the callable from being planned as a whole ({told})"
+    reasons = "; ".join(f"{what}: {why}" for what, why in outside.reasons().items())
+    return f"change what keeps the callable from being planned as a whole ({reasons})"
 
 
 class _Resident:

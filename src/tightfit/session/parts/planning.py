@@ -220,8 +220,8 @@ class StepPlans:
             own = choose(ledger, left_bytes, self.options)
             return PartPlansMessage.of(own, ledger)
 
-        told = agreed(self.options.ranks, f"parts {number} {graphs}", PartPlansMessage, make)
-        found = own or told.plans_for(ledger)
+        message = agreed(self.options.ranks, f"parts {number} {graphs}", PartPlansMessage, make)
+        found = own or message.plans_for(ledger)
         if found is not None and ledger.peak_of(found.calls) > left_bytes + self.late_bytes:
             found = choose(ledger, left_bytes, self.options)
         if found is None:

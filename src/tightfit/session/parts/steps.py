@@ -35,7 +35,7 @@ from tightfit.session.step.observed import LedgerWriter
 
 __all__ = ["PartSteps", "Resident"]
 
-_ADVICE = f"Raise the budget, or make what lies between the parts smaller. {WITHOUT_A_PLAN}"
+_ADVICE = f"Raise the budget, or make what is held between the parts smaller. {WITHOUT_A_PLAN}"
 
 
 class Resident(Protocol):
@@ -183,9 +183,9 @@ class PartSteps:
         Raises `BadInput` if no step has been taken yet.
         """
         ledger, _ = self._last_step()
-        beside = (each.peak_bytes for each in ledger.intervals if not each.is_planned)
-        beside_bytes = ledger.base_bytes + max(beside, default=0)
-        return max(self.plans.least_peak_bytes(ledger), beside_bytes)
+        outside = (each.peak_bytes for each in ledger.intervals if not each.is_planned)
+        outside_bytes = ledger.base_bytes + max(outside, default=0)
+        return max(self.plans.least_peak_bytes(ledger), outside_bytes)
 
     def _last_step(self) -> tuple[StepLedger[Kind], int]:
         """Return the last complete step, and the peak that was foreseen for it."""

@@ -49,7 +49,7 @@ class Holding:
 
 
 def holding_of(graph: Graph, plan: Plan) -> Holding:
-    """Return what a call holds by a plan; the graph is without what lies around the call."""
+    """Return what a call holds by a plan; the graph is without what is resident around the call."""
     simulation = simulate(graph, plan)
     crossing, constant = simulation.crossing_index, graph.constant_bytes
     outputs = sum(value.size_bytes for value in graph.values if value.fate == "returned")

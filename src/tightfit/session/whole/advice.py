@@ -28,13 +28,13 @@ from tightfit.session.options import Options
 from tightfit.session.whole.optimistic import LessExpected, Passing
 from tightfit.session.whole.specialisation import Specialisation
 
-__all__ = ["Beside", "advised", "needed_by_steps"]
+__all__ = ["OpenCalls", "advised", "needed_by_steps"]
 
 _QUICKLY = Limits(seconds=2.0)
 
 
 @dataclass(frozen=True)
-class Beside:
+class OpenCalls:
     """Other calls that are open at the same time as one."""
 
     waiting: int  # how many of the same callable before it await their backward
@@ -53,7 +53,7 @@ def advised(
     less: LessExpected,
     account: Account,
     options: Options,
-    beside: Beside,
+    open_calls: OpenCalls,
 ) -> InfeasibleBudget:
     """Return an error that names a budget which holds for further steps of the same kind.
 
@@ -61,13 +61,13 @@ def advised(
     has ended, gradients that an optimizer has used until the backward. Of a loop that no optimizer
     has stepped in yet, calls may add to gradients before one does.
 
-    `error`: names the least budget of the call that was asked for. `less`: what lies around it.
-    `beside`: its other calls that are open at the same time.
+    `error`: names the least budget of the call that was asked for. `less`: what is resident.
+    `open_calls`: its other calls that are open at the same time.
     """
     error = _with_more_room(error, one, less.around)
     coming = less.likely_to_come()
     returned_bytes = account.since.returned_bytes(account.tally)
-    if returned_bytes is None:  # nobody knows yet what the loop holds of it
+    if returned_bytes is None:  # what the loop holds of it is unknown yet
         returned_bytes = handed_out_bytes(one.captured) + kept_by_loss_bytes(one.captured)
     each = replace(coming, passing_bytes=max(coming.passing_bytes, returned_bytes))
     new_bytes = account.new_gradient_bytes() + less.used_gradient_bytes
@@ -79,16 +79,16 @@ def advised(
         + returned_bytes
         + account.optimizers.passing_bytes(),
     }
-    if beside.is_alone:
+    if open_calls.is_alone:
         every["this call"] = _needed(one, each)
     if not account.since.has_stepped:
         adding = replace(each.around, gradients="accumulated")
         adding = replace(adding, gradient_bytes=adding.gradient_bytes + new_bytes)
         every["calls that add to gradients"] = (
-            _needed(one, replace(each, around=adding)) + beside.least_bytes
+            _needed(one, replace(each, around=adding)) + open_calls.least_bytes
         )
-    if beside.company_bytes:
-        every["calls within the same budget"] = beside.company_bytes + returned_bytes
+    if open_calls.company_bytes:
+        every["calls within the same budget"] = open_calls.company_bytes + returned_bytes
     most = max(every, key=every.__getitem__)
     needed = with_numbers(every[most]) + options.reserve_bytes
     text, proven = str(error), error.proven
@@ -97,7 +97,7 @@ def advised(
         text = infeasible_message(error.task, error.outcome, error.least, expected, needed)
         proven = proven and expected.proven_bytes > options.planned_bytes
     return InfeasibleBudget(
-        text + _in_words(most, beside),
+        text + _in_words(most, open_calls),
         budget_bytes=error.budget_bytes,
         minimum_bytes=needed,
         proven=proven,
@@ -124,17 +124,18 @@ def _needed(one: Specialisation, passing: Passing) -> int:
     return needed if more is None else min(needed, more.named_bytes)
 
 
-def _in_words(most: str, beside: Beside) -> str:
+def _in_words(most: str, open_calls: OpenCalls) -> str:
     """Return what the advice adds to the text of an error."""
     text = ""
     if most != "this call":
         verb = "needs" if most == "the optimizer's step" else "need"
         text += f"\n  later     {most} {verb} more than this call"
-    if beside.waiting:
+    waiting = open_calls.waiting
+    if waiting:
         text += (
-            f"\n  waiting   {beside.waiting} of its calls before this one await their backward, "
+            f"\n  waiting   {waiting} of its calls before this one await their backward, "
             "and what that needs is kept; if none is to come: torch.no_grad(), or let go of the "
-            f"outputs (del loss); else in_flight={beside.waiting + 1} has each of them leave room "
+            f"outputs (del loss); else in_flight={waiting + 1} has each of them leave room "
             "for the others"
         )
     return text

@@ -70,7 +70,7 @@ class StepsAgain:
         self._captures.note_repeated(step)
 
     def planned_otherwise(self, step: Specialisation, given: Arguments) -> Planned:
-        """Plan a call anew: its outputs have other gradients than expected."""
+        """Plan a call again: its outputs have other gradients than expected."""
         return self._there(self._replan)(step, given)
 
     def planned_once_more(self, step: Specialisation, inputs: list[Any]) -> Planned:

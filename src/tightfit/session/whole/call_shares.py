@@ -1,4 +1,4 @@
-"""Which part of the budget a call of a whole step has, beside others that await their backward."""
+"""Which part of the budget a call of a whole step has, with others that await their backward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tightfit.session.memory.surroundings import Share, Surroundings
 from tightfit.session.options import Options
 from tightfit.session.step.presumed import KeptRange, evenly
 from tightfit.session.step.window import Awaited, Window
-from tightfit.session.whole.advice import Beside
+from tightfit.session.whole.advice import OpenCalls
 from tightfit.session.whole.planning import most_kept, quick_range, rough_range
 from tightfit.session.whole.specialisation import Specialisation
 
@@ -52,7 +52,7 @@ class _Kind:
         return max(self.arrived_bytes, default=self.input_bytes)
 
     def forget(self) -> None:
-        """Find out anew what its plans may keep."""
+        """Find out again what its plans may keep."""
         self.ranges.clear()
 
     @property
@@ -74,8 +74,8 @@ _Window: TypeAlias = Window[_Kind]
 class CallShares:
     """Divides a budget among the calls of one step, those of other callables included.
 
-    Each call works beside what the others keep, in whichever order their backwards come, and
-    beside the gradients that another backward of the callable has made. Calls that were seen to
+    Each call works in addition to what the others keep, in whichever order their backwards come,
+    and to the gradients that another backward of the callable has made. Calls that were seen to
     follow have room left; so have a few more after the very first one, where that can be.
     """
 
@@ -97,13 +97,13 @@ class CallShares:
         return self._window if options.shared is None else options.shared.window
 
     def was_alone(self, options: Options) -> bool:
-        """Whether no call has been open beside another one in the last step."""
+        """Whether no call has been open along with another one in the last step."""
         return self.window(options).was_alone
 
     def is_new(self, one: Specialisation, options: Options) -> bool:
         """Whether a call comes for the first time after those before: with least memory.
 
-        Nobody knows yet what others that are called before its backward will hold.
+        What others that are called before its backward will hold is unknown yet.
         """
         return options.is_in_company and not self.window(options).knows(self._kind(one))
 
@@ -126,8 +126,8 @@ class CallShares:
     ) -> None:
         """Find out which calls are to come before the backward of one that begins.
 
-        `alone`: returns what lies around it, whatever the budget. `looks`: whether a first call may
-        leave room for a second one to see whether it comes.
+        `alone`: returns what is resident around it, whatever the budget. `looks`: whether a first
+        call may leave room for a second one to see whether it comes.
         """
         window, kind = self.window(options), self._kind(one)
         is_known = window.knows(kind)
@@ -151,7 +151,7 @@ class CallShares:
             self._to_come = [kind] * (self._presumed - own_open - 1)
 
     def is_alone(self, one: Specialisation, options: Options) -> bool:
-        """Whether a call is as the ones before it, none of them beside another: nothing to find."""
+        """Whether a call is as the ones before it, none open with another: nothing to find."""
         if options.in_flight is not None or options.is_in_company or self._looked is not None:
             return False
         return not (self._open or self._to_come) and self._window.has_only(self._kind(one))
@@ -177,7 +177,7 @@ class CallShares:
             self.look_no_more()
 
     def forget_needs(self, one: Specialisation) -> None:
-        """Find out anew what a step needs; divide anew what was divided for a step never seen."""
+        """Find out again what a step needs; divide again what was divided for a step never seen."""
         self._kind(one).forget()
         self._presumed = 0
 
@@ -211,7 +211,7 @@ class CallShares:
     def share(self, one: Specialisation, alone: Surroundings, options: Options) -> Share:
         """Return the part of the call that has begun.
 
-        `alone`: what lies around it, what earlier calls keep included.
+        `alone`: what is resident around it, what earlier calls keep included.
         """
         own = self._own([*self._open, *self._to_come])
         if not own and not self._to_come:
@@ -235,25 +235,25 @@ class CallShares:
         if fraction == 1.0:
             others_bytes = min(others_bytes, working)
         # once they are known those before a new one leave as much to it as they take
-        beside = self._open if self.is_new(one, options) else calls[1:] if fraction < 1.0 else ()
-        spans = [ranges[each].span_bytes for each in (kind, *beside)]
+        others = self._open if self.is_new(one, options) else calls[1:] if fraction < 1.0 else ()
+        spans = [ranges[each].span_bytes for each in (kind, *others)]
         part = spans[0] / sum(spans) if spans[0] else 1.0
         return Share(budget_bytes, others_bytes, reserved_bytes, part)
 
-    def beside(self, one: Specialisation, alone: Surroundings, options: Options) -> Beside:
-        """Return what calls there are beside one; with what they take gradients of another."""
+    def open_calls(self, one: Specialisation, alone: Surroundings, options: Options) -> OpenCalls:
+        """Return the other open calls of one; with what they take gradients of another."""
         own, kinds = self._own(self._open), [*self._to_come]
         if not self._open and not kinds:
-            return Beside(0, 0, 0)
+            return OpenCalls(0, 0, 0)
         kind = self._kind(one)
-        if own and not self.window(options).knows(kind):  # nobody knows how many come
+        if own and not self.window(options).knows(kind):  # how many come is unknown
             kinds += [kind] * (len(own) + 1 - len(self._own(kinds)))
         ranges = self._ranges(one, alone, options)
         least_bytes = sum(ranges[each].least_bytes + each.arriving_bytes for each in kinds)
         waiting_bytes = self._gradients_of_another() if own or self._own(kinds) else 0
         in_company = options.is_in_company and self._open
         company_bytes = self._company_bytes(kind, ranges, options) if in_company else 0
-        return Beside(len(own), least_bytes + waiting_bytes, company_bytes)
+        return OpenCalls(len(own), least_bytes + waiting_bytes, company_bytes)
 
     def _company_bytes(
         self, kind: _Kind, ranges: Mapping[_Kind, KeptRange], options: Options
@@ -263,10 +263,10 @@ class CallShares:
         Calls that are open hold what they keep already. A callable that is called a second time
         before a backward may be called once more, and its gradients are added up.
         """
-        members = [self._account, *options.beside(self._account)]
+        members = [self._account, *options.others_in_budget(self._account)]
         lasting_bytes = lasting_bytes_of(members)
         keeper = self._account.keeper
-        beside = max(0, keeper.held_bytes() - lasting_bytes) if keeper is not None else 0
+        sharing_bytes = max(0, keeper.held_bytes() - lasting_bytes) if keeper is not None else 0
         coming = [kind, *self._to_come]
         again = {each.owner() for each in coming} & {each.owner() for each in self._open}
         if again:
@@ -276,7 +276,7 @@ class CallShares:
         return (
             lasting_bytes
             + expected_bytes_of(members)
-            + beside
+            + sharing_bytes
             + max(waiting, default=0)
             + max(ranges[each].working_bytes for each in (*self._open, *coming))
             + sum(ranges[each].least_bytes for each in coming)
@@ -298,7 +298,7 @@ class CallShares:
             kind.learn(key, quick_range(one, alone, options, new_bytes))
         return kind.ranges[key]
 
-    # -- calls that nobody has seen yet -------------------------------------------------------
+    # -- calls that were not seen yet ---------------------------------------------------------
 
     def _leave_room(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
         """Presume a few calls where they fit, but not where two do without that."""
@@ -317,7 +317,7 @@ class CallShares:
             self._presumed, self._looked = calls, one
 
     def _leave_rest(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
-        """Presume a few calls beside those that left room for nothing, for there may be more."""
+        """Presume a few calls besides those that left no room, for there may be more."""
         room_bytes = self._room_bytes(one, alone, options)
         found, calls = self._range_of(one, alone, options), len(self._open)
         most = max(1, _MOST_LOOKED_FOR - calls)

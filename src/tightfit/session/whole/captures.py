@@ -91,7 +91,7 @@ class Captures:
         return not isinstance(given, GraphArguments) or self._graphs.is_as_it_was(given, one.key)
 
     def _holds(self, one: Specialisation, given: Arguments) -> bool:
-        """Whether what a step has read, beside its signature, is what it was."""
+        """Whether what a step has read, besides its signature, is what it was."""
         joint = one.captured.joint
         decides = joint.decisions.hold(given.leaves, self.callee.modules)
         return decides and self._fulfils(one, given)
@@ -151,7 +151,8 @@ class Captures:
     ) -> Specialisation:
         """Capture a call, whose number is `now`; those not used for long are let go of.
 
-        `room_bytes`: what finding out costs may hold while a step waits for it; None: nobody waits.
+        `room_bytes`: what finding out costs may hold while a step waits for it; None: no step
+        waits.
         """
         neighbour = self._neighbour(key)
         call = dataclasses.replace(call, detached_outputs=self._detached.get(key, frozenset()))

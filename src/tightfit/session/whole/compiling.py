@@ -32,7 +32,7 @@ from tightfit.units import format_bytes
 
 __all__ = ["fastest_plan", "still_fits"]
 
-_LITTLE = 0.1  # of the activations' part may stay unused rather than compiling anew
+_LITTLE = 0.1  # of the activations' part may stay unused rather than compiling again
 _WASTE = 0.01  # of it may be lost to assumptions where nothing is compiled
 
 
@@ -42,9 +42,10 @@ def fastest_plan(
     """Return the plan that was measured to be the fastest within the budget.
 
     `one`: what is known about the step; what was decided before holds again where it fits. `task`:
-    the step's graph with what lies around it, the budget, the gradients. `inputs`: the tensors of
-    the placeholders, for the trial runs. Raises `InfeasibleBudget` if no plan holds the budget,
-    neither compiled nor operator by operator. Raises `CompileError` if the step cannot be compiled.
+    the step's graph with what is resident around it, the budget, the gradients. `inputs`: the
+    tensors of the placeholders, for the trial runs. Raises `InfeasibleBudget` if no plan holds the
+    budget, neither compiled nor operator by operator. Raises `CompileError` if the step cannot be
+    compiled.
     """
     known = _known(one, task)
     if known is not None:
@@ -163,7 +164,7 @@ def still_fits(
     """
     assert planned.outcome.plan is not None
     graph = planned.graph.with_outside(outside_bytes)
-    if planned.compiled is not None:  # compiling anew takes minutes
+    if planned.compiled is not None:  # compiling again takes minutes
         return planned.compiled.peak_bytes(graph) <= budget_bytes
     peak_bytes = simulate(graph, planned.outcome.plan).peak_bytes
     little = _WASTE * (planned.outcome.peak_bytes - graph.constant_bytes)

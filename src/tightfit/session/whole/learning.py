@@ -1,4 +1,4 @@
-"""Measuring the steps of a callee, and learning from them what nobody told."""
+"""Measuring the steps of a callee, and learning from them what the user did not say."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Watch:
 
         def constant_bytes() -> int:
             nonlocal earlier_bytes
-            standing = account.standing(inputs, options.beside(account), one.input_bytes)
+            standing = account.standing(inputs, options.others_in_budget(account), one.input_bytes)
             earlier_bytes = standing.earlier_input_bytes
             held = standing.gradient_bytes + standing.state_bytes + standing.others_bytes
             return graph.constant_bytes + held
@@ -119,7 +119,7 @@ class Watch:
             self.guard.leave_out_garbage()
 
     def restart(self) -> None:
-        """Begin the measured window anew: what happened in it so far belongs to no step."""
+        """Restart the measured window: what happened in it so far belongs to no step."""
         if self.guard is not None:
             self.guard.restart()
 
@@ -164,7 +164,7 @@ class Watch:
         if not (options.arena and self._account.device.type == "cuda"):
             # fillers of an arena there count as given out: plans leave room for them already
             one.saw_backward(last, step.constant_bytes + step.backward_bytes - more_bytes)
-        # what lies between forward and backward of one in company is theirs, too
+        # what is held between forward and backward of one in company is theirs, too
         if step.has_freed_between and self._freed < _MOST_FREED:  # garbage of another model, say
             self._freed += 1
             return

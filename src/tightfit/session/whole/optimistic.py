@@ -1,7 +1,7 @@
 """A plan for a budget in which no plan has room for all that is expected.
 
 What a loss outside holds, what the optimizer's state will take, whether what is held now is let go
-of before the backward: nobody knows that of a step that was not seen yet. Where no plan has room
+of before the backward: that is unknown of a step that was not seen yet. Where no plan has room
 for the worst of it, the step runs by one that counts on less. The limit holds all the same: the
 allocator refuses what exceeds it.
 """
@@ -62,7 +62,7 @@ class LessExpected:
     """A step with less around it than what may come."""
 
     around: Surroundings  # with all that may come
-    # Without what nobody has seen yet: what a loss outside holds, state that is to come
+    # Without what was not seen yet: what a loss outside holds, state that is to come
     unseen: Surroundings
     stale: Passing  # as if gradients that an optimizer has used were gone before the backward
     likely: Passing  # as if what the call before has returned were gone, too
@@ -92,8 +92,8 @@ class LessExpected:
 
     def in_words(self) -> str:
         """Say what there is no room for."""
-        told = [f"{format_bytes(n)} of {what}" for what, n in self.held_bytes.items() if n > 0]
-        return " and ".join(told) or "what its backward was seen to hold"
+        amounts = [f"{format_bytes(n)} of {what}" for what, n in self.held_bytes.items() if n > 0]
+        return " and ".join(amounts) or "what its backward was seen to hold"
 
     def planned(
         self,
@@ -161,7 +161,7 @@ class LessExpected:
 
 
 def as_it_stands(around: Surroundings, standing: Standing) -> Surroundings:
-    """Return what lies around a step without what is only expected to be held."""
+    """Return what is resident around a step without what is only expected."""
     return replace(
         around, state_bytes=standing.state_bytes, others_bytes=standing.others_bytes, part=1.0
     )

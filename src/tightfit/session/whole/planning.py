@@ -75,10 +75,10 @@ def planned_for(
     steps once a search in the background has found it. Only where nothing at hand fits, a plan is
     searched at once. A compiled plan is tried on the inputs and waited for.
 
-    `around`: what lies around it now. `inputs`: the tensors of the placeholders, for trial runs of
-    compiled plans. `others`: returns plans of the same callable at other shapes. `waits`: whether
-    to search now and not in the background: nobody trains yet. `least`: whether to begin with the
-    plan that holds least, of those known. `once`: whether the plan is for this call alone: no
+    `around`: what is resident around it now. `inputs`: the tensors of the placeholders, for trial
+    runs of compiled plans. `others`: returns plans of the same callable at other shapes. `waits`:
+    whether to search now and not in the background, before training. `least`: whether to begin with
+    the plan that holds least, of those known. `once`: whether the plan is for this call alone: no
     better one is searched. Raises `NeedsComparing` if a plan may need alternatives that were left
     for later.
     """
@@ -422,7 +422,7 @@ def most_kept(
 def _range_of(graph: Graph, thrifty: Plan, new_gradient_bytes: int) -> KeptRange:
     """Return what plans of a step may keep; its inputs are there before it.
 
-    `graph`: the step with what lies around it. `thrifty`: the one that keeps least for its
+    `graph`: the step with what is resident around it. `thrifty`: the one that keeps least for its
     backward.
     """
     least_peak, least_kept = _peak_and_kept(graph, thrifty, new_gradient_bytes)

@@ -1,4 +1,4 @@
-"""Chooses the plan that a call of a whole step runs, for what lies around it now."""
+"""Chooses the plan that a call of a whole step runs, for what is resident around it now."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Settled:
 
 
 class Plans:
-    """The plans that calls of a callee run: what is at hand is chosen anew for each call.
+    """The plans that calls of a callee run: what is at hand is chosen again for each call.
 
     `addresses`: where its steps lie in memory. `shares`: divides the budget among calls that await
     their backward at once. `more_bytes`: held now, or reserved for others, beyond what was held
@@ -88,10 +88,10 @@ class Plans:
         *,
         waits: bool = False,
     ) -> Planned:
-        """Return the plan of a call; where nothing fits, without the garbage that lies about.
+        """Return the plan of a call; where nothing fits, after garbage collection.
 
         `waiting`: earlier calls that await their backward. `waits`: whether to search now and not
-        in the background: nobody trains yet. Raises `InfeasibleBudget` if no plan fits.
+        in the background, before training. Raises `InfeasibleBudget` if no plan fits.
         """
         try:
             return self._chosen(one, inputs, options, waiting, waits=waits)
@@ -217,10 +217,10 @@ class Plans:
             as_told = partial(planned_as, one, options=options)
             planned = less.planned(one, as_well_as, as_told, options.planned_bytes)
         if planned is None:
-            beside = self.shares.beside(one, around, options)
+            open_calls = self.shares.open_calls(one, around, options)
             self._watch.abandon()
             try:
-                raise advised(error, one, less, account, options, beside) from None
+                raise advised(error, one, less, account, options, open_calls) from None
             finally:
                 del error  # else its traceback holds it, this frame and the inputs
         if not one.was_optimistic:
@@ -232,14 +232,15 @@ class Plans:
         return one.take_optimistic(as_it_stands(around, standing), planned)
 
     def _standing(self, one: Specialisation, inputs: list[Any], options: Options) -> Standing:
-        return self._account.standing(inputs, options.beside(self._account), one.input_bytes)
+        others = options.others_in_budget(self._account)
+        return self._account.standing(inputs, others, one.input_bytes)
 
 
 def _around_step(
     one: Specialisation, inputs: list[Any], account: Account, options: Options
 ) -> Surroundings:
-    """Return what lies around a step now, if all of the budget is for it."""
-    standing = account.standing(inputs, options.beside(account), one.input_bytes)
+    """Return what is resident around a step now, if all of the budget is for it."""
+    standing = account.standing(inputs, options.others_in_budget(account), one.input_bytes)
     return Surroundings(
         gradients=_gradients(one.captured, inputs, account),
         gradient_bytes=standing.gradient_bytes,

@@ -140,8 +140,8 @@ class WholeSteps:
         """Forget what steps have held."""
         self.watch.forget()
 
-    def start_anew(self) -> None:
-        """Capture anew: what was found out alone does not count."""
+    def capture_again(self) -> None:
+        """Capture again: what was found out alone does not count."""
         self.captures.forget_all()
         self.measure_anew()
 
@@ -182,7 +182,7 @@ class WholeSteps:
         return one
 
     def _varies(self) -> None:
-        """Hear that numbers decide in every call what it runs: each is planned anew."""
+        """Hear that numbers decide in every call what it runs: each is planned again."""
 
     def _capture(self, key: Any, call: TracedCall, *, waits: bool) -> Specialisation:
         if self.options.shared is not None:
@@ -209,7 +209,7 @@ class WholeSteps:
     def _run_with_leaves(
         self, one: Specialisation, given: Arguments, inputs: list[Any]
     ) -> tuple[Specialisation, list[Any]]:
-        """Run a forward, planned anew if a leaf of its graph has kept more than was measured.
+        """Run a forward, planned again if a leaf of its graph has kept more than was measured.
 
         A forward that ends early has changed nothing: buffers are written at its end, and
         generators are put back. Returns what was run in the end, and flat outputs.
@@ -238,7 +238,7 @@ class WholeSteps:
             inputs = self.captures.inputs(one, given)
         return one, self._run(one, given, inputs)
 
-    def _captured_anew(
+    def _captured_again(
         self, unfit: Specialisation, given: Arguments
     ) -> tuple[Specialisation, Planned]:
         """Capture a call again, and plan it."""
@@ -264,10 +264,11 @@ class WholeSteps:
         return outputs
 
     def _planned_otherwise(self, unfit: Specialisation, given: Arguments) -> Runner:
-        """Plan a call anew in its backward: its outputs have other gradients than expected."""
+        """Plan a call again in its backward: its outputs have other gradients than expected."""
         self.watch.abandon()
-        planned = self.last = self._captured_anew(unfit, given)[1]
-        announce(f"{self.callee.name}: an output that had no gradient before has one: planned anew")
+        planned = self.last = self._captured_again(unfit, given)[1]
+        name = self.callee.name
+        announce(f"{name}: an output that had no gradient before has one: planned again")
         return planned.runner
 
     def _planned_once_more(self, one: Specialisation, inputs: list[Any]) -> Runner:
@@ -275,7 +276,7 @@ class WholeSteps:
         return self._planned(one, inputs).runner
 
     def _planned(self, one: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
-        """Return the plan for the constants of now; `waits`: search it now, nobody trains yet."""
+        """Return the plan for the constants of now; `waits`: search it now, before training."""
         return self._plans.chosen(one, inputs, self.options, self.waiting, waits=waits)
 
     # -- backward -----------------------------------------------------------------------------
@@ -309,7 +310,7 @@ def _while_alive(
 ) -> Callable[[Run], None]:
     """Return what tells a method of a run, and does not keep alive whose method it is.
 
-    A buffer of the model may hold the history of a call, which nobody could let go of then.
+    A buffer of the model may hold the history of a call, which could not be released then.
     """
 
     def tell(run: Run) -> None:

@@ -30,7 +30,7 @@ __all__ = ["PlannedForward", "UnderWay", "UserCode"]
 class UserCode:
     """What user code holds between forward and backward: assumed at first, then measured.
 
-    `assumed_bytes`: as long as nobody has seen it. `planned_bytes`: what plans leave room for.
+    `assumed_bytes`: as long as it was not seen. `planned_bytes`: what plans leave room for.
     """
 
     def __init__(self, assumed_bytes: int) -> None:
@@ -74,7 +74,7 @@ class PlannedForward:
 
     captured: Captured  # the step
     user_code: UserCode  # what is known of what follows it
-    graph: Graph  # what was planned, with what lies around the step
+    graph: Graph  # what was planned, with what is resident around the step
     plan: Plan | None  # the plan; None: it was compiled
 
 

@@ -83,7 +83,7 @@ class _Noting:
 class KeptFirst:
     """Dynamo's conversion of a frame, where nothing is kept of it that holds.
 
-    `kept`: is asked first, and told afterwards.
+    `kept`: is asked first, and updated afterwards.
     """
 
     def __init__(self, backend: Callable[..., Any], kept: KeptFrames | None) -> None:

@@ -40,7 +40,7 @@ class Follower(Protocol):
         ...
 
     def one_op_at(self, places: Sequence[tuple[str, int]]) -> Any:
-        """Return the forward that may become one op in which the innermost of some calls lies.
+        """Return the forward that may become one op and contains the innermost of some calls.
 
         `places`: the file and line of each call, the outermost first.
         """

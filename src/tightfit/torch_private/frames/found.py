@@ -53,7 +53,7 @@ class NotAgain(Exception):
 class GuardOf:
     """One guard."""
 
-    source: Source  # where its value lies, seen from the frame
+    source: Source  # where its value is found from the frame
     kind: str  # which of Dynamo's guards it is
     # What else it is made with; another source among it for a guard on two
     settings: Mapping[str, Any]
@@ -114,7 +114,7 @@ def _guard_of(guard: Guard) -> GuardOf:
     return GuardOf(guard.originating_source, kind, own)
 
 
-_THE_TENSOR = "TENSOR_MATCH", "value"  # the one that lies at its source
+_THE_TENSOR = "TENSOR_MATCH", "value"  # the one at its source
 
 
 def global_state() -> Any:
@@ -148,7 +148,7 @@ def values_of(frame: Any, found: Frame) -> Iterator[tuple[GuardOf, Any]]:
 
 
 def _value(of: Source, places: Mapping[str, Any], seen: dict[Source, Any]) -> Any:
-    """Return the value that lies at a source, as `Source.get_value` does, without compiling."""
+    """Return the value at a source, as `Source.get_value` does, without compiling."""
     if of not in seen:
         template = of._name_template
         base = _value(of.base, places, seen) if isinstance(of, ChainedSource) else None
@@ -187,9 +187,9 @@ def builtins_of(frame: Any) -> dict[str, Any]:
 
 
 def facts_of(guard: GuardOf, value: Any) -> tuple[Any, ...]:
-    """Return what a guard asks of its value, told by PyTorch's own `GuardCheckSpec` of its kind.
+    """Return what a guard asks of its value, as PyTorch's own `GuardCheckSpec` of its kind says.
 
-    Raises `NotAgain` if that cannot be told, or does not hold.
+    Raises `NotAgain` if that is unknown, or does not hold.
     """
     spec = guards.GUARD_VALUE_DISPATCH.get(guard.kind)
     if not isinstance(spec, guards.GuardCheckSpec):
@@ -215,7 +215,7 @@ def fields_of(of: Source) -> tuple[str, tuple[Any, ...]]:
 
 
 def is_source(value: Any) -> bool:
-    """Whether a value says where another one lies."""
+    """Whether a value says where another one is."""
     return isinstance(value, Source)
 
 

@@ -72,10 +72,10 @@ _OF_LEAVES = (
 def asking(forward: Any) -> dict[Any, Callable[..., Any]]:
     """Return a leaf that tells what it is given, if a forward is asked about."""
 
-    def told(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         raise IsGiven(forward, Given(module, args, kwargs))
 
-    return {} if forward is None else {forward: told}
+    return {} if forward is None else {forward: called}
 
 
 def noted(leaves: Mapping[Any, Callable[..., Any]], failed: set[Any]) -> dict[Any, Any]:

@@ -1,4 +1,4 @@
-"""Settings of PyTorch's caching allocator of GPUs, beside those in the environment."""
+"""Settings of PyTorch's caching allocator of GPUs, other than those in the environment."""
 
 from __future__ import annotations
 
