@@ -119,7 +119,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "memory",
         "options copies handed_calls",
         "followed",
-        "stages anywhere",
+        "stages default_addresses",
         "on_gpu",
         "addresses",
         "parts whole",

@@ -16,10 +16,10 @@ __all__ = [
     "SILENT",
     "Interrupts",
     "Pace",
+    "PrintedProgress",
     "Progress",
     "Silent",
-    "Spoken",
-    "Until",
+    "StoppableProgress",
     "announce",
     "said_while_waiting",
 ]
@@ -70,7 +70,7 @@ class Silent:
         """Do nothing."""
 
 
-class Until(Silent):
+class StoppableProgress(Silent):
     """A progress that shows nothing and interrupts its task once an event is set.
 
     `stopped`: of a thread or of a process.
@@ -165,7 +165,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-class Spoken:
+class PrintedProgress:
     """A progress that tells of long tasks in lines, where nothing can be drawn.
 
     `every_s`: seconds between two lines.

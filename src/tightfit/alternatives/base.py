@@ -20,7 +20,7 @@ from tightfit.capture.nodes import (
     base_of,
     is_getitem,
     is_traced_in_backward,
-    lies_without_gaps,
+    is_without_gaps,
     storage_bytes,
 )
 from tightfit.graph.ir import Exactness, Op, Use, Value
@@ -277,7 +277,7 @@ def arguments_of(node: fx.Node) -> tuple[Any, ...]:
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements of a (fake) tensor fill their storage, each at one place."""
-    if tensor.numel() == 0 or not lies_without_gaps(tensor):
+    if tensor.numel() == 0 or not is_without_gaps(tensor):
         return False
     return storage_bytes(tensor) == tensor.numel() * tensor.element_size()
 

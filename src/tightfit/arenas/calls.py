@@ -85,7 +85,7 @@ class CallArena:
     def is_alone(self) -> bool:
         """Whether the arena is not shared, or the one that the first step would use."""
         thread = self._thread or _ARENAS.get(threading.get_ident())
-        return thread is None or not thread.has_users_beside(self)
+        return thread is None or not thread.has_other_users(self)
 
     @property
     def exact_height_bytes(self) -> int:
@@ -130,7 +130,7 @@ class _ThreadArena:
         """Whether a step goes on."""
         return self._caller is not None
 
-    def has_users_beside(self, user: CallArena) -> bool:
+    def has_other_users(self, user: CallArena) -> bool:
         """Whether others share it."""
         return any(other is not user for other in self._users)
 

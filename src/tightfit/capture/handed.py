@@ -21,8 +21,8 @@ __all__ = [
     "GraphArguments",
     "HandedGraph",
     "HandedGraphs",
-    "beside_loss",
     "is_handed",
+    "returned_with_loss",
     "takes_numbers",
 ]
 
@@ -40,7 +40,7 @@ class HandedGraph:
     # The identity of the module in whose forward a node was made, where that is known
     modules: Mapping[fx.Node, int] = field(default_factory=dict)
     # Which of its outputs the callable returns along with a loss
-    beside_loss: frozenset[int] = frozenset()
+    returned_with_loss: frozenset[int] = frozenset()
 
     @cached_property
     def called(self) -> tuple[Any, ...]:
@@ -269,10 +269,10 @@ def takes_numbers(function: Any, args: Sequence[Any]) -> bool:
     return isinstance(function, HandedGraphs) and function.has_numbers(args[-1])
 
 
-def beside_loss(function: Any, args: Sequence[Any]) -> frozenset[int]:
+def returned_with_loss(function: Any, args: Sequence[Any]) -> frozenset[int]:
     """Return which outputs of a call of a handed graph its callable returns along with a loss."""
     graph = function.graph(args[-1]) if isinstance(function, HandedGraphs) else None
-    return graph.beside_loss if graph is not None else frozenset()
+    return graph.returned_with_loss if graph is not None else frozenset()
 
 
 def is_handed(function: Any) -> bool:

@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from tightfit.progress import Pace, Progress, Spoken
+from tightfit.progress import Pace, PrintedProgress, Progress
 
 __all__ = ["TerminalProgress", "terminal_progress"]
 
@@ -76,7 +76,7 @@ def terminal_progress() -> Iterator[Progress]:
     What takes less than a few seconds is not shown.
     """
     if not sys.stderr.isatty():
-        spoken = Spoken()
+        spoken = PrintedProgress()
         try:
             yield spoken
         finally:

@@ -117,11 +117,11 @@ class Contents:
 
     def weights(self) -> tuple[int, int]:
         """Return the resident bytes that stay for ever, and those that could be evicted."""
-        resident = [c for c in self._held if c.is_resident and self._lies_here(c)]
+        resident = [c for c in self._held if c.is_resident and self._is_on_device(c)]
         kept_bytes = sum(c.size_bytes for c in resident if c.maker is None)
         return kept_bytes, sum(c.size_bytes for c in resident) - kept_bytes
 
-    def _lies_here(self, content: Content) -> bool:
+    def _is_on_device(self, content: Content) -> bool:
         storage = content.memory
         return storage is not None and self._room.has(storage)
 

@@ -124,7 +124,7 @@ class Pool:
             return
         node = self._classes.add(content.maker.cost)
         content.join((self._classes, node))
-        for other in self._beside(content):
+        for other in self._adjacent_nodes(content):
             self._classes.join(node, other)
 
     def came_back(self, content: Content) -> None:
@@ -229,7 +229,7 @@ class Pool:
     def cost_of_classes(self, content: Content) -> float:
         """Return the sum of the classes of evicted contents next to it."""
         assert self._classes is not None
-        return self._classes.cost(self._beside(content))
+        return self._classes.cost(self._adjacent_nodes(content))
 
     def cost_of_operators(self, content: Content) -> int:
         """Return the cost of all operators that would have to run, each once; keep it in mind."""
@@ -240,7 +240,7 @@ class Pool:
         self._costs_are_known = True
         return cost
 
-    def _beside(self, content: Content) -> list[int]:
+    def _adjacent_nodes(self, content: Content) -> list[int]:
         """The nodes of the neighbours that are not resident."""
         nodes = [c.node for c in (*_parents(content), *_children(content)) if not c.is_resident]
         return [node[1] for node in nodes if node is not None and node[0] is self._classes]

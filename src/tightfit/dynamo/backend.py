@@ -124,7 +124,7 @@ def handed(module: fx.GraphModule, place: str = "", failed_guards: str = "") -> 
         reason=private.break_reason(module),
         place=place,
         failed_guards=failed_guards,
-        beside_loss=_returned_with_loss(module.graph.output_node()),
+        returned_with_loss=_returned_with_loss(module.graph.output_node()),
         modules={node: inside for node, inside in made_in if inside is not None},
     )
 

@@ -75,7 +75,7 @@ class Arena:
         """Make what an owner has another's."""
         self._pieces = [p._replace(owner=heir) if p.owner == owner else p for p in self._pieces]
 
-    def free_beside(self, owner: int) -> int:
+    def free_next_to(self, owner: int) -> int:
         """Return the bytes of the holes directly before and after an owner's range."""
         own = next((piece for piece in self._pieces if piece.owner == owner), None)
         if own is None:

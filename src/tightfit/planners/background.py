@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
-from tightfit.progress import Progress, Until
+from tightfit.progress import Progress, StoppableProgress
 
 __all__ = ["Search", "searching"]
 
@@ -65,7 +65,7 @@ class Search(Generic[Found]):
             with _ONE_AT_A_TIME:
                 while not self._stopped.is_set():
                     try:
-                        self._found = self._plan(Until(self._stopped))
+                        self._found = self._plan(StoppableProgress(self._stopped))
                         break
                     except SystemError:  # `gc.get_objects` of another thread saw a half-made tuple
                         attempts -= 1

@@ -8,10 +8,10 @@ import msgspec
 
 from tightfit.errors import BadInput
 
-__all__ = ["CannotProve", "EnoughSteps", "Job", "Wanted"]
+__all__ = ["CannotProve", "EnoughSteps", "Job", "RequestedTensor"]
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class RequestedTensor(msgspec.Struct, frozen=True):
     """A tensor to write into a file: its name, the step after which, and the file."""
 
     name: str
@@ -35,7 +35,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     # program
     record: str
     answers: str
-    wanted: Wanted | None = None  # a tensor that is asked for
+    wanted: RequestedTensor | None = None  # a tensor that is asked for
 
 
 class CannotProve(BadInput):

@@ -15,7 +15,7 @@ import msgspec
 
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.progress import SILENT, Progress, announce
-from tightfit.scripts.job import Job, Wanted
+from tightfit.scripts.job import Job, RequestedTensor
 from tightfit.scripts.record import Difference, Ended, Failure, Line, Record, Step, differences
 from tightfit.units import parse_bytes
 
@@ -190,9 +190,9 @@ class _Runs:
                 self._run(way, f"{way}-wanted", steps=steps, wanted=wanted, answers=answers)
         return _largest_between(*paths)
 
-    def _wanted(self, way: str, difference: Difference) -> Wanted:
+    def _wanted(self, way: str, difference: Difference) -> RequestedTensor:
         path = self._folder / f"{way}-{difference.index}.tensor"
-        return Wanted(difference.name, difference.step, os.fspath(path))
+        return RequestedTensor(difference.name, difference.step, os.fspath(path))
 
     def _run(self, way: str, name: str, **changes: Any) -> Record:
         record = Record(self._folder / name)

@@ -17,9 +17,9 @@ from tightfit.allocator.replay import return_large_blocks_at_once, trim_ordinary
 from tightfit.arenas.calls import CallArena, Caller
 from tightfit.errors import InfeasibleBudget
 from tightfit.progress import announce
-from tightfit.session.anywhere import Anywhere
+from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.optimizers import hear_of_steps
+from tightfit.session.memory.optimizers import before_every_step
 from tightfit.session.on_gpu.addresses import DeviceAddresses
 from tightfit.session.on_gpu.reserved import Reserved
 from tightfit.session.options import Options
@@ -35,7 +35,7 @@ _MOST_ROUNDS = 4
 _MOST_CALLS = 8  # between two steps of an optimizer that are distinguished
 
 
-class Addresses(Anywhere):
+class Addresses(DefaultAddresses):
     """The arena of a fitted callable, and the loop that closes around it.
 
     A plan bounds what PyTorch's allocator gives out. What the process holds for the steps is the
@@ -55,7 +55,7 @@ class Addresses(Anywhere):
         self._account = account
         self._arena = CallArena()
         self._calls = 0  # since an optimizer has stepped
-        hear_of_steps(self)
+        before_every_step(self)
         return_large_blocks_at_once(True)  # also while the first step is captured and planned
         gc.collect()  # what is freed later would hide what comes
         trim_ordinary_memory()
@@ -184,7 +184,7 @@ class Addresses(Anywhere):
         )
 
 
-def addresses_for(name: str, account: Account, options: Options) -> Anywhere:
+def addresses_for(name: str, account: Account, options: Options) -> DefaultAddresses:
     """Return where the steps of a callable lie, as its user asked.
 
     Raises `BadInput` or `HookUnavailable` as `Addresses` and `DeviceAddresses` do.
@@ -193,7 +193,7 @@ def addresses_for(name: str, account: Account, options: Options) -> Anywhere:
     if not options.arena and device.type == "cuda" and torch.cuda.is_available():
         return Reserved(name, account, CudaCachingAllocator(device))
     if not options.arena:
-        return Anywhere()
+        return DefaultAddresses()
     if device.type == "cpu":
         return Addresses(name, account)
     return DeviceAddresses(name, account, options)

@@ -25,9 +25,9 @@ from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.addresses import addresses_for
-from tightfit.session.anywhere import Anywhere, PlannedAnew
 from tightfit.session.callee import Callee
 from tightfit.session.copies import Copies
+from tightfit.session.default_addresses import DefaultAddresses, PlanRejected
 from tightfit.session.graphs import GraphSteps
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
@@ -103,7 +103,7 @@ class Fitted:
         options: Options,
         account: Account,
         route: Route,
-        addresses: Anywhere,
+        addresses: DefaultAddresses,
         *,
         copies: Copies | None = None,
     ) -> None:
@@ -193,7 +193,7 @@ class Fitted:
         while True:
             try:
                 return self._run_on_route(given)
-            except PlannedAnew as other:
+            except PlanRejected as other:
                 self._take_options(other.options)
             except InfeasibleBudget as error:
                 self._take_options(self._addresses.giving_way(self.options, error))
@@ -300,7 +300,7 @@ class Fitted:
         """Plan the next step within another budget, and measure again."""
         self.change_options(dataclasses.replace(self.options, budget_bytes=budget_bytes))
         if self.route is self._whole:
-            self._whole.measure_anew()
+            self._whole.measure_again()
 
     def smallest_budget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MinimumBudget:
         """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""

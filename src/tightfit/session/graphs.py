@@ -20,8 +20,8 @@ from tightfit.execution.guard import left_out
 from tightfit.planners.bounds import leaves_much_to_plan
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
-from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
+from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.followed import FollowedCalls
 from tightfit.session.handed_calls import HandedCalls, RunsGraphs, run_as_it_is
 from tightfit.session.memory.account import Account
@@ -42,7 +42,7 @@ class GraphSteps(WholeSteps):
     """
 
     def __init__(
-        self, callee: Callee, options: Options, account: Account, addresses: Anywhere
+        self, callee: Callee, options: Options, account: Account, addresses: DefaultAddresses
     ) -> None:
         self._followed = _calls_of(callee, options, account)
         self.graphs = self._followed.graphs

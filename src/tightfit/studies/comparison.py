@@ -279,7 +279,7 @@ class Comparison:
             return Fitted.as_a_whole(self.subject.step, options)
         fitted = fit_in_place(self.subject.model, options)
         self._fit_again = put_aside(self.subject.model)
-        self.subject.make_target_anew()
+        self.subject.make_new_target()
         return fitted
 
     @contextlib.contextmanager

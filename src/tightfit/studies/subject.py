@@ -91,7 +91,7 @@ class Subject:
         finally:
             self._runs = before
 
-    def make_target_anew(self) -> None:
+    def make_new_target(self) -> None:
         """Have what the loss compares with given out now: batches are, once a model is fitted.
 
         What is there before `fit` counts against no budget, unless the model is called with it.

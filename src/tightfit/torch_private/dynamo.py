@@ -29,13 +29,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from tightfit.errors import TightfitError
-from tightfit.torch_private.frames.again import KeptFirst, KeptFrames
+from tightfit.torch_private.frames.again import KeptFrames, ReusingConversion
 from tightfit.torch_private.frames.ends import End, noting_ends
 from tightfit.torch_private.frames.follower import Follower, Given
 from tightfit.torch_private.frames.following import DerivativeOutside, following_ours
 from tightfit.torch_private.frames.leaves import (
     HAS_LEAVES,
-    IsGiven,
+    ArgumentsKnown,
     as_leaves,
     asking,
     invoke_leaf_function,
@@ -113,7 +113,7 @@ def compiled(
     example inputs, returns what runs the graph. `follower`: consulted while tracing. `kept`: what
     other processes have found of frames.
     """
-    first = KeptFirst(without_numpy(backend), kept)
+    first = ReusingConversion(without_numpy(backend), kept)
     converting = convert_frame.convert_frame(first.backend, Hooks())
     # as `optimize` does, which loads what shrinks failing graphs to their least
     context = eval_frame._optimize_catch_errors(converting, Hooks(), **_ISOLATED)
@@ -137,7 +137,7 @@ class _PerFrame:
     """What Dynamo asks about a frame, between it and its own conversion of frames."""
 
     def __init__(
-        self, convert: Any, follower: Follower, first: KeptFirst, outermost: types.CodeType
+        self, convert: Any, follower: Follower, first: ReusingConversion, outermost: types.CodeType
     ) -> None:
         self._torchdynamo_orig_backend = convert
         self._first = first
@@ -197,7 +197,7 @@ class _PerFrame:
             except _EndsInside as end:
                 asked = end.forward
                 continue
-            except IsGiven as call:
+            except ArgumentsKnown as call:
                 self._follower.try_as_one_op(call.forward, call.given)
                 asked = None
                 continue

@@ -170,18 +170,20 @@ def wrapped(
     unused = (None, None, None, {}, 0, 0)
     config = aot_autograd.AOTConfig(*unused, keep_inference_input_mutations=False)  # type: ignore
     result = wrapper.post_compile(run, config, runtime_metadata=metadata)
-    with contextlib.suppress(_LooksOn):  # its first call runs under a mode that sees operators
+    with contextlib.suppress(
+        _CallInspected
+    ):  # its first call runs under a mode that sees operators
         result([None] * len(metadata.input_info))
     function = forward
     return result
 
 
-class _LooksOn(Exception):
+class _CallInspected(Exception):
     """Ends the call in which the wrapper looks at custom operators."""
 
 
 def _looks_on(given: list[Any]) -> list[Any]:
-    raise _LooksOn
+    raise _CallInspected
 
 
 def facts_of(metadata: RuntimeMetadata) -> tuple[Any, ...]:

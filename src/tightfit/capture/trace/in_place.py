@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tightfit.capture.nodes import draws, lies_without_gaps
+from tightfit.capture.nodes import draws, is_without_gaps
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
@@ -61,7 +61,7 @@ def _functional_variant(func: Any) -> Any:
 def _may_differ_in_layout(written: Any) -> bool:
     """Whether a result may lie otherwise than what it is written into; parts are put in again."""
     is_tensor = isinstance(written, torch.Tensor)
-    return is_tensor and not written.is_contiguous() and lies_without_gaps(written)
+    return is_tensor and not written.is_contiguous() and is_without_gaps(written)
 
 
 def _differs_in_layout(functional: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -26,11 +26,11 @@ from tightfit.capture.calls.structure import (
 from tightfit.capture.decisions.numbers import Numbers, is_carried
 from tightfit.capture.decisions.recorder import DecisionRecorder
 from tightfit.capture.decisions.shared import shared_views
-from tightfit.capture.handed import beside_loss
+from tightfit.capture.handed import returned_with_loss
 from tightfit.capture.joint_graph import JointGraph, Source
 from tightfit.capture.nodes import (
     is_traced_in_backward,
-    lies_without_gaps,
+    is_without_gaps,
     note_kept_forward,
     note_random,
     note_terms,
@@ -126,7 +126,7 @@ class _Callee(nn.Module):
         self.repeated.note_changes(before)
         tensors, self.structure = structure_of(output, "the call")
         if self._loss_alone:
-            extra = beside_loss(self._function, self._inputs[0])
+            extra = returned_with_loss(self._function, self._inputs[0])
             self.detached |= {i for i in extra if tensors[i].requires_grad}
             self.detached |= _other_than_loss(tensors, self.structure.loss)
         self.asked.expect(tensors, self.detached)
@@ -354,7 +354,7 @@ def _change_of(
             "its memory with another input. Way out: pass a clone of it"
         )
     old, new = before.meta["val"], after.meta["val"]
-    if is_input and old.shape != new.shape and not lies_without_gaps(old):
+    if is_input and old.shape != new.shape and not is_without_gaps(old):
         raise CaptureError(
             f"the step changes the shape of an input and writes into it, whose {tuple(old.shape)} "
             "elements do not lie side by side: where they would be written cannot be planned. Way "

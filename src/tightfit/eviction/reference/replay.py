@@ -302,7 +302,7 @@ class _Replay:
     def _adjacent_hole_bytes(self, number: int) -> int:
         """Bytes of the holes next to a storage, where they count."""
         counts = self.placement in ("neighbours", "mixed") and self.stored[number].size_bytes > 0
-        return self.arena.free_beside(number) if counts else 0
+        return self.arena.free_next_to(number) if counts else 0
 
     def _evict_window(self, size_bytes: int) -> None:
         """Evict neighbours together, of the backward pass only if nothing else makes room."""

@@ -33,7 +33,7 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class _Away:
+class _FarValue:
     """A value in far memory: where, and what makes a tensor of its bytes again."""
 
     extents: tuple[Extent, ...]
@@ -105,7 +105,7 @@ class FarStep:
     def __init__(self, offload: Offload) -> None:
         self._offload = offload
         self._space = _Space(offload)
-        self._away: dict[int, _Away] = {}
+        self._away: dict[int, _FarValue] = {}
         self._under_way: dict[int, tuple[Copier, Transfer]] = {}
         self._last: set[int] = set()  # values whose last load is under way
         self._stored_bytes = self._loaded_bytes = 0
@@ -122,7 +122,7 @@ class FarStep:
         """Begin to copy a value to far memory."""
         storage = tensor.untyped_storage()
         extents = self._space.take(storage.nbytes())
-        self._away[value] = _Away(
+        self._away[value] = _FarValue(
             extents,
             storage.nbytes(),
             tensor.dtype,

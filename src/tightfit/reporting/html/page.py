@@ -62,7 +62,7 @@ def plan_page(
         has_layout=bool(offsets),
         facts=facts,
         data=_embedded(msgspec.json.encode(facts)),
-        **{name: _beside(file) for name, file in _DRAWN_BY.items()},
+        **{name: _text_of(file) for name, file in _DRAWN_BY.items()},
     )
 
 
@@ -101,7 +101,7 @@ def _embedded(json: bytes) -> str:
 
 
 @cache
-def _beside(file: str) -> str:
+def _text_of(file: str) -> str:
     """Return the text of a file in this folder."""
     return files("tightfit.reporting.html").joinpath(file).read_text("utf-8")
 
@@ -112,7 +112,7 @@ def filled_in(file: str, **contents: Any) -> bytes:
     `contents`: what it asks for; a name that is missing is an error.
     """
     environment = Environment(
-        loader=FunctionLoader(_beside),
+        loader=FunctionLoader(_text_of),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -124,4 +124,4 @@ def filled_in(file: str, **contents: Any) -> bytes:
         "unbroken": _unbroken,
     }
     page = environment.get_template(file)
-    return page.render(style=_beside("style.css"), version=__version__, **contents).encode()
+    return page.render(style=_text_of("style.css"), version=__version__, **contents).encode()

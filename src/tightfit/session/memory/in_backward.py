@@ -17,7 +17,7 @@ from tightfit.progress import announce
 from tightfit.session.memory import stretches
 from tightfit.session.memory.forecast import StepNeeds, needs_of_one
 from tightfit.session.memory.one_by_one import plain_step, refuse_unless_one_by_one
-from tightfit.session.memory.optimizers import hear_of_ends_of_steps, hear_of_steps, kinds_of
+from tightfit.session.memory.optimizers import after_every_step, before_every_step, kinds_of
 from tightfit.torch_private.engine import hooks_of_gradient
 
 __all__ = ["StepsInBackward"]
@@ -43,13 +43,13 @@ class StepsInBackward:
         self._stretches: dict[Any, Stretch | None] = {}
         self._settings: list[dict[str, Any]] | None = None  # with which parameters were stepped
         self._group_numbers: dict[int, int] = {}
-        self._told = False
+        self._announced = False
         self._looked = 0
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self.stretch(parameter)  # tried now: within a limit there may be no room for it
-        hear_of_steps(self)
-        hear_of_ends_of_steps(self)
+        before_every_step(self)
+        after_every_step(self)
 
     @property
     def name(self) -> str:
@@ -197,8 +197,8 @@ class StepsInBackward:
                 "stepped with the rest. Way out: put all of the loss into the plan "
                 "(tightfit.step), or fit without update_in_backward"
             )
-        if not self._told:
-            self._told = True
+        if not self._announced:
+            self._announced = True
             announce(
                 f"{self.name} has stepped {len(self._taken)} parameters in backward, where their "
                 "gradients were freed: optimizer.step() and zero_grad() do nothing for them, and "

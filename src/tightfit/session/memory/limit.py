@@ -11,7 +11,7 @@ from tightfit.allocator.refusals import budget_exceeded, is_refusal, likely_furt
 from tightfit.allocator.resident import resident_tensor_bytes
 from tightfit.errors import InfeasibleBudget
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.optimizers import hear_of_steps
+from tightfit.session.memory.optimizers import before_every_step
 from tightfit.session.memory.steps import refuse_step
 from tightfit.units import format_bytes
 
@@ -50,7 +50,7 @@ class Limit:
         self._account = account
         self._keeps = not is_copy
         self._is_looking = False
-        hear_of_steps(self)
+        before_every_step(self)
 
     def follow(self, limit_bytes: int | None, sharing: Sequence[Account]) -> None:
         """Keep to another limit; None: to none."""

@@ -22,8 +22,8 @@ from tightfit.units import rounded_up
 __all__ = [
     "InBackward",
     "Optimizers",
-    "hear_of_ends_of_steps",
-    "hear_of_steps",
+    "after_every_step",
+    "before_every_step",
     "kinds_of",
     "parameters_of",
 ]
@@ -218,13 +218,13 @@ def _listen() -> Any:
     return before, register_optimizer_step_post_hook(_after_step)
 
 
-def hear_of_steps(listener: _BeforeSteps) -> None:
+def before_every_step(listener: _BeforeSteps) -> None:
     """Tell a listener of every step of any optimizer before it is taken."""
     _listen()
     _BEFORE.add(listener)
 
 
-def hear_of_ends_of_steps(listener: _AfterSteps) -> None:
+def after_every_step(listener: _AfterSteps) -> None:
     """Tell a listener of every step of any optimizer once it was taken."""
     _listen()
     _AFTER.add(listener)

@@ -19,7 +19,7 @@ from tightfit.graph.ir import Graph
 from tightfit.layout.holes import Script, script_of_plan
 from tightfit.plan.plan import Compute, Plan
 from tightfit.progress import announce
-from tightfit.session.anywhere import Anywhere, PlannedStep
+from tightfit.session.default_addresses import DefaultAddresses, PlannedStep
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.report import Held, Report
@@ -35,7 +35,7 @@ _MOST_ROUNDS = 4
 """Of planning with more left of the budget."""
 
 
-class DeviceAddresses(Anywhere):
+class DeviceAddresses(DefaultAddresses):
     """The arena of a fitted callable on a GPU.
 
     The places follow from the plan. Its program is written with a word before each op that
@@ -80,7 +80,7 @@ class DeviceAddresses(Anywhere):
 
     # -- steps --------------------------------------------------------------------------------
 
-    def heed(self, planned: PlannedStep, options: Options) -> Options:
+    def accept(self, planned: PlannedStep, options: Options) -> Options:
         """Leave of the budget what a plan, laid out, holds more than there is."""
         assert planned.outcome.plan is not None
         one = self._of(planned.number, planned.graph, planned.outcome.plan)

@@ -17,7 +17,7 @@ from tightfit.execution.runtime import Runner
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Compute, Plan
 from tightfit.progress import announce
-from tightfit.session.anywhere import Anywhere
+from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.fragmentation import Fragmentation, SeenStep
 from tightfit.session.options import Options
@@ -32,7 +32,7 @@ _CALM_STEPS = 3  # in a row without a retry: nothing is learned any more
 _LOOKS_AGAIN = 16  # steps, whether there are retries after all
 
 
-class Reserved(Anywhere):
+class Reserved(DefaultAddresses):
     """What the allocator of a GPU takes from the device for the steps of a callable.
 
     It takes more than it gives out, and its limit is the budget. While there are retries, steps are

@@ -58,7 +58,7 @@ class _Steps(Protocol):
         """What writes the ledger of the step under way."""
         ...
 
-    def captured_anew(self, part: Part, given: Arguments) -> PartCall:
+    def captured_again(self, part: Part, given: Arguments) -> PartCall:
         """Capture a call."""
         ...
 
@@ -108,7 +108,7 @@ class PartsAgain:
     def planned_otherwise(self, step: PartStep, given: Arguments) -> Planned:
         """Capture a call again, with the gradients that its outputs have, and plan it."""
         steps, part = self._there(), self._part(step)
-        call = steps.known.known(part, given) or steps.captured_anew(part, given)
+        call = steps.known.known(part, given) or steps.captured_again(part, given)
         if not _take_the_same(call.kind, step.kind):
             late = step.captured.joint.detached - call.kind.captured.joint.detached
             raise unplanned(min(late, default=0), "an input is used otherwise")

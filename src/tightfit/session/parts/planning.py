@@ -145,12 +145,12 @@ class StepPlans:
         """Return the peak that was foreseen for a step, the parts taken that have run in it."""
         before = self._situation.ledger
         if before is None:
-            return max(ledger.peak_with({}), ledger.beside_bytes)
+            return max(ledger.peak_with({}), ledger.outside_bytes)
         likely = as_called(before, ledger, self._possible)
         if likely is None:
             return self._situation.planned_bytes
         likely = likely.with_base(ledger.base_bytes)
-        return max(likely.peak_of(ledger.holdings), likely.beside_bytes)
+        return max(likely.peak_of(ledger.holdings), likely.outside_bytes)
 
     def _plan(self, situation: Situation, worst: StepLedger[Kind]) -> None:
         """Make sure that there are plans for a step of such calls, the worst that may come.
@@ -161,7 +161,7 @@ class StepPlans:
         most_bytes = self.limit_bytes
         left_bytes = most_bytes - self.late_bytes - self.options.left_bytes
         plans = situation.plans
-        if worst.beside_bytes > most_bytes:
+        if worst.outside_bytes > most_bytes:
             raise self._infeasible(worst)
         found = situation.ended_search()
         if found is not None and _fit(found, worst, most_bytes):
@@ -238,7 +238,7 @@ class StepPlans:
         }
 
     def _infeasible(self, ledger: StepLedger[Kind]) -> InfeasibleBudget:
-        needed = max(_peak_at_least(ledger), ledger.beside_bytes, self._stepping_bytes)
+        needed = max(_peak_at_least(ledger), ledger.outside_bytes, self._stepping_bytes)
         return InfeasibleBudget(
             f"no plans were found for the {len(ledger.calls)} parts of {self._name} within "
             f"{format_bytes(self.limit_bytes)}: {format_bytes(ledger.base_bytes)} are held between "

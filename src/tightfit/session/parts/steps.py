@@ -28,7 +28,7 @@ from tightfit.session.parts.again import PartsAgain, PartStep
 from tightfit.session.parts.kinds import Kind, KnownCalls, Part, PartCall
 from tightfit.session.parts.planning import StepPlans
 from tightfit.session.report import PlannedPart, Report
-from tightfit.session.step.again import CalledAgain
+from tightfit.session.step.again import RepeatableCall
 from tightfit.session.step.holding import Holding, overhead_of
 from tightfit.session.step.ledger import StepLedger
 from tightfit.session.step.observed import LedgerWriter
@@ -208,9 +208,9 @@ class PartSteps:
         known = self.known.known(part, given)
         if known is not None:
             return known
-        return self.captured_anew(part, given)
+        return self.captured_again(part, given)
 
-    def captured_anew(self, part: Part, given: Arguments) -> PartCall:
+    def captured_again(self, part: Part, given: Arguments) -> PartCall:
         """Capture a call; what that takes belongs to no step."""
         with self.looking(), self.guard.paused():
             return self.known.capture(part, given, self.plans.options)
@@ -263,7 +263,7 @@ class PartSteps:
         step = PartStep(weakref.ref(part), kind, key)
         again = None
         if not part.is_gathered:
-            again = CalledAgain(weakref.ref(self._again), step, call.given)
+            again = RepeatableCall(weakref.ref(self._again), step, call.given)
         run = Run(started, finished, again)
         self._open.add(run)
         weakref.finalize(run, _drop, writer, self.guard, number)

@@ -83,7 +83,7 @@ class StepLedger(Generic[CallKind]):
         return replace(self, base_bytes=base_bytes)
 
     @property
-    def beside_bytes(self) -> int:
+    def outside_bytes(self) -> int:
         """The most that was held while no call held anything, the optimizer's step left out."""
         outside = (i.peak_bytes for i in self.intervals[:-1] if not i.is_planned)
         return self.base_bytes + max(outside, default=0)

@@ -86,7 +86,7 @@ class CallShares:
         self._open: list[_Kind] = []
         self._to_come: list[_Kind] = []
         self._presumed = 0
-        self._told = 1
+        self._announced_calls = 1
         self._looked: Specialisation | None = None  # whose first call has left room
         self._kinds: weakref.WeakKeyDictionary[Specialisation, _Kind] = weakref.WeakKeyDictionary()
 
@@ -157,7 +157,7 @@ class CallShares:
         return not (self._open or self._to_come) and self._window.has_only(self._kind(one))
 
     @property
-    def is_beside(self) -> bool:
+    def has_company(self) -> bool:
         """Whether other calls await their backward, or are to come before that of this one."""
         return bool(self._open or self._to_come)
 
@@ -189,8 +189,8 @@ class CallShares:
         self._looked = None
 
     def _tell(self, calls: int) -> None:
-        if calls >= 2 * self._told:  # a game may take hundreds: not of each of them
-            self._told = calls
+        if calls >= 2 * self._announced_calls:  # a game may take hundreds: not of each of them
+            self._announced_calls = calls
             announce(
                 f"{self._name} is called {calls} times before a backward: each call has a "
                 "part of the budget"

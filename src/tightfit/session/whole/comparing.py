@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from tightfit.execution.guard import left_out
-from tightfit.session.anywhere import Anywhere
+from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.whole.postponed import Postponed
@@ -24,7 +24,7 @@ class Comparing:
     `addresses`: where its steps lie in memory.
     """
 
-    def __init__(self, account: Account, addresses: Anywhere) -> None:
+    def __init__(self, account: Account, addresses: DefaultAddresses) -> None:
         self._account = account
         self._addresses = addresses
         self._began: float | None = None

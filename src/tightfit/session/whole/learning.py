@@ -21,13 +21,13 @@ from tightfit.session.whole.compiling import still_fits
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
-__all__ = ["Watch"]
+__all__ = ["StepMonitor"]
 
 _MOST_FREED = 2  # steps that are not learned from, as something was freed amid them
 _LEARNED = 8  # steps of a shape; later ones are checked, and peaks are the user's
 
 
-class Watch:
+class StepMonitor:
     """Measures every step against the budget; what the first one showed replaces assumptions.
 
     `name`: of the callee, for messages. `account`: what the callee holds between steps; learns the
@@ -38,9 +38,9 @@ class Watch:
         self.guard: Guard | None = None
         self._name = name
         self._account = account
-        self._told = False
+        self._announced = False
         self._learned_from: StepPeaks | None = None
-        self._told_outside: set[int] = set()
+        self._announced_outside: set[int] = set()
         self._freed = 0
         self._begun: WeakKeyDictionary[Specialisation, int] = WeakKeyDictionary()
 
@@ -152,8 +152,8 @@ class Watch:
     ) -> None:
         shared = options.shared
         alone = alone and (shared is None or len(shared.members()) <= 1)
-        if not self._told:
-            self._told = True
+        if not self._announced:
+            self._announced = True
             self._tell(last, guard, options)
         step, before = guard.steps[-1], self._learned_from
         self._learned_from = step
@@ -199,8 +199,8 @@ class Watch:
         ):
             return
         one.user_code.plan_for(outside_bytes)
-        if outside_bytes not in self._told_outside:
-            self._told_outside.add(outside_bytes)
+        if outside_bytes not in self._announced_outside:
+            self._announced_outside.add(outside_bytes)
             held = format_bytes(outside_bytes) if outside_bytes else "nothing"
             announce(f"user code holds {held} between forward and backward: planning with that")
 

@@ -99,12 +99,12 @@ class LessExpected:
         self,
         one: Specialisation,
         plan: Callable[[Surroundings, Plan], Planned],
-        as_told: Callable[[Surroundings, Plan], Planned | None],
+        plan_as: Callable[[Surroundings, Plan], Planned | None],
         budget_bytes: int,
     ) -> Planned | None:
         """Return a plan that leaves as much room as can be; None: no plan fits however little.
 
-        `plan`: plans the step for some surroundings, at least as well as a known plan. `as_told`:
+        `plan`: plans the step for some surroundings, at least as well as a known plan. `plan_as`:
         returns a given plan for some surroundings, ready to run, if it is one. `budget_bytes`: what
         may be held at any time.
         """
@@ -129,7 +129,7 @@ class LessExpected:
                     planned = plan(each, known)
                     if fits(planned, way):
                         return planned
-                planned = as_told(each, known)
+                planned = plan_as(each, known)
                 if fits(planned, way):
                     return planned
         return None

@@ -13,8 +13,8 @@ from tightfit.errors import InfeasibleBudget
 from tightfit.plan.plan import Gradients, Plan
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
-from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
+from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.memory.account import Account, Standing
 from tightfit.session.memory.limit import refuses
 from tightfit.session.memory.surroundings import Surroundings
@@ -23,7 +23,7 @@ from tightfit.session.whole.advice import advised, needed_by_steps
 from tightfit.session.whole.call_shares import CallShares
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.comparing import Comparing
-from tightfit.session.whole.learning import Watch
+from tightfit.session.whole.learning import StepMonitor
 from tightfit.session.whole.optimistic import as_it_stands, less_expected
 from tightfit.session.whole.planning import (
     NeedsComparing,
@@ -37,7 +37,7 @@ __all__ = ["Plans"]
 
 
 @dataclass(frozen=True)
-class _Settled:
+class _LastChoice:
     """The plan of a call that stood alone: the next one that is like it need not be looked up."""
 
     one: Specialisation  # the step
@@ -66,17 +66,17 @@ class Plans:
         callee: Callee,
         captures: Captures,
         account: Account,
-        addresses: Anywhere,
-        watch: Watch,
+        addresses: DefaultAddresses,
+        monitor: StepMonitor,
     ) -> None:
         self.shares = CallShares(callee.name, account)
         self.more_bytes = 0
         self._name = callee.name
         self._captures = captures
         self._account = account
-        self._watch = watch
+        self._monitor = monitor
         self._comparing = Comparing(account, addresses)
-        self._settled: _Settled | None = None  # of the last call
+        self._settled: _LastChoice | None = None  # of the last call
         self._last: tuple[weakref.ref[Specialisation], Surroundings] | None = None
 
     def chosen(
@@ -110,7 +110,7 @@ class Plans:
 
     def needed_bytes(self) -> int:
         """Return the least budget for steps like the last one; 0: nothing is known of any."""
-        if self._last is None or self.shares.is_beside:
+        if self._last is None or self.shares.has_company:
             return 0
         one = self._last[0]()
         return 0 if one is None else needed_by_steps(one, self._last[1], self._account)
@@ -150,12 +150,12 @@ class Plans:
             self.shares.begin(one, alone, options, looks=looks)
             planned = self._fitting(one, inputs, options, waits=waits)
         if all(planned is not each for each in known):
-            self._watch.leave_out_garbage()  # making a plan makes Python collect it
+            self._monitor.leave_out_garbage()  # making a plan makes Python collect it
             if options.compile:
-                self._watch.restart()  # what compiling and trying took belongs to no step
+                self._monitor.restart()  # what compiling and trying took belongs to no step
         if self.shares.is_alone(one, options):
             around = _around_step(one, inputs, self._account, options)
-            self._settled = _Settled(one, around, planned, len(one.plans))
+            self._settled = _LastChoice(one, around, planned, len(one.plans))
         return planned
 
     def _fitting(
@@ -207,18 +207,18 @@ class Plans:
         standing = self._standing(one, inputs, options)
         less = less_expected(one, around, account, standing, options)
         may_try = refuses(account) and options.ranks is None and options.plan is None
-        may_try = may_try and not (options.compile or options.arena or self.shares.is_beside)
+        may_try = may_try and not (options.compile or options.arena or self.shares.has_company)
         planned = None
         if may_try:
 
             def as_well_as(around: Surroundings, known: Plan) -> Planned:
                 return plan(around, others=lambda: (known,))
 
-            as_told = partial(planned_as, one, options=options)
-            planned = less.planned(one, as_well_as, as_told, options.planned_bytes)
+            plan_as = partial(planned_as, one, options=options)
+            planned = less.planned(one, as_well_as, plan_as, options.planned_bytes)
         if planned is None:
             open_calls = self.shares.open_calls(one, around, options)
-            self._watch.abandon()
+            self._monitor.abandon()
             try:
                 raise advised(error, one, less, account, options, open_calls) from None
             finally:

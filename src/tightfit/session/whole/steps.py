@@ -20,19 +20,19 @@ from tightfit.execution.run_state import RunState
 from tightfit.execution.runtime import Run, Runner
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
-from tightfit.session.anywhere import Anywhere, PlannedAnew
 from tightfit.session.callee import Callee
+from tightfit.session.default_addresses import DefaultAddresses, PlanRejected
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.living import Living
 from tightfit.session.options import Options
 from tightfit.session.report import Report
-from tightfit.session.step.again import CalledAgain
-from tightfit.session.whole.again import StepsAgain
+from tightfit.session.step.again import RepeatableCall
+from tightfit.session.whole.again import StepRepeater
 from tightfit.session.whole.captures import Captures
-from tightfit.session.whole.learning import Watch
+from tightfit.session.whole.learning import StepMonitor
 from tightfit.session.whole.plans import Plans
 from tightfit.session.whole.specialisation import Planned, Specialisation
-from tightfit.session.whole.user_code import PlannedForward, UnderWay
+from tightfit.session.whole.user_code import OpenCall, PlannedForward
 
 __all__ = ["WholeSteps"]
 
@@ -47,20 +47,20 @@ class WholeSteps:
     """
 
     def __init__(
-        self, callee: Callee, options: Options, account: Account, addresses: Anywhere
+        self, callee: Callee, options: Options, account: Account, addresses: DefaultAddresses
     ) -> None:
         self.callee = callee
         self.options = options
         self.account = account
         self.captures = Captures(callee)
-        self.watch = Watch(callee.name, account)
+        self.monitor = StepMonitor(callee.name, account)
         self.last: Planned | None = None
         self.runs: Living[Run] = Living()
         self._addresses = addresses
-        self._plans = Plans(callee, self.captures, account, addresses, self.watch)
-        self._under_way = UnderWay(account)
+        self._plans = Plans(callee, self.captures, account, addresses, self.monitor)
+        self._under_way = OpenCall(account)
         self._calls = 0
-        self._again = StepsAgain(
+        self._again = StepRepeater(
             self.captures,
             weakref.WeakMethod(self._planned_otherwise),
             weakref.WeakMethod(self._planned_once_more),
@@ -78,7 +78,7 @@ class WholeSteps:
     @property
     def guard(self) -> Guard | None:
         """Measures the steps; None until the first one."""
-        return self.watch.guard
+        return self.monitor.guard
 
     @property
     def is_used(self) -> bool:
@@ -96,12 +96,12 @@ class WholeSteps:
             self.options.steps.before_forward()
         self._begin(one, inputs)
         one, outputs = self._run_with_leaves(one, given, inputs)
-        self.watch.after_forward()
+        self.monitor.after_forward()
         if self.last is not None:
             graph, plan = self.last.graph, self.last.outcome.plan
             forward = PlannedForward(one.captured, one.user_code, graph, plan)
             self._under_way.forward_ended(forward)
-        self._plans.shares.window(self.options).leaves(self.watch.live_bytes())
+        self._plans.shares.window(self.options).leaves(self.monitor.live_bytes())
         return one.captured.joint.structure.filled(outputs)
 
     def prepare(self, given: Arguments, *, quickly: bool = False) -> None:
@@ -122,28 +122,30 @@ class WholeSteps:
             raise BadInput(
                 "nothing is planned yet: call the model once, or tightfit.prepare(model, *inputs)"
             )
-        return self.last.report(self._plans.more_bytes, self.options.usable_bytes, self.watch.steps)
+        return self.last.report(
+            self._plans.more_bytes, self.options.usable_bytes, self.monitor.steps
+        )
 
     def close_step(self) -> StepPeaks | None:
         """End the measured window of the last step now; return what it held."""
-        return self.watch.close()
+        return self.monitor.close()
 
     def change_options(self, options: Options) -> None:
         """Plan the next step with other options; what was captured and priced stays."""
         if _asks_otherwise(options, self.options):
             for one in self.captures:
                 one.forget_plans()
-            self.watch.learn_again()
+            self.monitor.learn_again()
         self.options = options
 
-    def measure_anew(self) -> None:
+    def measure_again(self) -> None:
         """Forget what steps have held."""
-        self.watch.forget()
+        self.monitor.forget()
 
     def capture_again(self) -> None:
         """Capture again: what was found out alone does not count."""
         self.captures.forget_all()
-        self.measure_anew()
+        self.measure_again()
 
     @property
     def is_tuning(self) -> bool:
@@ -175,7 +177,7 @@ class WholeSteps:
             if waits and self.options.ranks is None and self.captures.varies(key, given):
                 self._varies()
             if len(self.captures):
-                announce(_why_anew(self.callee.name, self.captures.change(key, given)))
+                announce(_why_new_plan(self.callee.name, self.captures.change(key, given)))
             call = self.captures.traced_call(key, given, compiled=self.options.compile)
             one = self._capture(key, call, waits=waits)
         one.use(self._calls)
@@ -196,7 +198,7 @@ class WholeSteps:
 
     def _begin(self, one: Specialisation, inputs: list[Any]) -> None:
         """Begin to measure a step of what was captured."""
-        self.watch.begin(
+        self.monitor.begin(
             one,
             self.options,
             self.last,
@@ -230,7 +232,7 @@ class WholeSteps:
                     raise
                 before.restore()
                 if isinstance(change, OpaqueVaries):
-                    self.watch.abandon()
+                    self.monitor.abandon()
                     raise
                 announce(str(change))
             self.captures.forget(one)
@@ -249,15 +251,15 @@ class WholeSteps:
     def _run(self, one: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
         """Run the forward of a plan; return its flattened outputs."""
         planned = self.last = self._planned(one, inputs)
-        options = self._addresses.heed(planned, self.options)
+        options = self._addresses.accept(planned, self.options)
         if options is not self.options:
-            raise PlannedAnew(options)
+            raise PlanRejected(options)
         self._addresses.begin_step((one.key, planned.number), self)
-        again = CalledAgain(weakref.ref(self._again), one, given)
+        again = RepeatableCall(weakref.ref(self._again), one, given)
         may_repeat = one.captured.stepper is None
         run = Run(_while_alive(self._started, one), self._ended, again if may_repeat else None)
         self.runs.add(run)
-        self._plans.shares.called(one, run, self.options, self.watch.live_bytes())
+        self._plans.shares.called(one, run, self.options, self.monitor.live_bytes())
         self._calls += 1
         outputs = again.noted(inputs, _begun(one, planned, self._addresses)(inputs, run))
         self.account.since.forward_ended(outputs)
@@ -265,7 +267,7 @@ class WholeSteps:
 
     def _planned_otherwise(self, unfit: Specialisation, given: Arguments) -> Runner:
         """Plan a call again in its backward: its outputs have other gradients than expected."""
-        self.watch.abandon()
+        self.monitor.abandon()
         planned = self.last = self._captured_again(unfit, given)[1]
         name = self.callee.name
         announce(f"{name}: an output that had no gradient before has one: planned again")
@@ -284,7 +286,7 @@ class WholeSteps:
     def _backward_ended(self, run: Run) -> None:
         self.account.since.backward_ended()
         self._under_way.is_over()
-        self.watch.after_backward(run)
+        self.monitor.after_backward(run)
         self._plans.shares.window(self.options).ended()
         shared = self.options.shared
         is_open = self.waiting if shared is None else shared.open_members()
@@ -299,9 +301,9 @@ class WholeSteps:
             one.tuner.begin()
         if run.reached.backwards == 1:
             self._under_way.backward_begins()
-            self.watch.before_backward()
+            self.monitor.before_backward()
         else:
-            self.watch.close()  # the planned step is over; what comes belongs to none
+            self.monitor.close()  # the planned step is over; what comes belongs to none
         self.captures.learn_outputs(one, run)
 
 
@@ -320,7 +322,7 @@ def _while_alive(
     return tell
 
 
-def _why_anew(name: str, change: str | None) -> str:
+def _why_new_plan(name: str, change: str | None) -> str:
     if change is not None:
         return f"{name}: {change}: making a new plan"
     return f"{name} is called with new inputs or flags: making a new plan"
@@ -334,7 +336,7 @@ def _asks_otherwise(options: Options, before: Options) -> bool:
     )
 
 
-def _begun(one: Specialisation, planned: Planned, addresses: Anywhere) -> Runner:
+def _begun(one: Specialisation, planned: Planned, addresses: DefaultAddresses) -> Runner:
     """Return what runs a plan where its steps lie; while operators are timed, begin with that."""
     plan = planned.outcome.plan
     if one.tuner is not None:

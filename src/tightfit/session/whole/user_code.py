@@ -24,7 +24,7 @@ from tightfit.session.memory.surroundings import (
 )
 from tightfit.torch_private.engine import in_backward
 
-__all__ = ["PlannedForward", "UnderWay", "UserCode"]
+__all__ = ["OpenCall", "PlannedForward", "UserCode"]
 
 
 class UserCode:
@@ -78,7 +78,7 @@ class PlannedForward:
     plan: Plan | None  # the plan; None: it was compiled
 
 
-class UnderWay:
+class OpenCall:
     """The call whose backward is to come, or that runs."""
 
     def __init__(self, account: Account) -> None:
@@ -155,7 +155,7 @@ def _rise_bytes(call: PlannedForward) -> int:
     return max(simulation.during_bytes[crossing + 1 :], default=begin) - begin
 
 
-_STEPS: Living[UnderWay] = Living()
+_STEPS: Living[OpenCall] = Living()
 
 
 def _name_budgets() -> None:

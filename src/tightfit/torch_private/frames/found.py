@@ -22,7 +22,7 @@ __all__ = [
     "NO_LEVEL",
     "Frame",
     "GuardOf",
-    "NotAgain",
+    "NotReusable",
     "builtins_of",
     "configuration",
     "facts_of",
@@ -45,7 +45,7 @@ _OF_TENSORS += ("_dynamo_unbacked_indices", "_dynamo_strict_unbacked_indices")
 _OF_TENSORS += ("_dynamo_static_indices",)
 
 
-class NotAgain(Exception):
+class NotReusable(Exception):
     """What Dynamo has found of a frame cannot be made again in another process."""
 
 
@@ -83,9 +83,9 @@ def found_in(output: Any) -> Frame:
     around = output.torch_function_mode_stack, output.functorch_layers, output.aotautograd_guards
     of_sizes = [g.code_list for g in output.guards if g.create_fn_name() == "SHAPE_ENV"]
     if any(around) or output.current_device is not None or output.dual_level != NO_LEVEL:
-        raise NotAgain("something is around the call")
+        raise NotReusable("something is around the call")
     if any(of_sizes) or output.installed_globals - {builtins} != backends or len(backends) != 1:
-        raise NotAgain("sizes that change, or what code finds by an identity")
+        raise NotReusable("sizes that change, or what code finds by an identity")
     (backend,) = backends
     return Frame(
         code=_NO_CODE,
@@ -108,7 +108,7 @@ _NO_CODE = (lambda: None).__code__
 def _guard_of(guard: Guard) -> GuardOf:
     settings = getattr(guard.create_fn, "keywords", {})
     if getattr(guard.create_fn, "args", ()):
-        raise NotAgain("a guard with arguments of its own")
+        raise NotReusable("a guard with arguments of its own")
     kind = guard.create_fn_name()
     own = {name: value for name, value in settings.items() if (kind, name) != _THE_TENSOR}
     return GuardOf(guard.originating_source, kind, own)
@@ -177,7 +177,7 @@ def imported(found: Frame) -> dict[str, Any]:
     """
     missing = [name for name in found.imports.values() if name not in sys.modules]
     if missing:
-        raise NotAgain(f"{missing[0]} is not imported")
+        raise NotReusable(f"{missing[0]} is not imported")
     return {alias: importlib.import_module(name) for alias, name in found.imports.items()}
 
 
@@ -193,18 +193,18 @@ def facts_of(guard: GuardOf, value: Any) -> tuple[Any, ...]:
     """
     spec = guards.GUARD_VALUE_DISPATCH.get(guard.kind)
     if not isinstance(spec, guards.GuardCheckSpec):
-        raise NotAgain(f"a guard of the kind {guard.kind}")
+        raise NotReusable(f"a guard of the kind {guard.kind}")
     if guard.kind == "CLOSURE_MATCH":
         return ("function", value)
     kind: tuple[Any, ...] = (guard.kind, type(value))
     if guard.kind == "TENSOR_MATCH":
         if any(getattr(value, name, None) for name in _OF_TENSORS):
-            raise NotAgain("sizes that are marked")
+            raise NotReusable("sizes that are marked")
         keys = torch._C._dispatch_keys(value)
         return (*kind, str(keys), value.is_leaf, *guards.extract_tensor_metadata(value))
     metadata = spec.get_metadata_fn(guard_of(guard), value)
     if not spec.eval_fn(value, metadata):
-        raise NotAgain(f"the guard {guard.kind} of {guard.source.name} does not hold")
+        raise NotReusable(f"the guard {guard.kind} of {guard.source.name} does not hold")
     return *kind, metadata
 
 
@@ -226,7 +226,7 @@ def source_of(kind: str, fields: tuple[Any, ...]) -> Source:
     """
     found = getattr(source, kind, None)
     if not (inspect.isclass(found) and issubclass(found, Source)):
-        raise NotAgain(f"a source of the kind {kind}")
+        raise NotReusable(f"a source of the kind {kind}")
     return found(*fields)
 
 

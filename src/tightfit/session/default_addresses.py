@@ -13,10 +13,10 @@ from tightfit.plan.plan import Outcome, Plan
 from tightfit.session.options import Options
 from tightfit.session.report import Report
 
-__all__ = ["Anywhere", "PlannedAnew", "PlannedStep"]
+__all__ = ["DefaultAddresses", "PlanRejected", "PlannedStep"]
 
 
-class PlannedAnew(Exception):
+class PlanRejected(Exception):
     """A plan does not run: another one is to be made."""
 
     def __init__(self, options: Options) -> None:
@@ -43,7 +43,7 @@ class PlannedStep(Protocol):
         ...
 
 
-class Anywhere:
+class DefaultAddresses:
     """Steps whose memory lies wherever the allocator puts it."""
 
     def end_step(self) -> None:
@@ -62,8 +62,8 @@ class Anywhere:
         """
         return runner
 
-    def heed(self, planned: PlannedStep, options: Options) -> Options:
-        """Hear which plan is to run; return other options if it is not to, and another one is."""
+    def accept(self, planned: PlannedStep, options: Options) -> Options:
+        """Accept the plan that is to run, or return other options to plan with."""
         return options
 
     def note_parts(self) -> None:
