@@ -1,4 +1,4 @@
-"""Who waits is told so, and Ctrl-C is noted whoever catches it."""
+"""Waiting is announced, and Ctrl-C is noted whoever catches it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_how_long_a_task_may_last_is_told_from_its_steps_and_its_limit() -> None
     assert endless.remaining() == "about 16 s left"
     seconds = 50.0
     assert pace.remaining() == "at most 0 s left"
-    assert endless.remaining() == ""  # nobody knows: this step takes longer than the first
+    assert endless.remaining() == ""  # unknown: this step takes longer than the first
 
 
 def test_an_interrupt_is_noted_though_somebody_catches_it() -> None:

@@ -1,4 +1,4 @@
-"""Progress is drawn on a terminal, nested, and gone afterwards; elsewhere it is told of."""
+"""Progress is drawn on a terminal, nested, and gone afterwards; elsewhere it is printed."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_a_counter_makes_two_graphs() -> None:
     assert graphs_of(fitted) == 2
 
 
-def test_what_lies_between_two_graphs_runs_eagerly_and_is_said(
+def test_code_between_two_graphs_runs_eagerly_and_is_announced(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     model = Logging()
