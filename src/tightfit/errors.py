@@ -184,7 +184,7 @@ class BudgetExceeded(TightfitError):
 
 
 class OffloadFailed(TightfitError, RuntimeError):
-    """Far memory failed amid a step: its disk is full, or a thread that copies has ended."""
+    """Far memory failed during a step: its disk is full, or a thread that copies has ended."""
 
 
 class SecondForward(TightfitError, RuntimeError):

@@ -219,7 +219,7 @@ class PrintedProgress:
 
 
 class Interrupts:
-    """Notes in a ``with`` block that the user has pressed Ctrl-C, whoever catches it there.
+    """Notes in a ``with`` block that the user has pressed Ctrl-C, even if other code catches it.
 
     Planners catch ``KeyboardInterrupt`` and return the best plan so far; a program that trains is
     to stop all the same.

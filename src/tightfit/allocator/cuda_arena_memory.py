@@ -51,13 +51,13 @@ class CudaArenaMemory:
             return held.data_ptr() - self.address, held
 
     def enter(self) -> None:
-        """Let what the calling thread requests lie here, from now on."""
+        """Place what the calling thread requests here, from now on."""
         if not self._is_inside:
             self._inside.enter_context(torch.cuda.use_mem_pool(self._pool, self._device))
             self._is_inside = True
 
     def leave(self) -> None:
-        """Let it lie elsewhere again; nothing happens outside."""
+        """Place it elsewhere again; nothing happens outside."""
         self._is_inside = False
         self._inside.close()
 

@@ -220,7 +220,7 @@ static inline void count_free(uint64_t size) { atomic_fetch_sub(&live_bytes, rou
 
 /* A tally counts the blocks given out since it was opened, as long as they live, and may have a
  * limit that they keep to. What was there before and counts against the limit all the same (the
- * parameters of a model) is set from outside, in bytes. Whoever set the limit may be asked to make
+ * parameters of a model) is set from outside, in bytes. The owner of the limit may be asked to make
  * room, in the thread that allocates. A request that would exceed a limit all the same is refused
  * by an exception of c10, as if memory had run out. */
 #define TALLIES 64

@@ -1,4 +1,4 @@
-"""What operators would take, foretold on tensors without contents (fake tensors)."""
+"""What operators would take, predicted on tensors without contents (fake tensors)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["LiveOnFakes"]
 
 @dataclass
 class _Storage:
-    """A storage and how many tensors lie in it."""
+    """A storage and how many tensors refer to it."""
 
     size_bytes: int
     tensors: int = 0

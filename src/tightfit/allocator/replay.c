@@ -79,7 +79,7 @@ typedef struct {
 
 static Arena *_Atomic arenas[ARENAS]; /* those that are mapped */
 static atomic_int arenas_end;
-static atomic_int_fast64_t live_bytes[ARENAS]; /* of the blocks that whoever was inside has taken
+static atomic_int_fast64_t live_bytes[ARENAS]; /* of the blocks that the thread inside has taken
                                                   and not given back; no other thread writes it, so
                                                   that no locked instruction is needed */
 static pthread_mutex_t arenas_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -106,7 +106,7 @@ static inline _Bool is_alive(Plan *plan, int64_t request) {
     return atomic_load_explicit(&plan->is_alive[request], memory_order_acquire);
 }
 
-/* How many requests of a plan lie in their places. */
+/* How many requests of a plan are in their places. */
 static inline int64_t alive_of(const Plan *plan) {
     int64_t given = atomic_load_explicit(&plan->given, memory_order_acquire);
     return atomic_load_explicit(&plan->taken, memory_order_relaxed) - given;
@@ -307,7 +307,7 @@ _Bool replay_find(void *address, Placed *placed) {
 void replay_give(const Placed *placed) {
     Arena *arena = placed->arena;
     Plan *plan = placed->plan;
-    if (placed->is_own) /* before anybody else may take the place */
+    if (placed->is_own) /* before another request may take the place */
         add_live(arena, -rounded(placed->entry->size));
     if (atomic_load_explicit(&poisons, memory_order_relaxed))
         memset(arena->base + plan->offsets[placed->request], 0xFF,

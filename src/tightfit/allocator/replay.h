@@ -33,7 +33,7 @@ _Bool replay_find(void *address, Placed *placed);
 /* Gives a block back: its place may be taken again at once. */
 void replay_give(const Placed *placed);
 
-/* Bytes of the blocks that lie in arenas, less those that other threads than the one inside gave
+/* Bytes of the blocks in arenas, less those that other threads than the one inside gave
  * back. */
 int64_t replay_live_bytes(void);
 

@@ -33,7 +33,7 @@ class Replayed:
 
     requests: int  # those of the thread inside the arena
     hits: int  # got their planned place
-    outside: int  # were planned to lie outside
+    outside: int  # were planned to be outside
     # larger, late, over: fell back to the ordinary allocator: larger than planned; their place was
     # still held; more than there were in the plan
     larger: int
@@ -42,7 +42,7 @@ class Replayed:
 
     @property
     def fallbacks(self) -> int:
-        """Requests that were planned for the arena, or not at all, and lie outside."""
+        """Requests that were planned for the arena, or not at all, and are outside."""
         return self.larger + self.late + self.over
 
 
@@ -108,7 +108,7 @@ class Replay:
 
     @property
     def alive(self) -> int:
-        """How many blocks lie in the arena now."""
+        """How many blocks are in the arena now."""
         return int(self._hook.tightfit_replay_alive(self._number))
 
     @property

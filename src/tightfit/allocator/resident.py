@@ -30,7 +30,7 @@ def resident_tensor_bytes(tensors: Iterable[Any], granularity: int) -> int:
 
 
 def storages_of(tensors: Iterable[Any]) -> list[torch.UntypedStorage]:
-    """Return the distinct storages that tensors lie in; other objects are passed over."""
+    """Return the distinct storages of tensors; other objects are passed over."""
     seen: dict[int, torch.UntypedStorage] = {}
     for tensor in map(tools.local_tensor, tensors):
         if isinstance(tensor, torch.Tensor):

@@ -127,11 +127,11 @@ class OpView:
         return self.captured.graph.device.kind == "cpu"
 
     def output_node(self, index: int) -> fx.Node | None:
-        """Return the node that picks output `index`, if somebody reads it."""
+        """Return the node that picks output `index`, if it is read."""
         return _picked(self.node, index)
 
     def output_of(self, maker: fx.Node, index: int) -> fx.Node | None:
-        """Return the node that picks an output of another op, if somebody reads it."""
+        """Return the node that picks an output of another op, if it is read."""
         return _picked(maker, index)
 
     def is_forward(self, node: fx.Node) -> bool:
@@ -201,7 +201,7 @@ class OpView:
         return same and once and self.may_take_over(target)
 
     def is_read_behind(self, node: fx.Node) -> bool:
-        """Whether somebody keeps a tensor, or a later op reads it."""
+        """Whether a tensor is kept, or read by a later op."""
         value = self.value_of(node)
         if value is None or value.is_constant or value.fate != "none":
             return True
@@ -221,7 +221,7 @@ class OpView:
         )
 
     def is_kept_for_others(self, node: fx.Node) -> bool:
-        """Whether a tensor is kept anyway: another op of the backward reads it, or somebody."""
+        """Whether a tensor is kept anyway: another op of the backward reads it, or user code."""
         base = base_of(node)
         number = self.captured.value_of.get(base)
         if number is None:

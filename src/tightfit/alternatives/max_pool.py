@@ -42,7 +42,7 @@ _BYTE = 256
 
 @dataclass(frozen=True)
 class Windows:
-    """Where the windows of a pooling lie."""
+    """The positions of a pooling's windows."""
 
     sizes: tuple[int, ...]  # of the image: (height, width) or (depth, height, width)
     extents: tuple[int, ...]  # what a window spans, dilation included
@@ -162,7 +162,7 @@ def max_pool_gradient(view: OpView) -> Extension | None:
 def _windows(
     image: torch.Tensor, kernel: Any, strides: Any, padding: Any, dilation: Any, _: bool
 ) -> Windows | None:
-    """Return where the windows lie; None if an offset has no room in a byte or may leave a row."""
+    """Return the windows' positions; None if an offset has no room in a byte or may leave a row."""
     count = 3 if len(kernel) == 3 or len(padding) == 3 else 2
     sizes = tuple(image.shape[-count:])
     kernel, strides, padding, dilation = (

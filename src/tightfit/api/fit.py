@@ -100,7 +100,7 @@ def fit(
         ``TIGHTFIT_CACHE_DIR`` names, or the platform's) and found again by the next process.
     shapes : iterable
         Example inputs of the shapes to come, planned now, the largest first: a tuple of positional
-        inputs, a mapping of keyword inputs, or one tensor each. Tensors may lie on the ``"meta"``
+        inputs, a mapping of keyword inputs, or one tensor each. Tensors may be on the ``"meta"``
         device. Other shapes may still come: each starts at once with the best plan at hand, and a
         better one is searched in the background.
     compile : bool

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from tightfit.dynamic.pool import Candidates
 from tightfit.dynamic.region import Online
 from tightfit.errors import BadInput
 from tightfit.eviction.policies.registry import policy_named
@@ -91,8 +92,7 @@ def online(
     return Online(
         parse_bytes(budget),
         policy_named(policy),
-        smallest_bytes=parse_bytes(smallest, what="smallest size"),
-        look_at_all=search == "all",
+        Candidates(parse_bytes(smallest, what="smallest size"), are_all_scored=search == "all"),
         most_again=most_again,
         device=device,
         core=core,

@@ -38,7 +38,7 @@ class ArenaReport:
     steps, exact_steps : int
         Steps that ended; those in which every planned request got its place.
     requests, hits, outside, fallbacks : int
-        Requests in steps that were replayed; at their place; planned to lie outside, because they
+        Requests in steps that were replayed; at their place; planned to be outside, because they
         outlive the step; and served by the ordinary allocator instead of as planned.
     layouts : int
         How often a step was laid out, the first time included.
@@ -80,7 +80,7 @@ class Arena:
     the process holds little more than what is alive then, too.
 
     Only requests of the thread that entered are planned, and only on the CPU. Tensors that outlive
-    a step lie with the ordinary allocator.
+    a step are served by the ordinary allocator.
 
     Parameters
     ----------

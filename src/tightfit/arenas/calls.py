@@ -99,7 +99,7 @@ class CallArena:
 
 
 class _ThreadArena:
-    """The arena of a thread, with those whose steps lie in it."""
+    """The arena of a thread, with those whose steps use it."""
 
     def __init__(self) -> None:
         self.arena = Arena(yields=True).__enter__()

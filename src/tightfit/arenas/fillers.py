@@ -19,7 +19,7 @@ from tightfit.layout.holes import LEAST_BYTES, Filler, Opening, Script, script_o
 __all__ = ["ArenaMemory", "ArenaMemoryState", "FilledStep", "FillerPlacement", "why_not_led"]
 
 _MIB = 1 << 20
-_TRIED = [  # alone and two at once, side by side, smaller than their cells, amid others and alike
+_TRIED = [  # alone and two at once, side by side, smaller than their cells, among others and alike
     Block(0, 0, 9, 8 * _MIB - 512),
     Block(1, 2, 9, 4 * _MIB - 512),
     Block(2, 4, 5, 6 * _MIB),
@@ -56,11 +56,11 @@ class ArenaMemory(Protocol):
         ...
 
     def enter(self) -> None:
-        """Let what the calling thread requests lie here, from now on."""
+        """Place what the calling thread requests here, from now on."""
         ...
 
     def leave(self) -> None:
-        """Let it lie elsewhere again; nothing happens outside."""
+        """Place it elsewhere again; nothing happens outside."""
         ...
 
 
@@ -69,7 +69,7 @@ class FilledStep:
 
     `ground`: its memory; None: wherever the allocator puts it, as another step uses the arena.
     `is_watched`: whether to find out which instructions have no room. `failed`: fillers that came
-    to lie elsewhere, or would have: 1 at most, as none is set afterwards. `outlived`: whether
+    to be elsewhere, or would have: 1 at most, as none is set afterwards. `outlived`: whether
     something of an earlier step was there at its beginning. `crowded`: instructions that requested
     what had no room, or after which a filler had none.
     """
@@ -94,7 +94,7 @@ class FilledStep:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every filler so far came to lie where it was to."""
+        """Whether every filler so far was placed where planned."""
         return self._is_led and not self.failed
 
     def turn(self, instruction: int) -> None:
@@ -115,7 +115,7 @@ class FilledStep:
             self._note_growth(None)
 
     def pause(self) -> None:
-        """Let requests lie elsewhere until the next turn: code of others runs."""
+        """Let requests be placed elsewhere until the next turn: code of others runs."""
         self._note_growth(self._last)
         self._last = None
         if self._ground is not None:
@@ -246,7 +246,7 @@ class FillerPlacement:
 
     @property
     def report(self) -> ArenaReport:
-        """What happened in the steps that ended; a fallback: a filler that lay elsewhere."""
+        """What happened in the steps that ended; a fallback: a filler that was placed elsewhere."""
         return self._report
 
     def begin(self, script: Script, *, is_watched: bool = False) -> FilledStep:

@@ -77,9 +77,9 @@ def _traced(call: TracedCall, strides: TrueStrides | None) -> JointGraph:
 
 
 def device_of(call: TracedCall) -> Device:
-    """Return the device the modules and inputs of a call lie on.
+    """Return the device of the modules and inputs of a call.
 
-    Raises `CaptureError` if they lie on several devices.
+    Raises `CaptureError` if they are on several devices.
     """
     tensors = [p for m in call.modules.values() for p in m.parameters()]
     tensors += [b for m in call.modules.values() for b in m.buffers()]

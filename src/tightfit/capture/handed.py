@@ -240,7 +240,7 @@ class HandedGraphs:
         return self._placed[number].graph
 
     def places(self, number: int) -> tuple[Any, ...]:
-        """Return which inputs of a graph lie in modules, and in which modules nodes were made."""
+        """Return which inputs of a graph are members of modules, and the modules of its nodes."""
         placed = self._placed[number]
         names = {id(module): name for name, module in module_names(self._modules).items()}
         members = ((m.index, names[id(m.module)], m.holder, m.name) for m in placed.members)

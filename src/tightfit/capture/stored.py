@@ -1,7 +1,7 @@
 """The trace of a handed graph in a file, by the key of the graph and of what it is called with.
 
 A handed graph says all that it runs: no code is looked at. What its key must hold is the graph
-itself, its constants, how its inputs lie in memory, and what PyTorch and this machine are like.
+itself, its constants, the layouts of its inputs, and what PyTorch and this machine are like.
 """
 
 from __future__ import annotations

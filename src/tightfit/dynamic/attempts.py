@@ -1,4 +1,4 @@
-"""Operators of the program where requests are refused amid them: evict, and run them again.
+"""Operators of the program in which requests are refused: evict, and run them again.
 
 One that reads what it writes must not run again, for it may have begun to write, nor may one that
 other processes wait for. Room is made for it before it runs: as much as it took the last time, or,

@@ -17,7 +17,7 @@ __all__ = ["Contents", "NotPlain", "tensors_in"]
 
 
 class NotPlain(Exception):
-    """A tensor does not lie in a storage as sizes and strides say, such as a sparse one."""
+    """A tensor that sizes and strides of one storage do not describe, such as a sparse one."""
 
 
 class Contents:

@@ -1,7 +1,7 @@
 """What the runtime remembers: contents of storages, and the calls that made them.
 
 A storage that is written in place gets a new content; the old one can be computed again into
-memory of its own. Views are not remembered: they lie in the storage that they view.
+memory of its own. Views are not remembered: they share the storage that they view.
 
 One of each is made for every operator, so what is seldom set is an attribute of the class until
 it is.
@@ -91,7 +91,7 @@ class Content:
         return (call for ref in self._readers or () if (call := ref()) is not None)
 
     def lie_in(self, mark: StorageMark) -> None:
-        """Lie in a storage that the program holds."""
+        """Become the content of a storage that the program holds."""
         self._mark = mark
 
     def use(self, clock: int, op: int) -> None:
@@ -99,11 +99,11 @@ class Content:
         self.last_op = op
 
     def lock(self) -> None:
-        """Somebody waits who reads it."""
+        """A call that reads it waits."""
         self.locks += 1
 
     def fasten(self) -> None:
-        """Somebody who locked it runs now."""
+        """A call that locked it runs now."""
         self.fast_locks += 1
 
     def unlock(self, *, was_fast: bool) -> None:
@@ -225,7 +225,6 @@ class Call:
         reads: dict[Content, torch.UntypedStorage],
         cost: int,
         with_grad: bool,
-        drawn_from: tuple[torch.Generator, torch.Tensor] | None,
     ) -> None:
         self.function = function
         self.args = args
@@ -233,8 +232,6 @@ class Call:
         self.reads = tuple(reads)
         self.cost = cost
         self.with_grad = with_grad
-        if drawn_from is not None:
-            self.drawn_from = drawn_from
         reader = weakref.ref(self)
         for content in reads:
             content.add_reader(reader)
@@ -248,6 +245,9 @@ class Call:
 
     def made(self, contents: Sequence[Content]) -> None:
         self._outputs = tuple(map(weakref.ref, contents))
+
+    def drew_from(self, generator: torch.Generator, state: torch.Tensor) -> None:
+        self.drawn_from = generator, state
 
     def overwrote(self, written: Sequence[Content | Blank]) -> None:
         self.written = written

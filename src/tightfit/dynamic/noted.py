@@ -65,7 +65,9 @@ class Noted:
     ) -> Call:
         """Return what is needed to run it again."""
         given = self.args, self.kwargs, self.reads
-        call = Call(function, *given, cost, with_grad, drawn_from)
+        call = Call(function, *given, cost, with_grad)
+        if drawn_from is not None:
+            call.drew_from(*drawn_from)
         if self._written:
             call.overwrote([what for what, _ in self._written.values()])
         return call

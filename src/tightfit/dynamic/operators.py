@@ -32,7 +32,7 @@ class Operator:
     name: str  # as torch writes it
     is_composite: bool  # it is made of others, which are seen one by one
     is_view: bool  # its result is a view of its argument; nothing is computed
-    makes_blank: bool  # its result has no content yet: whoever called it may write it out of sight
+    makes_blank: bool  # its result has no content yet: its caller may write it unseen
     draws: bool  # it draws random numbers
     # It may run again: it has no effects but its results and what the schema says it writes
     repeats: bool
@@ -91,7 +91,7 @@ _WRITTEN_UNSAID = {"dropout_state", "reserve"}  # by cuDNN's recurrent kernels
 _HEAVY = ("mm", "conv", "matmul", "linear", "attention", "rnn", "lstm", "gru")
 _HEAVY_WEIGHT = 8
 _WITH_EFFECTS = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "profiler"}
-"""Namespaces of operators that wait for other processes, or that somebody counts."""
+"""Namespaces of operators that wait for other processes, or that are counted."""
 
 
 @cache

@@ -15,7 +15,7 @@ from tightfit.dynamic.core import Core
 from tightfit.dynamic.ledger import Ledger, OnlineReport
 from tightfit.dynamic.native.compiling import BeingCompiled, CoreUnavailable, ForLaterReleases
 from tightfit.dynamic.native.runtime import NativeRuntime
-from tightfit.dynamic.pool import Pool
+from tightfit.dynamic.pool import Candidates, Pool
 from tightfit.dynamic.room import (
     Room,
     allocated_bytes,
@@ -49,10 +49,8 @@ class Online:
         The limit.
     policy : Policy
         What is evicted.
-    smallest_bytes : int
-        Smaller storages are never evicted.
-    look_at_all : bool
-        Whether every candidate is scored, or a sample.
+    candidates : Candidates
+        Which contents an eviction looks at.
     most_again : float
         How often a step's own cost may be spent on computing again.
     device : torch.device
@@ -66,17 +64,15 @@ class Online:
         self,
         budget_bytes: int,
         policy: Policy,
+        candidates: Candidates,
         *,
-        smallest_bytes: int,
-        look_at_all: bool,
         most_again: float,
         device: torch.device,
         core: str,
     ) -> None:
         self._budget_bytes = budget_bytes
         self._policy = policy
-        self._smallest_bytes = smallest_bytes
-        self._look_at_all = look_at_all
+        self._candidates = candidates
         self._ledger = Ledger(budget_bytes, most_again)
         self._device = device
         self._core = core
@@ -204,12 +200,13 @@ class Online:
 
     def _runtime_in(self, room: Room) -> Core:
         """Return what sees the operators."""
-        search = {"smallest_bytes": self._smallest_bytes, "look_at_all": self._look_at_all}
         why = ""
         if self._core != "Python" and not room.retries:
             waits = self._core == "C++"
             try:
-                runtime = NativeRuntime(room, self._ledger, self._policy, waits=waits, **search)
+                runtime = NativeRuntime(
+                    room, self._ledger, self._policy, self._candidates, waits=waits
+                )
             except CoreUnavailable as error:
                 if waits:
                     raise BadInput(f"core='C++' cannot be had: {error}") from None
@@ -222,7 +219,7 @@ class Online:
                 self._seen_by = runtime.name
                 return runtime
         self._seen_by = f"{Runtime.name}{why}"
-        pool = Pool(self._policy, self._ledger, **search)
+        pool = Pool(self._policy, self._ledger, self._candidates)
         return Runtime(room, pool, self._ledger)
 
 

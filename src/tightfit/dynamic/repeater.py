@@ -192,7 +192,7 @@ class Pinned:
 
 
 class Held:
-    """Contents that are locked, with the storages they lie in.
+    """Contents that are locked, with their storages.
 
     While others are computed, they may be evicted if nothing else is left: only what a running
     operator reads must stay.

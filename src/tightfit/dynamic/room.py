@@ -101,7 +101,7 @@ class Room(ABC):
 
 
 class CallingRoom(Room):
-    """A room whose allocator calls for memory to be freed, amid the operator that asks."""
+    """A room whose allocator calls back to free memory, within the operator that asks."""
 
     _tally: CpuTally
 

@@ -239,7 +239,7 @@ class Runtime(Core, private.TorchDispatchMode):
         """Remember how the results were computed, if that can be done again."""
         try:
             fresh = self._contents.new_among(outputs)
-        except NotPlain:  # it may lie in what was given
+        except NotPlain:  # it may be a view of what was given
             self._settled.settle_all(noted.reads)
             return
         changed = [*noted.written, *fresh] if noted.written else fresh

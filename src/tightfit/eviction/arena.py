@@ -1,4 +1,4 @@
-"""One contiguous range of addresses: bytes that are free do not help where they lie apart.
+"""One contiguous range of addresses: free bytes do not help where they are not adjacent.
 
 Every storage has a range of its own; an allocation takes the smallest hole that fits, of several
 the first; holes that touch become one. The Coop window is of Zhang et al., Coop (NeurIPS 2023).

@@ -61,7 +61,7 @@ class Repeated(Protocol):
         ...
 
     def retained(self) -> None:
-        """Hear that a further backward may come: what is there now must be there then."""
+        """Note that a further backward may come: what is there now must be there then."""
         ...
 
 

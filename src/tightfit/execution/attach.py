@@ -216,7 +216,7 @@ def refuse_unfittable(module: nn.Module) -> None:
     """Refuse a module whose forward cannot be replaced.
 
     Raises `BadInput` if an ancestor or a child of the module is fitted, if the module is compiled
-    or wrapped, if its forward was replaced by somebody else, or if it has no weights yet.
+    or wrapped, if its forward was replaced by other code, or if it has no weights yet.
     """
     _refuse_lazy(module)
     _refuse_wrapped(module)

@@ -234,9 +234,9 @@ class Guard:
             self._reset_peak()
 
     def leave_out_garbage(self) -> None:
-        """Leave out what lay about when the window was opened and has been collected since."""
+        """Leave out garbage of when the window was opened and has been collected since."""
         if self.meter is not None and self._open is not None and self._start is not None:
-            self.take_peak()  # while it lay about
+            self.take_peak()  # while it was there
             self._start = min(self._start, self.meter.live_bytes())
 
     def after_forward(self) -> None:
@@ -293,7 +293,7 @@ class Guard:
     def close(self, where: str | None = None) -> StepPeaks | None:
         """End the window of the open step; return what it held, at least if it was only checked.
 
-        `where`: where its peak was, if somebody knows better. Raises `BudgetExceeded` if it held
+        `where`: where its peak was, if the caller knows better. Raises `BudgetExceeded` if it held
         more than the budget and the user asked to raise.
         """
         if self._open is None or self.meter is None:
@@ -348,7 +348,7 @@ class Guard:
         peak = self.meter.peak_bytes() - (self._start or 0)
         self._reset_peak()
         name = f"{ended}_bytes"
-        # below 0 where garbage that lay about at the start was collected meanwhile
+        # below 0 where garbage of the start was collected meanwhile
         self._open[name] = max(self._open.get(name, peak), peak)
         self._phase = begun
         return peak

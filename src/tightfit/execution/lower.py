@@ -283,7 +283,7 @@ class _Lowering:
 
 
 class _Moves:
-    """Lets values be stored and loaded, and whoever needs the end of that wait for it."""
+    """Lets values be stored and loaded, and ops that need the end of that wait for it."""
 
     def __init__(self, plan: Plan, writer: Writer, *, is_timed: bool) -> None:
         steps = enumerate(plan.instructions)

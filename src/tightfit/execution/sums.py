@@ -69,7 +69,7 @@ def first_sums(captured: Captured, plan: Plan) -> dict[OpId, FirstSum]:
 
 
 def added_to(tangent: fx.Node) -> torch.Tensor:
-    """Return what a tangent is added to, else itself: so zeros in its place are to lie.
+    """Return what a tangent is added to, else itself: zeros in its place have that layout.
 
     Plain PyTorch adds nothing where an output has no gradient. A sum has the layout of both its
     terms, if these agree, and a gradient's layout decides in which order it is summed up.
@@ -257,7 +257,7 @@ class Sums:
     def _is_own(self, position: int, gradient: torch.Tensor) -> bool:
         """Whether nothing else uses the memory of a gradient.
 
-        Where a gradient lay that has passed on, its memory may have been freed and be another's
+        Once a gradient has passed on, its memory may have been freed and be another's
         now. Storages are not asked: autograd adds in place only where Python has never seen them.
         """
         if not is_without_gaps(gradient) or private.is_zero_tensor(gradient):

@@ -68,7 +68,7 @@ class Filler:
 class Opening:
     """One free stretch, made of fillers, that is divided again."""
 
-    # Fillers to let go of: they lie side by side, and nothing else is free then
+    # Fillers to let go of: they are adjacent, and nothing else is free then
     drops: tuple[int, ...]
     # To hold then, from its begin to its end; places of the instruction are among them
     pieces: tuple[Filler, ...]
@@ -78,7 +78,7 @@ class Opening:
 class Turn:
     """What is done before an instruction."""
 
-    # Whether the instruction's requests lie in the arena; if not, nothing else is done
+    # Whether the instruction's requests are in the arena; if not, nothing else is done
     is_inside: bool
     # What has become free since the turn before, each of it to be held first
     refills: tuple[Filler, ...] = ()
@@ -115,12 +115,12 @@ def script_of_plan(
 ) -> Script:
     """Lay a plan out and return its fillers.
 
-    Small blocks lie elsewhere, and so does everything that an op requests of which a large output
+    Small blocks are elsewhere, and so does everything that an op requests of which a large output
     may outlive the step: what the caller gets, and gradients if they are not to be inside. What
-    user code holds amid the step comes in addition to the arena, all of which is held then.
+    user code holds within the step comes in addition to the arena, all of which is held then.
 
-    `with_gradients`: whether gradients that the plan hands over lie inside. `elsewhere`: further
-    instructions whose requests lie elsewhere.
+    `with_gradients`: whether gradients that the plan hands over are inside. `elsewhere`: further
+    instructions whose requests are elsewhere.
     """
     lives = sorted(
         lives_of(graph, plan),
@@ -158,7 +158,7 @@ def script_of(
     """Lay blocks out whose ticks are twice the numbers of instructions; return their fillers.
 
     `blocks`: larger than `SMALL_BYTES` each. `outside_bytes`, `peak_bytes`: what the step holds
-    elsewhere, and in all, at most. `outside_at`: instructions whose large requests lie elsewhere.
+    elsewhere, and in all, at most. `outside_at`: instructions whose large requests are elsewhere.
     """
     rooms = _rooms(blocks)
     reserved = [

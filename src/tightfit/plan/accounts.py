@@ -78,7 +78,7 @@ class FarAccount:
         self.coming.add(value)
 
     def arrive(self, value: ValueId) -> None:
-        """Somebody waits for a value; after its last load nothing of it stays far away."""
+        """An op waits for a value; after its last load nothing of it stays far away."""
         if value in self.coming:
             self.coming.remove(value)
             if self.expected[value] == 0:

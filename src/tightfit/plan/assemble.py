@@ -114,7 +114,7 @@ def steps_of(graph: Graph, plan: Plan) -> list[Step]:
 def handing_over_singly(graph: Graph, plan: Plan) -> Plan:
     """Return a plan with the same steps that hands over every gradient as soon as it is done.
 
-    Whoever sends gradients to other processes during backward wants them early, in the order in
+    Code that sends gradients to other processes during backward needs them early, in the order in
     which they are made.
     """
     return assemble(

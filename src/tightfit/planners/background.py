@@ -25,7 +25,7 @@ class Search(Generic[Found]):
     """A search that runs in a thread; searches run one after the other.
 
     `plan`: given a progress, returns what it has found; touches nothing else. What takes long in it
-    belongs into another process (`apart`): whoever trains waits for the interpreter's lock.
+    belongs into another process (`apart`): training waits for the interpreter's lock.
     """
 
     def __init__(self, plan: Callable[[Progress], Found]) -> None:

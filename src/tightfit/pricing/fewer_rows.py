@@ -28,7 +28,7 @@ def rows_of(nodes: Iterable[fx.Node]) -> int:
 
 
 def _bytes(tensor: Any) -> int:
-    """Return the bytes of all elements, wherever they lie; 0 for what is no tensor."""
+    """Return the bytes of all elements, wherever they are; 0 for what is no tensor."""
     return tensor.numel() * tensor.itemsize if isinstance(tensor, torch.Tensor) else 0
 
 

@@ -21,7 +21,7 @@ from torch import fx
 
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs, storage_bytes
-from tightfit.capture.stepping import Foretold
+from tightfit.capture.stepping import PredictedOp
 from tightfit.costs.measured.call import Footprint, Measurement, measure_once
 from tightfit.costs.neighbour import matched, scaled_from, work
 from tightfit.graph.ir import Graph, OpId, ValueId
@@ -42,7 +42,7 @@ _LARGE_BYTES = 256 << 20  # read and made by a call that need not run, and takes
 _STRETCH_BYTES = 16 << 20  # moved at least by a call of which a stretch is a part
 _BYTES_PER_S = 5e9  # of an operator of which nothing is known
 _NUMBERS_BYTES = 256  # numbers as tensors: all that a call works with whose bytes are plain
-_ROUNDING = 1.07  # of workspaces that are foretold from fewer rows
+_ROUNDING = 1.07  # of workspaces that are predicted from fewer rows
 _HELD = 4  # times what a call reads and makes: what a run of it holds, about
 
 
@@ -95,15 +95,15 @@ def quick_costs(
         chosen += _typical([one for one in short if one.plain is not None])
     calls = [one.call for one in chosen]
     known = recorded(captured, calls, Brief, _brief, progress)
-    foretold = {key for key, one in needed.items() if one.must_run and key not in known}
+    predicted = {key for key, one in needed.items() if one.must_run and key not in known}
     if room_bytes is not None:
         large = [one for one in needed.values() if one.must_run and key_of(one.call) not in known]
         known |= _by_rows(captured, large, room_bytes)
     unknown = without_room((one.call for one in needed.values() if one.must_run), known)
     scaled = _scaled(asked, known)
     of_defaults = (key_of(calls[0]) for calls in captured.calls)
-    places = frozenset(op for op, key in enumerate(of_defaults) if key in foretold)
-    captured = dataclasses.replace(captured, foretold=places)
+    places = frozenset(op for op, key in enumerate(of_defaults) if key in predicted)
+    captured = dataclasses.replace(captured, predicted=places)
     ready = captured
     if kept.postponed:
         ready = captured.keeping(lambda op, way, call: id(call) not in kept.postponed)
@@ -233,8 +233,8 @@ def _kind(call: Call) -> str:
 
 
 def _read_bytes(call: Call) -> int:
-    """Return the bytes of the storages that a call's arguments lie in; 0 if it need not run."""
-    if isinstance(call.function, Foretold):
+    """Return the bytes of the storages of a call's arguments; 0 if it need not run."""
+    if isinstance(call.function, PredictedOp):
         return 0
     leaves = [leaf for node in set(call.nodes()) for leaf in flat_outputs(node)]
     return sum(storage_bytes(leaf) for leaf in leaves)

@@ -185,7 +185,7 @@ class Addresses(DefaultAddresses):
 
 
 def addresses_for(name: str, account: Account, options: Options) -> DefaultAddresses:
-    """Return where the steps of a callable lie, as its user asked.
+    """Return the addresses of a callable's steps, as its user asked.
 
     Raises `BadInput` or `HookUnavailable` as `Addresses` and `DeviceAddresses` do.
     """

@@ -1,4 +1,4 @@
-"""Steps whose memory lies anywhere: what a fitted callable asks of its addresses."""
+"""Steps at addresses of the allocator's choice, and what a fitted callable asks of addresses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PlannedStep(Protocol):
 
 
 class DefaultAddresses:
-    """Steps whose memory lies wherever the allocator puts it."""
+    """Steps at addresses that the allocator chooses."""
 
     def end_step(self) -> None:
         """End the step before: what is done until the next one begins belongs to none."""
@@ -56,7 +56,7 @@ class DefaultAddresses:
         """
 
     def runner_for(self, number: int, graph: Graph, plan: Plan, runner: Runner) -> Runner:
-        """Return what runs a plan where its steps lie.
+        """Return what runs a plan at the addresses of its steps.
 
         `number`: tells the plan from all others.
         """

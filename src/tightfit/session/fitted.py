@@ -92,7 +92,7 @@ class Route(Protocol):
 class Fitted:
     """A callable that trains inside a budget.
 
-    `route`: the way it runs at first. `addresses`: where its steps lie in memory. `copies`: what it
+    `route`: the way it runs at first. `addresses`: of its steps in memory. `copies`: what it
     has in common with the model that it is a copy of. `options`: as they are now: ranks may have
     joined, the budget may have changed. `route`: the way it runs now.
     """

@@ -109,7 +109,7 @@ class FollowedCalls(HandedCalls):
         is_left = any(not is_opaque(leaf) for leaf in leaves)  # of what was one op until now
         calls = bool(leaves) or graph.hides_leaf_calls
         if (calls and self._follower.follow_all_again()) or is_left:
-            self._compiled.start_anew()
+            self._compiled.start_over()
             if not self._has_run:
                 raise _RestartCall from None
 
@@ -141,6 +141,6 @@ class FollowedCalls(HandedCalls):
             super()._leave_out(graph, error)
             return
         self._follower.leave_out(module)
-        self._compiled.start_anew()
+        self._compiled.start_over()
         if not self._has_run and len(self.outside.reasons()) == 1:
             raise _RestartCall from None

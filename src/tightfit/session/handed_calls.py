@@ -42,7 +42,7 @@ class RunsGraphs(Protocol):
 
 
 class HandedCalls:
-    """Calls of graphs that somebody else has made, such as `torch.compile`.
+    """Calls of graphs that other code has made, such as `torch.compile`.
 
     `callee`: whose modules hold parameters and buffers of the graphs. `graphs`: those that have
     been called. `outside`: what ran as plain Python.
@@ -108,7 +108,7 @@ class HandedCalls:
         return first
 
     def _unguarded(self) -> Any:
-        """Return what graphs depend on that whoever hands them over does not look at."""
+        """Return what graphs depend on that is not checked before they are handed over."""
         return None
 
     def _leave_out(self, graph: HandedGraph, error: Exception) -> None:

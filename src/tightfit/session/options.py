@@ -91,7 +91,7 @@ class Options:
 
     @property
     def limit_bytes(self) -> int:
-        """The bytes that may be held at any time, whoever shares them."""
+        """The bytes that may be held at any time, by all that share them."""
         if self.shared is not None:
             return self.shared.size_bytes
         assert self.budget_bytes is not None  # resolved before anything is planned

@@ -288,7 +288,7 @@ def symbols_in(value: Any) -> frozenset[str]:
 
 
 def symbols_asked_for(error: BaseException | None) -> frozenset[str]:
-    """Return the names of the numbers whose values somebody wanted to know, by the error."""
+    """Return the names of the numbers whose values were asked for, by the error."""
     while error is not None and not isinstance(error, GuardOnDataDependentSymNode):
         error = error.__cause__ or error.__context__
     return frozenset(map(str, error.cond.free_symbols)) if error is not None else frozenset()

@@ -1,4 +1,4 @@
-"""Storages whose memory is taken away and given back under the tensors that lie in them.
+"""Storages whose memory is taken away and given back under the tensors that use them.
 
 Private names of torch. A storage without memory keeps its size, so views of it can be made, and
 every access to its memory raises torch's error; nothing can read what is not there.
@@ -34,7 +34,7 @@ __all__ = [
 storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]
 """The storage of a tensor, also while `observed_addresses` listens."""
 
-_SEEN_BYTES = 120  # of c10's StorageImpl: its flags lie well before that
+_SEEN_BYTES = 120  # of c10's StorageImpl: its flags are well before that
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def why_memory_stays() -> str | None:
     if not hasattr(torch._C, "_construct_storage_from_data_pointer"):
         return "storages around a pointer cannot be made"
     if _flags() is None:
-        return "the flags of a storage lie elsewhere"
+        return "the flags of a storage are elsewhere"
     storage = torch.UntypedStorage(64)
     tensor = torch.empty(0, dtype=torch.uint8).set_(storage)
     _take(storage)
@@ -58,7 +58,7 @@ def why_memory_stays() -> str | None:
 def _flags() -> tuple[int, int] | None:
     """Where a storage says 'look before you read', and 'reading is an error'.
 
-    Four flags lie side by side: look; writing is an error; reading is; writing warns. Setting the
+    Four flags are adjacent: look; writing is an error; reading is; writing warns. Setting the
     second and the fourth shows where.
     """
     storage = torch.UntypedStorage(64)
@@ -102,7 +102,7 @@ def _swap(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
 
 @functools.cache
 def _owned() -> tuple[int, int]:
-    """Where the bytes of a storage lie that say what memory it has, and how many they are."""
+    """The place and number of the bytes of a storage that say what memory it has."""
     flags = _flags()
     assert flags is not None
     storage = torch.UntypedStorage(64)
@@ -117,7 +117,7 @@ _WORD_BYTES = ctypes.sizeof(ctypes.c_void_p)
 
 
 def take_memory(storage: torch.UntypedStorage) -> None:
-    """Free the memory of a storage; whoever reads or writes it gets an error from now on."""
+    """Free the memory of a storage; reading or writing it is an error from now on."""
     _take(storage)
 
 

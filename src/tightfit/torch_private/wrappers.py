@@ -195,7 +195,7 @@ def facts_of(metadata: RuntimeMetadata) -> tuple[Any, ...]:
 def metadata_with(inputs: Any, outputs: Any, bases: int) -> RuntimeMetadata:
     """Return the metadata that such values tell."""
     made = [InputAliasInfo(*each) for each in inputs]
-    return _safe(made, [_output_with(*each) for each in outputs], bases)
+    return _safe(made, [_output_with(each) for each in outputs], bases)
 
 
 def _fields(info: Any) -> dict[str, Any]:
@@ -213,9 +213,9 @@ def _output_facts(info: OutputAliasInfo) -> tuple[Any, ...]:
     return info.output_type.name, info.base_idx, *flags, sequence
 
 
-def _output_with(
-    kind: str, base: int | None, requires_grad: bool, receives: bool, sequence: Any
-) -> OutputAliasInfo:
+def _output_with(facts: tuple[Any, ...]) -> OutputAliasInfo:
+    """Return the output of which `_output_facts` are these."""
+    kind, base, requires_grad, receives, sequence = facts
     views = None
     if sequence is not None:
         views = ViewMetaSequence.__new__(ViewMetaSequence)

@@ -44,7 +44,7 @@ def drop_detaches(work: Rewriting) -> None:
 def drop_clones(work: Rewriting) -> None:
     """Drop copies with unchanged strides: in a functional graph they are the identity.
 
-    Unless somebody outside could tell: a copy that is returned, or of what the step mutates. And
+    Unless code outside could see it: a copy that is returned, or of what the step mutates. And
     unless it carries out what views put off: conjugation, negation.
     """
     outputs = {base_of(n) for n in work.outputs}

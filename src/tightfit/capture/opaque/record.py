@@ -63,7 +63,7 @@ class Keeper:
         return packed.geometry.over(base, moved_bytes)
 
     def refer(self, known: Sequence[torch.Tensor], allowed: Sequence[int] | None) -> list[int]:
-        """Let go of saved tensors that lie in known ones; return those to bind for backward."""
+        """Let go of saved tensors that are views of known ones; return those for backward."""
         storages: dict[int, int] = {}
         for index, tensor in enumerate(known):
             if tensor.numel() and (allowed is None or index in allowed):

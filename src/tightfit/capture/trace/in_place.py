@@ -59,7 +59,7 @@ def _functional_variant(func: Any) -> Any:
 
 
 def _may_differ_in_layout(written: Any) -> bool:
-    """Whether a result may lie otherwise than what it is written into; parts are put in again."""
+    """Whether a result may have another layout than its target; parts are put in again."""
     is_tensor = isinstance(written, torch.Tensor)
     return is_tensor and not written.is_contiguous() and is_without_gaps(written)
 

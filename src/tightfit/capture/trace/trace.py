@@ -276,7 +276,7 @@ def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph
 
 
 def _with_shared_views(joint: JointGraph, leaves: Sequence[Any]) -> JointGraph:
-    """Note where in one tensor inputs lie that are changed together: the trace holds for that."""
+    """Note the positions in one tensor of inputs changed together: the trace holds for that."""
     bases = [source.index for source in joint.sources if source.kind == "base"]
     if not bases:
         return joint

@@ -309,9 +309,9 @@ def materialise(
 ) -> torch.Tensor:
     """Return a tensor of given layout with contents that every operator accepts.
 
-    Floats lie between 0.05 and 0.15 (safe as variances, divisors, arguments of logarithms),
+    Floats are between 0.05 and 0.15 (safe as variances, divisors, arguments of logarithms),
     booleans are true half of the time, integers are valid indices up to `largest_index`. Strides
-    may be 0 (expanded) or overlap; a view may lie in a storage of at least `storage_bytes`. The
+    may be 0 (expanded) or overlap; a view may have a storage of at least `storage_bytes`. The
     global random generators do not move.
     """
     elements = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
@@ -405,7 +405,7 @@ def _float32_precisions() -> dict[str, str]:
     """Return how precisely each kind of kernel computes in single precision.
 
     The older settings (`allow_tf32`, the matmul precision) are not asked for: they raise once
-    somebody has set one of these.
+    one of these is set.
     """
     backends = torch.backends
     kinds = {

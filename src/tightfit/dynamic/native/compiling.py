@@ -46,7 +46,7 @@ class ForLaterReleases(CoreUnavailable):
 
 
 def compile_here(library: Path, command: Sequence[str]) -> None:
-    """Compile a library, unless it is there; wait for whoever does so already.
+    """Compile a library, unless it is there; wait for a process that does so already.
 
     `library`: where it belongs; it is put there as a whole. `command`: compiles it, less its
     output. Raises `CoreUnavailable` if the compiler refuses, now or before.

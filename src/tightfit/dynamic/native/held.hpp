@@ -1,4 +1,4 @@
-// Contents that are locked, with the storages they lie in.
+// Contents that are locked, with their storages.
 #pragma once
 
 #include <utility>

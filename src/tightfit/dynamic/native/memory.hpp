@@ -1,4 +1,4 @@
-// Storages whose memory is taken away and given back under the tensors that lie in them.
+// Storages whose memory is taken away and given back under the tensors that use them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -53,7 +53,7 @@ private:
     c10::DispatchKeySet keys_;
 };
 
-// Frees the memory of a storage. It keeps its size, so that views of it can be made; whoever reads
+// Frees the memory of a storage. It keeps its size, so that views of it can be made; code that reads
 // or writes it gets an error from now on.
 inline void take_memory(c10::StorageImpl& storage) {
     storage.set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));

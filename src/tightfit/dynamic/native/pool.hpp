@@ -227,7 +227,7 @@ private:
             contents_[n]->position = static_cast<std::int64_t>(n);
             contents_[other]->position = static_cast<std::int64_t>(other);
         }
-        if (first_turn(size, found) != 0) {  // somebody else may come earlier
+        if (first_turn(size, found) != 0) {  // another may come earlier
             first_turn(count, found);
             for (std::size_t n = 0; found.size() > size && n < size; ++n)
                 std::swap(found[n], found[n + random_() % (found.size() - n)]);
@@ -238,7 +238,7 @@ private:
 
     // Finds those whose turn it is among the first ones, and returns their turn.
     //
-    // Gradients under way and what was just used go only if nothing else may; what somebody waits
+    // Gradients under way and what was just used go only if nothing else may; what a call waits
     // for goes last of all: it will have to come back.
     int first_turn(std::size_t count, std::vector<Content*>& found) const {
         const std::int64_t latest = ledger_.operators() - kRecentOperators;

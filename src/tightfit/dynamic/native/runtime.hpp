@@ -307,7 +307,7 @@ private:
             changed.push_back(storage);
             size_bytes += static_cast<std::int64_t>(storage->nbytes());
         });
-        if (!are_plain) {  // it may lie in what was given
+        if (!are_plain) {  // it may be a view of what was given
             for (Read& read : call.reads) settled_.settle(read.content);
             return;
         }

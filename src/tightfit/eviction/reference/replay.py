@@ -31,15 +31,16 @@ __all__ = ["simulate_in_python"]
 def simulate_in_python(
     log: Log,
     policy: Policy,
-    budget_bytes: int,
+    ledger: Ledger,
     *,
     deallocation: Deallocation,
     placement: Placement,
-    most_again_ns: int,
     draw: Callable[[int], int],
 ) -> Replayed:
-    """Return what `tightfit.eviction.simulator.simulate` returns, moments included."""
-    ledger = Ledger(budget_bytes, most_again_ns)
+    """Return what `tightfit.eviction.simulator.simulate` returns, moments included.
+
+    `ledger`: of the budget and of what may be spent on computing again.
+    """
     replay = _Replay(log, policy, ledger, deallocation, placement, draw)
     status: Status = "ok"
     try:

@@ -59,7 +59,7 @@ class _Space:
         return self._length
 
     def take(self, size: int) -> tuple[Extent, ...]:
-        """Return where so many bytes may lie, in several pieces where need be.
+        """Return places for so many bytes, in several pieces where need be.
 
         Raises `OffloadFailed` if the budget has no room for them.
         """
@@ -95,11 +95,11 @@ class _Space:
 
 
 class FarStep:
-    """Where the values of one step lie while they are away.
+    """The places of one step's values while they are away.
 
     The file has no name: nothing is left of it when the process ends, however it ends.
 
-    `offload`: how much may lie there, and in which folder.
+    `offload`: how much may be there, and in which folder.
     """
 
     def __init__(self, offload: Offload) -> None:
@@ -175,7 +175,7 @@ class FarStep:
     def _failed(self, error: BaseException) -> OffloadFailed:
         why = (error.strerror if isinstance(error, OSError) else None) or repr(error)
         return OffloadFailed(
-            f"far memory in {self._offload.place} failed amid a step ({why}) after "
+            f"far memory in {self._offload.place} failed during a step ({why}) after "
             f"{format_bytes(self._stored_bytes)} were stored: the step is dropped, parameters are "
             "as before it. Way out: a folder with more room (tightfit.Offload(size, "
             "folder=...)), or a smaller offload="

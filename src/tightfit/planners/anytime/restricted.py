@@ -24,7 +24,7 @@ _MOST_EXCESS = 1.3  # of the budget, in the completed one-cut program
 _MOST_CUTS = 6
 _NEW_CUTS = 2
 _APART = 0.004  # of the ops between new cuts
-_FAR_SHARE = 0.02  # of the direct reads that may lie far before the rest
+_FAR_SHARE = 0.02  # of the direct reads that may be far before the rest
 _GAP = 0.1  # percent of the baseline
 _PROGRAM_S = 4.0
 

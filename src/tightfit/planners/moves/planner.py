@@ -21,7 +21,7 @@ from tightfit.planners.moves.bound import MovesBound
 from tightfit.planners.moves.judge import Judge
 from tightfit.planners.moves.search import MovesSearch
 from tightfit.planners.orders.reorder import in_traced_order, reorder
-from tightfit.planners.outcomes import finish, no_plan
+from tightfit.planners.outcomes import Bound, finish, no_plan
 from tightfit.progress import Interrupts, Progress
 
 __all__ = ["plan_with_moves"]
@@ -173,8 +173,7 @@ class _Moving:
         return finish(
             self.task,
             steps,
-            bound=bound.overhead,
-            bound_source=bound.source,
+            bound=Bound(bound.overhead, bound.source),
             started=self.started,
             gap=self.limits.gap,
             note=note,

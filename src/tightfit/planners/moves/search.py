@@ -50,7 +50,7 @@ class MovesSearch:
     """Plans with moves in one order.
 
     `judge`: says what a choice of moves is worth. `target`: the overhead (a fraction) to get below:
-    that of the plan without moves. `interrupts`: whether the user has asked to end it, whoever has
+    that of the plan without moves. `interrupts`: whether the user has asked to end it, whatever has
     caught that.
     """
 

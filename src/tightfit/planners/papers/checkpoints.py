@@ -1,4 +1,4 @@
-"""Where checkpoints may lie, and the schedule that a set of checkpoints means."""
+"""Where checkpoints may be, and the schedule that a set of checkpoints means."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def _members(planners: dict[str, tuple[Found, ...]]) -> list[_Members]:
 def _lines(
     planners: dict[str, tuple[Found, ...]], members: Sequence[str], prefix: str = ""
 ) -> tuple[_Line, ...]:
-    """The lines of a panel's members; ours first, so that the others lie on top of it."""
+    """The lines of a panel's members; ours first, so that the others are on top of it."""
     looks = looks_of(planners)
     sizes = sizes_of([name for name in members if name != OURS]) | {OURS: OUR_MARKER_SIZE}
     lines: list[_Line] = []

@@ -94,7 +94,7 @@ class Look(msgspec.Struct, frozen=True):
 
     colour: str  # that of its family
     marker: Marker  # of matplotlib; no two members of a family share one
-    # Drawn bold; the others lie on top of it, so that both are seen where they meet
+    # Drawn bold; the others are on top of it, so that both are seen where they meet
     is_ours: bool = False
 
     @property

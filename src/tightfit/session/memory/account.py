@@ -220,7 +220,7 @@ class Account:
     # -- the limit ----------------------------------------------------------------------------
 
     def keep_to(self, limit_bytes: int | None, sharing: Sequence[Account] = ()) -> None:
-        """Have a limit, and refuse from now on what would exceed it, whoever asks for it.
+        """Have a limit, and refuse from now on every request that would exceed it.
 
         Not where more is held already: planning will say so, and what a plan would need. Models
         that were fitted with budgets of their own are not distinguished by an allocator: together
@@ -250,7 +250,7 @@ class Account:
         if self._tally is None or self._limit_bytes is None:
             return
         if self._tally.given_bytes() != self._given_at_count:
-            self._count_before()  # averages of weights, say, may lie elsewhere than before
+            self._count_before()  # averages of weights, say, may be elsewhere than before
         self._turn("running")
 
     def rest(self) -> None:

@@ -1,4 +1,4 @@
-"""What the step of an optimizer will take, foretold by taking it on tensors without contents."""
+"""What the step of an optimizer will take, predicted by taking it on tensors without contents."""
 
 from __future__ import annotations
 

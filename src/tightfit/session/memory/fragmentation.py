@@ -36,7 +36,7 @@ class SeenStep:
         return self._lost
 
     def look(self, now: AllocatorState) -> None:
-        """Note how the allocator stands amid the step; best before each large request."""
+        """Note the allocator's state during the step; best before each large request."""
         if self.retries == 0:
             if now.retries > self._counted:
                 self._lose(self._last)

@@ -84,7 +84,7 @@ class StepsInBackward:
             needs = self._needed(parameter)
             if needs is None:
                 raise BadInput(
-                    f"what {self.name} takes to step one parameter cannot be foretold, so that no "
+                    f"what {self.name} takes to step one parameter cannot be predicted, so that no "
                     "plan can have room for it. Way out: fit without update_in_backward"
                 )
             self._needs[key] = needs.state_bytes(parameter.device.type), needs.passing_bytes
@@ -172,11 +172,11 @@ class StepsInBackward:
             plain_step(self.optimizer, [{**group, "params": [parameter]}])
 
     def after_step(self, optimizer: Any) -> None:
-        """Hear that the loop has stepped: its closure may have run the backward meanwhile."""
+        """Note that the loop has stepped: its closure may have run the backward meanwhile."""
         self.before_step(optimizer)
 
     def before_step(self, optimizer: Any) -> None:
-        """Hear that the loop steps: what was stepped in backward has no gradient and stays.
+        """Note that the loop steps: what was stepped in backward has no gradient and stays.
 
         Raises `TightfitError` if the loop has changed what decides the step, or a gradient came
         from outside the plan.
@@ -232,7 +232,7 @@ class StepsInBackward:
 
 
 def _is_hooked(parameter: torch.Tensor) -> bool:
-    """Whether anybody but us is to hear of a parameter's gradient."""
+    """Whether other hooks receive a parameter's gradient."""
     every = hooks_of_gradient(parameter)
     return any(getattr(h, "__module__", "").partition(".")[0] != "tightfit" for h in every)
 

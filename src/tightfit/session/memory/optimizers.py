@@ -159,7 +159,7 @@ class Optimizers:
         return self._steps is not None and self._steps.is_of(optimizer)
 
     def step_needs(self, optimizer: Any) -> StepNeeds | None:
-        """Return what a step of an optimizer will take; None if that cannot be foretold."""
+        """Return what a step of an optimizer will take; None if that cannot be predicted."""
         has_state = any(optimizer.state.values())
         known = self._needs.get(optimizer)
         if known is None or known[0] != has_state:
@@ -168,7 +168,7 @@ class Optimizers:
         return known[1]
 
     def passing_bytes(self) -> int:
-        """Return the most that a step of any of them holds besides state, as far as foretold.
+        """Return the most that a step of any of them holds besides state, as far as predicted.
 
         Those that step in backward take nothing after it.
         """
@@ -213,7 +213,7 @@ _AFTER: weakref.WeakSet[_AfterSteps] = weakref.WeakSet()
 
 @functools.cache
 def _listen() -> Any:
-    """Hear of the steps of all optimizers, from the first fitted callable on."""
+    """Watch the steps of all optimizers, from the first fitted callable on."""
     before = register_optimizer_step_pre_hook(_before_step)
     return before, register_optimizer_step_post_hook(_after_step)
 

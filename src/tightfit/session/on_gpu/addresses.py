@@ -140,7 +140,7 @@ class DeviceAddresses(DefaultAddresses):
     # -- what is held -------------------------------------------------------------------------
 
     def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
-        """Leave nothing where no plan leaves so much: those that are too high lie anywhere."""
+        """Leave nothing where no plan leaves so much: the allocator places what is too high."""
         if not self._left_bytes:
             raise error
         self._left_bytes, self._gave_way = 0, True
@@ -172,10 +172,10 @@ class DeviceAddresses(DefaultAddresses):
 
 
 class _LaidOut:
-    """The places of a plan, and the steps that lie there.
+    """The places of a plan, and the steps that use them.
 
     `steering`: leads requests to them. `elsewhere`: instructions that had no room for what they
-    request. `is_placed`: whether its steps lie there. `crowded`: further instructions that had no
+    request. `is_placed`: whether its steps use them. `crowded`: further instructions that had no
     room.
     """
 
@@ -191,7 +191,7 @@ class _LaidOut:
         self._is_known = False
 
     def is_placed_if(self, fits: bool) -> None:
-        """Let steps lie there from now on, if that fits; else they lie anywhere."""
+        """Place steps there from now on, if that fits; else the allocator places them."""
         self.is_placed = fits
 
     def runner(self, anywhere: Runner, plan: Plan) -> Runner:

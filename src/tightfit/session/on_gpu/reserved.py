@@ -1,4 +1,4 @@
-"""Steps that lie wherever a GPU's allocator puts them, within what it may reserve."""
+"""Steps that a GPU's allocator places, within what it may reserve."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Reserved(DefaultAddresses):
         announce(
             f"{self._name}: no plan leaves {format_bytes(options.left_bytes)} for what the "
             f"allocator loses between blocks, but {format_bytes(left_bytes) if left_bytes else 0}: "
-            "steps may be slower, as it gives back amid them what it has cached. "
+            "steps may be slower, as it gives back during them what it has cached. "
             f"{str(error).splitlines()[0]}"
         )
         return dataclasses.replace(options, left_bytes=left_bytes)
@@ -184,7 +184,7 @@ class Reserved(DefaultAddresses):
             self._step.look(self._state())
 
     def pause(self) -> None:
-        """Hear that code of others runs."""
+        """Note that other code runs."""
 
 
 def _is_large(graph: Graph, step: Compute) -> bool:

@@ -26,7 +26,7 @@ from tightfit.progress import announce
 from tightfit.session.options import Options
 from tightfit.session.parts.again import PartsAgain, PartStep
 from tightfit.session.parts.kinds import Kind, KnownCalls, Part, PartCall
-from tightfit.session.parts.planning import StepPlans
+from tightfit.session.parts.planning import Circumstances, StepPlans
 from tightfit.session.report import PlannedPart, Report
 from tightfit.session.step.again import RepeatableCall
 from tightfit.session.step.holding import Holding, overhead_of
@@ -50,11 +50,11 @@ class Resident(Protocol):
         ...
 
     def stepping_bytes(self) -> int:
-        """Return what is held while the optimizer steps, as far as that is foretold."""
+        """Return what is held while the optimizer steps, as far as that is predicted."""
         ...
 
     def rest(self) -> None:
-        """Hear that no backward is awaited any more."""
+        """Note that no backward is awaited any more."""
         ...
 
     def name_budget(self, needed_bytes: int) -> bool:
@@ -65,9 +65,8 @@ class Resident(Protocol):
 class PartSteps:
     """Runs the parts of a model by their plans.
 
-    `capture`: given a call and a name, returns the captured step of a part. `late_bytes`: of the
-    budget, what plans leave unused for memory that other threads free in their own time. `wanted`:
-    what a user who is short of memory may do besides.
+    `capture`: given a call and a name, returns the captured step of a part. `circumstances`: what
+    a model's parts need besides their plans.
     """
 
     def __init__(
@@ -77,13 +76,11 @@ class PartSteps:
         device: str,
         resident: Resident,
         capture: Callable[[TracedCall, str], Captured],
-        *,
-        late_bytes: int = 0,
-        wanted: str = "make the batch smaller",
+        circumstances: Circumstances,
     ) -> None:
         self.name = name
         self.guard = Guard(device, options.on_exceed, _ADVICE)
-        self.plans = StepPlans(name, options, self.guard, late_bytes=late_bytes, wanted=wanted)
+        self.plans = StepPlans(name, options, self.guard, circumstances)
         self.guard.change_budget(self.plans.limit_bytes)
         self.known = KnownCalls(capture)
         self._resident = resident

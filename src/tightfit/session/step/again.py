@@ -126,7 +126,7 @@ class RepeatableCall(Generic[_Step]):
         return outputs
 
     def hold_only(self, kept: Set[int], written: Set[int], *, is_repeated: bool) -> None:
-        """Hold only some of the inputs from now on; others are there while somebody holds them.
+        """Hold only some of the inputs from now on; others are there while other code holds them.
 
         `kept`: the flattened inputs that the plan keeps. `is_repeated`: whether such calls were run
         again before.

@@ -39,7 +39,7 @@ class Holding:
 
     @property
     def peak_bytes(self) -> int:
-        """The most it holds, its outputs included as long as anybody may."""
+        """The most it holds, its outputs included as long as they may be."""
         return max(self.forward_bytes, self.rise_bytes + self.saved_bytes + self.ends_bytes)
 
     @property

@@ -108,7 +108,7 @@ def advised(
 def needed_by_steps(one: Specialisation, around: Surroundings, account: Account) -> int:
     """Return the least budget for steps like one that has run, the optimizer's own left out.
 
-    `around`: what lay around it, with all that was to come.
+    `around`: what was resident around it, with all that was to come.
     """
     returned_bytes = account.since.returned_bytes(account.tally) or 0
     outside_bytes = one.user_code.seen_bytes

@@ -22,7 +22,7 @@ from tightfit.session.callee import Callee
 from tightfit.session.checkpoints import announce_checkpoints
 from tightfit.session.options import Options
 from tightfit.session.outputs import Usage
-from tightfit.session.stages import capture_step
+from tightfit.session.stages import Pricing, capture_step
 from tightfit.session.whole.postponed import may_postpone
 from tightfit.session.whole.specialisation import Specialisation
 
@@ -191,10 +191,12 @@ class Captures:
             call,
             options,
             self.callee.name,
-            neighbour,
-            watched=options.ranks is None,
-            room_bytes=room_bytes,
-            postpones=neighbour is None and may_postpone(options),
+            Pricing(
+                neighbour,
+                is_checked=options.ranks is None,
+                room_bytes=room_bytes,
+                postpones=neighbour is None and may_postpone(options),
+            ),
         )
         self._detached[key] = captured.joint.detached
         return captured

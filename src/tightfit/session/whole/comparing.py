@@ -21,7 +21,7 @@ _PART = 0.05  # of the least time from one call to the next
 class Comparing:
     """When alternatives of a callable's steps are compared, and when they come into use.
 
-    `addresses`: where its steps lie in memory.
+    `addresses`: of its steps in memory.
     """
 
     def __init__(self, account: Account, addresses: DefaultAddresses) -> None:

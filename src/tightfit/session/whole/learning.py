@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,10 +22,19 @@ from tightfit.session.whole.compiling import still_fits
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
-__all__ = ["StepMonitor"]
+__all__ = ["LastStep", "StepMonitor"]
 
-_MOST_FREED = 2  # steps that are not learned from, as something was freed amid them
+_MOST_FREED = 2  # steps that are not learned from, as something was freed during them
 _LEARNED = 8  # steps of a shape; later ones are checked, and peaks are the user's
+
+
+@dataclass(frozen=True)
+class LastStep:
+    """The step before: what is learned from it."""
+
+    planned: Planned  # what it ran
+    is_alone: bool  # whether no other call of the callee awaited its backward during it
+    more_bytes: int  # what was held more at its begin than its plan was made for
 
 
 class StepMonitor:
@@ -53,23 +63,18 @@ class StepMonitor:
         self,
         one: Specialisation,
         options: Options,
-        last: Planned | None,
         inputs: Sequence[Any],
         runs: Iterable[Run],
-        *,
-        alone: bool,
-        more_bytes: int = 0,
+        last: LastStep | None,
     ) -> None:
         """Begin to measure a step; learn from the one before.
 
-        `runs`: always the calls that somebody still holds the outputs of. `alone`: whether no other
-        call of the callee awaited its backward during the step before. `more_bytes`: what was held
-        more at the begin of the step before than where its plan was made for.
+        `runs`: always the calls whose outputs are still held.
         """
         account, graph = self._account, one.captured.graph
         budget_bytes = options.usable_bytes
         if self.guard is None:
-            gc.collect()  # what is freed amid the first step would hide what it holds
+            gc.collect()  # what is freed during the first step would hide what it holds
             self.guard = Guard(str(account.device), options.on_exceed)
             self.guard.change_budget(budget_bytes)
 
@@ -89,7 +94,7 @@ class StepMonitor:
         if earlier_bytes:  # of the peak, but not of what the limit counts
             self.guard.change_budget(budget_bytes + earlier_bytes)
         if self.guard.steps and last is not None:
-            self._learn(one, options, last, self.guard, alone, more_bytes)
+            self._learn(one, options, last, self.guard)
 
     def live_bytes(self) -> int | None:
         """Return what is given out in the process now; None where nothing is measured."""
@@ -114,7 +119,7 @@ class StepMonitor:
             self.guard.after_backward()
 
     def leave_out_garbage(self) -> None:
-        """Leave out what lay about when the measured window was opened and was collected since."""
+        """Leave out garbage of when the measured window was opened and was collected since."""
         if self.guard is not None:
             self.guard.leave_out_garbage()
 
@@ -141,29 +146,21 @@ class StepMonitor:
         """Learn from the next steps as from the first ones: they are planned otherwise."""
         self._begun.clear()
 
-    def _learn(
-        self,
-        one: Specialisation,
-        options: Options,
-        last: Planned,
-        guard: Guard,
-        alone: bool,
-        more_bytes: int,
-    ) -> None:
-        shared = options.shared
-        alone = alone and (shared is None or len(shared.members()) <= 1)
+    def _learn(self, one: Specialisation, options: Options, before: LastStep, guard: Guard) -> None:
+        shared, last = options.shared, before.planned
+        alone = before.is_alone and (shared is None or len(shared.members()) <= 1)
         if not self._announced:
             self._announced = True
             self._tell(last, guard, options)
-        step, before = guard.steps[-1], self._learned_from
+        step, learned_from = guard.steps[-1], self._learned_from
         self._learned_from = step
-        if step is before:
+        if step is learned_from:
             return  # the step before was run without its plan, and this one is older
         if step.others_ran:
             return  # what others held meanwhile is not its own
         if not (options.arena and self._account.device.type == "cuda"):
             # fillers of an arena there count as given out: plans leave room for them already
-            one.saw_backward(last, step.constant_bytes + step.backward_bytes - more_bytes)
+            one.saw_backward(last, step.constant_bytes + step.backward_bytes - before.more_bytes)
         # what is held between forward and backward of one in company is theirs, too
         if step.has_freed_between and self._freed < _MOST_FREED:  # garbage of another model, say
             self._freed += 1

@@ -1,4 +1,4 @@
-"""What the next, less exact class of alternatives would gain: planned when somebody asks."""
+"""What the next, less exact class of alternatives would gain: planned on request."""
 
 from __future__ import annotations
 

@@ -31,19 +31,19 @@ from tightfit.units import format_bytes
 __all__ = ["LessExpected", "Passing", "as_it_stands", "less_expected"]
 
 _QUICKLY = Limits(seconds=1.0)
-_FORETOLD = 1.15  # a workspace that was foretold may be so much larger
+_PREDICTED = 1.15  # a workspace that was predicted may be so much larger
 
 
 @dataclass(frozen=True)
 class Passing:
-    """A step amid which something is let go of: between its forward and its backward."""
+    """A step during which something is released: between its forward and its backward."""
 
     around: Surroundings  # of its backward
     passing_bytes: int  # what is held in its forward besides
 
     def needed(self, one: Specialisation, limits: Limits = _QUICKLY) -> int:
         """Return the least budget that was found for it, with what passes."""
-        graph = self.around.around(one.hoped.with_foretold(_FORETOLD))
+        graph = self.around.around(one.hoped.with_predicted(_PREDICTED))
         plans = [minimum_budget(graph, self.around.gradients, limits, SILENT).plan]
         if self.passing_bytes:  # of plans with the same peak, that which leaves most room for it
             a_little_more = self.around.outside_bytes * 9 // 8
@@ -74,7 +74,7 @@ class LessExpected:
 
     def expected(self, one: Specialisation) -> Expected:
         """Return what an error says of it."""
-        known = replace(self.all.around, outside_bytes=0).around(one.hoped.with_foretold(0))
+        known = replace(self.all.around, outside_bytes=0).around(one.hoped.with_predicted(0))
         least = minimum_budget(known, self.all.around.gradients, _QUICKLY, SILENT)
         return Expected(self.held_bytes, least.lower_bytes)
 
@@ -200,7 +200,7 @@ def less_expected(
         "what else is held now": standing.others_bytes,
         "what others within the budget will hold": standing.others_coming_bytes,
         "what other calls may hold": options.planned_bytes - around.budget_bytes,
-        "workspaces that there is no room to measure": one.hoped.foretold_bytes,
+        "workspaces that there is no room to measure": one.hoped.predicted_bytes,
     }
     outside_bytes = one.user_code.seen_bytes
     if outside_bytes is None:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -37,6 +38,7 @@ from tightfit.session.whole.specialisation import Moves, Planned, Specialisation
 
 __all__ = [
     "NeedsComparing",
+    "PlanRequest",
     "most_kept",
     "planned_as",
     "planned_for",
@@ -57,80 +59,75 @@ class NeedsComparing(Exception):
     """Nothing at hand fits, and alternatives of the step are still to be compared."""
 
 
-def planned_for(
-    one: Specialisation,
-    around: Surroundings,
-    inputs: Sequence[Any],
-    options: Options,
-    name: str,
-    others: Callable[[], Iterable[Plan]],
-    *,
-    waits: bool = False,
-    least: bool = False,
-    once: bool = False,
-) -> Planned:
+@dataclass(frozen=True)
+class PlanRequest:
+    """The call that a plan is for, and how much effort it is worth.
+
+    `inputs`: the tensors of the placeholders, for trial runs of compiled plans. `others`: returns
+    plans of the same callable at other shapes. `waits`: whether to search now and not in the
+    background, before training. `least`: whether to begin with the plan that holds least, of those
+    known. `once`: whether the plan is for this call alone: no better one is searched.
+    """
+
+    inputs: Sequence[Any]
+    options: Options
+    name: str
+    others: Callable[[], Iterable[Plan]]
+    waits: bool = False
+    least: bool = False
+    once: bool = False
+
+
+def planned_for(one: Specialisation, around: Surroundings, request: PlanRequest) -> Planned:
     """Return a plan for the constants of now, ready to run; make it if needed.
 
     No step waits for a search: it runs the best plan at hand, and takes a better one between two
     steps once a search in the background has found it. Only where nothing at hand fits, a plan is
     searched at once. A compiled plan is tried on the inputs and waited for.
 
-    `around`: what is resident around it now. `inputs`: the tensors of the placeholders, for trial
-    runs of compiled plans. `others`: returns plans of the same callable at other shapes. `waits`:
-    whether to search now and not in the background, before training. `least`: whether to begin with
-    the plan that holds least, of those known. `once`: whether the plan is for this call alone: no
-    better one is searched. Raises `NeedsComparing` if a plan may need alternatives that were left
-    for later.
+    `around`: what is resident around it now. Raises `NeedsComparing` if a plan may need
+    alternatives that were left for later.
     """
+    options, name = request.options, request.name
     around = one.seen_around(around)
     planned = one.fitting(around)
-    if planned is None and least and not waits and options.plan is None:
+    if planned is None and request.least and not request.waits and options.plan is None:
         planned = _least_planned(one, around, options)
     if planned is None and options.compile:
-        planned = one.take(around, _compiled(one, around.task(one.captured), options, inputs, name))
+        planned = one.take(around, _compiled(one, around.task(one.captured), request))
     elif planned is None:
-        planned = _first_planned(one, around, options, name, others, waits=waits, once=once)
+        planned = _first_planned(one, around, request)
     elif not options.compile and one.may_gain(around, planned):
         _search(one, around, around.task(one.captured), options)
     ended = one.ended_search(around)
     return planned if ended is None else _better(one, *ended, planned, options, name)
 
 
-def _compiled(
-    one: Specialisation, task: Task, options: Options, inputs: Sequence[Any], name: str
-) -> Planned:
+def _compiled(one: Specialisation, task: Task, request: PlanRequest) -> Planned:
     """Return the fastest plan within the budget, compiled or not."""
-    if options.ranks is not None:
+    if request.options.ranks is not None:
         raise CompileError(
-            f"{name} runs under DistributedDataParallel, where every process must run the "
+            f"{request.name} runs under DistributedDataParallel, where every process must run the "
             "same plan, but each compiles and measures its own. Way out: compile=False"
         )
-    return fastest_plan(one, task, options, inputs, name)
+    return fastest_plan(one, task, request.options, request.inputs, request.name)
 
 
-def _first_planned(
-    one: Specialisation,
-    around: Surroundings,
-    options: Options,
-    name: str,
-    others: Callable[[], Iterable[Plan]],
-    *,
-    waits: bool,
-    once: bool,
-) -> Planned:
+def _first_planned(one: Specialisation, around: Surroundings, request: PlanRequest) -> Planned:
     """Return the first plan for some surroundings, made at once where that can be."""
+    options = request.options
     task = around.task(one.captured)
-    at_hand = (*one.known.all(), *others())
+    at_hand = (*one.known.all(), *request.others())
     outcome = None
-    if waits and one.postponed is not None:
+    if request.waits and one.postponed is not None:
         raise NeedsComparing
-    if options.ranks is None and not waits and options.planner == DEFAULT:
-        planned = _for_more_growth(one, around, options, at_hand, once=once)
+    if options.ranks is None and not request.waits and options.planner == DEFAULT:
+        planned = _for_more_growth(one, around, options, at_hand, once=request.once)
         if planned is not None:
             return planned
-        outcome = _leaving_room(one, around, options, at_hand, once=once)
+        outcome = _leaving_room(one, around, options, at_hand, once=request.once)
     if outcome is None:
-        outcome = _first_outcome(one, around, task, options, name, at_hand, waits=waits, once=once)
+        outcome = _first_outcome(one, around, task, at_hand, request)
     return one.take(around, _lowered(one, task.graph, outcome, options))
 
 
@@ -226,15 +223,12 @@ def _first_outcome(
     one: Specialisation,
     around: Surroundings,
     task: Task,
-    options: Options,
-    name: str,
     at_hand: Sequence[Plan],
-    *,
-    waits: bool,
-    once: bool,
+    request: PlanRequest,
 ) -> Outcome:
     """Return a plan to start with: the best at hand while a search goes on, else a searched one."""
-    asked = waits or options.planner != DEFAULT
+    options = request.options
+    asked = request.waits or options.planner != DEFAULT
     if asked and not one.is_further:
         return _searching(one, task, options)(options.progress)
     outcome, is_final = agreed(
@@ -247,9 +241,9 @@ def _first_outcome(
         raise NeedsComparing
     if outcome is None:
         if one.is_further:
-            announce(f"{name}: no plan at hand fits the new inputs; searching one")
+            announce(f"{request.name}: no plan at hand fits the new inputs; searching one")
         outcome, is_final = _any_outcome(one, task, options), False
-    if not is_final and not once:
+    if not is_final and not request.once:
         _search(one, around, task, options)
     return outcome
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from tightfit.session.whole.learning import StepMonitor
 from tightfit.session.whole.optimistic import as_it_stands, less_expected
 from tightfit.session.whole.planning import (
     NeedsComparing,
+    PlanRequest,
     planned_as,
     planned_for,
     smallest_budget,
@@ -41,7 +42,7 @@ class _LastChoice:
     """The plan of a call that stood alone: the next one that is like it need not be looked up."""
 
     one: Specialisation  # the step
-    around: Surroundings  # what lay around it
+    around: Surroundings  # what was resident around it
     planned: Planned  # its plan
     plans: int  # how many there were
 
@@ -56,7 +57,7 @@ class _LastChoice:
 class Plans:
     """The plans that calls of a callee run: what is at hand is chosen again for each call.
 
-    `addresses`: where its steps lie in memory. `shares`: divides the budget among calls that await
+    `addresses`: of its steps in memory. `shares`: divides the budget among calls that await
     their backward at once. `more_bytes`: held now, or reserved for others, beyond what was held
     when the last plan was made.
     """
@@ -166,27 +167,21 @@ class Plans:
         share = self.shares.share(one, around, options)
         around = around.with_share(share)
         self._last = weakref.ref(one), around
-        plan = partial(
-            planned_for,
-            one,
-            inputs=inputs,
-            options=options,
-            name=self._name,
-            others=self._captures.other_plans,
-            waits=waits,
-        )
+        request = PlanRequest(inputs, options, self._name, self._captures.other_plans, waits)
         if one.was_optimistic and one.fitting(one.seen_around(around)) is None:
             standing = self._standing(one, inputs, options)
             optimistic = one.optimistic(as_it_stands(around, standing))
             if optimistic is not None:
                 return optimistic
         try:
-            planned = plan(around, least=self.shares.is_new(one, options), once=self.shares.looks)
+            is_new = self.shares.is_new(one, options)
+            first = replace(request, least=is_new, once=self.shares.looks)
+            planned = planned_for(one, around, first)
         except InfeasibleBudget as error:
             if self.shares.looks:
                 self.shares.look_no_more()
                 return self._fitting(one, inputs, options, waits=waits)
-            return self._with_less_expected(one, around, inputs, options, plan, error)
+            return self._with_less_expected(one, around, request, error)
         self.more_bytes = one.held_more(planned, around) + share.reserved_bytes
         return planned
 
@@ -194,17 +189,15 @@ class Plans:
         self,
         one: Specialisation,
         around: Surroundings,
-        inputs: list[Any],
-        options: Options,
-        plan: Callable[..., Planned],
+        request: PlanRequest,
         error: InfeasibleBudget,
     ) -> Planned:
         """Return a plan without room for all that is expected, where the limit holds by itself.
 
         Raises `InfeasibleBudget` if that does not fit either.
         """
-        account = self._account
-        standing = self._standing(one, inputs, options)
+        account, options = self._account, request.options
+        standing = self._standing(one, request.inputs, options)
         less = less_expected(one, around, account, standing, options)
         may_try = refuses(account) and options.ranks is None and options.plan is None
         may_try = may_try and not (options.compile or options.arena or self.shares.has_company)
@@ -212,7 +205,7 @@ class Plans:
         if may_try:
 
             def as_well_as(around: Surroundings, known: Plan) -> Planned:
-                return plan(around, others=lambda: (known,))
+                return planned_for(one, around, replace(request, others=lambda: (known,)))
 
             plan_as = partial(planned_as, one, options=options)
             planned = less.planned(one, as_well_as, plan_as, options.planned_bytes)
@@ -231,7 +224,7 @@ class Plans:
         self.more_bytes = 0
         return one.take_optimistic(as_it_stands(around, standing), planned)
 
-    def _standing(self, one: Specialisation, inputs: list[Any], options: Options) -> Standing:
+    def _standing(self, one: Specialisation, inputs: Sequence[Any], options: Options) -> Standing:
         others = options.others_in_budget(self._account)
         return self._account.standing(inputs, others, one.input_bytes)
 

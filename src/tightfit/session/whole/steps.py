@@ -29,7 +29,7 @@ from tightfit.session.report import Report
 from tightfit.session.step.again import RepeatableCall
 from tightfit.session.whole.again import StepRepeater
 from tightfit.session.whole.captures import Captures
-from tightfit.session.whole.learning import StepMonitor
+from tightfit.session.whole.learning import LastStep, StepMonitor
 from tightfit.session.whole.plans import Plans
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.user_code import OpenCall, PlannedForward
@@ -42,8 +42,8 @@ _MOST_ATTEMPTS = 8
 class WholeSteps:
     """Runs a callee as planned steps.
 
-    `addresses`: where its steps lie in memory. `runs`: the calls that somebody still holds the
-    outputs of.
+    `addresses`: of its steps in memory. `runs`: the calls whose outputs are still
+    held.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class WholeSteps:
         return one
 
     def _varies(self) -> None:
-        """Hear that numbers decide in every call what it runs: each is planned again."""
+        """Note that numbers decide in every call what it runs: each is planned again."""
 
     def _capture(self, key: Any, call: TracedCall, *, waits: bool) -> Specialisation:
         if self.options.shared is not None:
@@ -198,15 +198,10 @@ class WholeSteps:
 
     def _begin(self, one: Specialisation, inputs: list[Any]) -> None:
         """Begin to measure a step of what was captured."""
-        self.monitor.begin(
-            one,
-            self.options,
-            self.last,
-            inputs,
-            self.runs,
-            alone=not self.waiting and self._plans.shares.was_alone(self.options),
-            more_bytes=self._plans.more_bytes,
-        )
+        alone = not self.waiting and self._plans.shares.was_alone(self.options)
+        more_bytes = self._plans.more_bytes
+        last = None if self.last is None else LastStep(self.last, alone, more_bytes)
+        self.monitor.begin(one, self.options, inputs, self.runs, last)
 
     def _run_with_leaves(
         self, one: Specialisation, given: Arguments, inputs: list[Any]
@@ -337,7 +332,7 @@ def _asks_otherwise(options: Options, before: Options) -> bool:
 
 
 def _begun(one: Specialisation, planned: Planned, addresses: DefaultAddresses) -> Runner:
-    """Return what runs a plan where its steps lie; while operators are timed, begin with that."""
+    """Return what runs a plan at its addresses; while operators are timed, begin with that."""
     plan = planned.outcome.plan
     if one.tuner is not None:
         one.tuner.begin_step()

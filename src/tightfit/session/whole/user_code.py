@@ -1,4 +1,4 @@
-"""What user code holds between a planned forward and its backward: assumed, measured, foretold.
+"""What user code holds between a planned forward and its backward: assumed, measured, predicted.
 
 An allocator that refuses a request does not know what would have been asked for next. What is
 known then of the step, and of others like it, tells more: how much user code holds between forward

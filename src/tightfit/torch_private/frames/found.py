@@ -76,7 +76,7 @@ class Frame:
 def found_in(output: Any) -> Frame:
     """Return what Dynamo has found of a frame; what runs in its place is not known yet.
 
-    Raises `NotAgain` if something of it means nothing in another process.
+    Raises `NotReusable` if something of it means nothing in another process.
     """
     backends = {name for name in output.installed_globals if name.startswith("__compiled_fn")}
     builtins = output.name_of_builtins_dict_key_in_fglobals
@@ -137,7 +137,7 @@ def configuration() -> str:
 def values_of(frame: Any, found: Frame) -> Iterator[tuple[GuardOf, Any]]:
     """Yield the guards on single values, and their values now.
 
-    Raises `NotAgain` if a Python module is not loaded.
+    Raises `NotReusable` if a Python module is not loaded.
     """
     held = {**frame.f_globals, **imported(found), found.names[1]: builtins_of(frame)}
     places = {**guards._get_closure_vars(), "L": frame.f_locals, "G": held}
@@ -173,7 +173,7 @@ _READINGS: tuple[tuple[str, str, Callable[[Any, Any, Any], Any]], ...] = (
 def imported(found: Frame) -> dict[str, Any]:
     """Return the Python modules that guards and code ask for, by the names they have there.
 
-    Raises `NotAgain` if one is not imported.
+    Raises `NotReusable` if one is not imported.
     """
     missing = [name for name in found.imports.values() if name not in sys.modules]
     if missing:
@@ -189,7 +189,7 @@ def builtins_of(frame: Any) -> dict[str, Any]:
 def facts_of(guard: GuardOf, value: Any) -> tuple[Any, ...]:
     """Return what a guard asks of its value, as PyTorch's own `GuardCheckSpec` of its kind says.
 
-    Raises `NotAgain` if that is unknown, or does not hold.
+    Raises `NotReusable` if that is unknown, or does not hold.
     """
     spec = guards.GUARD_VALUE_DISPATCH.get(guard.kind)
     if not isinstance(spec, guards.GuardCheckSpec):
@@ -222,7 +222,7 @@ def is_source(value: Any) -> bool:
 def source_of(kind: str, fields: tuple[Any, ...]) -> Source:
     """Return the source of a class that is made with certain fields.
 
-    Raises `NotAgain` if there is no such class.
+    Raises `NotReusable` if there is no such class.
     """
     found = getattr(source, kind, None)
     if not (inspect.isclass(found) and issubclass(found, Source)):

@@ -130,7 +130,7 @@ _CONSTANT = Patch(TensorVariable, "as_python_constant")
 _OWN = tuple(
     f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2])
 )
-"""Where PyTorch and tightfit lie: they ask because they know that Dynamo follows."""
+"""The folders of PyTorch and tightfit: they ask because they know that Dynamo follows."""
 
 
 def _is_capturing(device: Any) -> bool:

@@ -43,7 +43,7 @@ def divide_coarsely() -> None:
 
 
 def segments_expand() -> bool:
-    """Return whether segments grow now, whoever has decided that."""
+    """Return whether segments grow now, by whichever setting."""
     return f"{_KEY}:True" in _settings()
 
 

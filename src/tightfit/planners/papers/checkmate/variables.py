@@ -160,7 +160,7 @@ class Variables:
 
     @cached_property
     def forced(self) -> list[list[tuple[ValueId, int]]]:
-        """For each stage and the end, the values that somebody keeps then, with their columns."""
+        """For each stage and the end, the values that are kept then, with their columns."""
         forced: list[list[tuple[ValueId, int]]] = [[] for _ in range(len(self.stages) + 1)]
         for (stage, value), column in self.resident.items():
             if self.is_forced(stage, value):
