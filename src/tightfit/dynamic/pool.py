@@ -50,7 +50,7 @@ class Pool:
     def __init__(self, policy: Policy, ledger: Ledger, candidates: Candidates) -> None:
         self._policy = policy
         self._ledger = ledger
-        self._candidates = candidates
+        self._eligible = candidates
         self._contents: list[Content] = []
         self._positions: dict[Content, int] = {}
         self._retired: dict[Content, None] = {}
@@ -60,14 +60,14 @@ class Pool:
 
     def offer(self, content: Content) -> None:
         """A content is resident: it may be evicted if it can be computed again."""
-        if content.size_bytes < self._candidates.smallest_bytes or content.maker is None:
+        if content.size_bytes < self._eligible.smallest_bytes or content.maker is None:
             return
         if content not in self._positions:
             self._positions[content] = len(self._contents)
             self._contents.append(content)
 
     def is_small(self, content: Content) -> bool:
-        return content.size_bytes < self._candidates.smallest_bytes
+        return content.size_bytes < self._eligible.smallest_bytes
 
     def withdraw(self, content: Content) -> None:
         """A content may not be evicted any more, or is gone."""
@@ -92,7 +92,7 @@ class Pool:
             if not ranked:
                 break
             most = max(1, len(ranked) // _SHARE_OF_SAMPLE)
-            for _ in range(len(ranked) if self._candidates.are_all_scored else most):
+            for _ in range(len(ranked) if self._eligible.are_all_scored else most):
                 content = self._next(ranked)
                 freed_bytes += content.size_bytes
                 self.evict(content)
@@ -188,7 +188,7 @@ class Pool:
             retired = [c for c in self._retired if c.is_private and not c.locks]
             if retired:
                 return retired
-        if self._candidates.are_all_scored:
+        if self._eligible.are_all_scored:
             return self._first_turn(self._contents)[1]
         size = max(_LEAST_SAMPLE, math.isqrt(len(self._contents)))
         if size >= len(self._contents):

@@ -101,9 +101,7 @@ class Online:
         if error is not None and is_refusal(error):  # a limit that is gone says nothing
             what = "memory was requested outside PyTorch's operators, and all is evicted."
             if room.retries:
-                what = (
-                    "something outside PyTorch's operators asked for memory, which evicts nothing"
-                )
+                what = "memory was requested outside PyTorch's operators, which evicts nothing"
                 what += f" on {self._device.type!r}: call region.evict(...) before."
             exceeded = budget_exceeded(error, what)
         with self._around:

@@ -153,7 +153,7 @@ class DeviceAddresses(DefaultAddresses):
         announce(
             f"{self._name}: at planned addresses a step takes {format_bytes(over_bytes)} more than "
             "the budget, and no plan was found that leaves as much: PyTorch's "
-            "allocator puts it"
+            "allocator places it"
         )
 
     def added_to(self, report: Report) -> Report:
