@@ -107,13 +107,13 @@ class GraphSteps(WholeSteps):
         """
         names = self._followed.one_ops()
         try:
-            one = super()._capture(key, call, waits=waits)
+            spec = super()._capture(key, call, waits=waits)
         except BudgetExceeded as error:
             if not names:
                 raise
             raise _better_in_graphs(self.callee.name, names) from error
-        if names and not leaves_much_to_plan(one.captured.graph):
-            self.captures.forget(one)
+        if names and not leaves_much_to_plan(spec.captured.graph):
+            self.captures.forget(spec)
             raise _better_in_graphs(self.callee.name, names)
         if names and names != self._one_ops:
             self._one_ops = names
@@ -122,7 +122,7 @@ class GraphSteps(WholeSteps):
                 f"{self.callee.name}: data decide sizes inside of {listed}: each runs eagerly, as "
                 "one measured op of the plan (tightfit.opaque says so beforehand)"
             )
-        return one
+        return spec
 
     def looking(self) -> AbstractContextManager[None]:
         """Return what is around while it is found out what is to run: it belongs to no step."""
@@ -153,12 +153,12 @@ class GraphSteps(WholeSteps):
         self.outside.varies()
         raise RunsPlainly
 
-    def _run(self, one: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
+    def _run(self, spec: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
         """Run the forward of a plan; note by which one it ran."""
         is_first = not self.waiting
-        outputs = super()._run(one, given, inputs)
+        outputs = super()._run(spec, given, inputs)
         assert self.last is not None
-        self._graphs_of_step.ran(one.captured.graph, self.last, is_first=is_first)
+        self._graphs_of_step.ran(spec.captured.graph, self.last, is_first=is_first)
         return outputs
 
     def report(self) -> Report:

@@ -100,25 +100,25 @@ class CallShares:
         """Whether no call has been open along with another one in the last step."""
         return self.window(options).was_alone
 
-    def is_new(self, one: Specialisation, options: Options) -> bool:
+    def is_new(self, spec: Specialisation, options: Options) -> bool:
         """Whether a call comes for the first time after those before: with least memory.
 
         What others that are called before its backward will hold is unknown yet.
         """
-        return options.is_in_company and not self.window(options).knows(self._kind(one))
+        return options.is_in_company and not self.window(options).knows(self._kind(spec))
 
     def called(
-        self, one: Specialisation, call: Awaited, options: Options, live_bytes: int | None
+        self, spec: Specialisation, call: Awaited, options: Options, live_bytes: int | None
     ) -> None:
         """Note that a call runs, and how much is given out in the process by then."""
-        window, kind = self.window(options), self._kind(one)
+        window, kind = self.window(options), self._kind(spec)
         follows = window.begins(kind, call)
         if follows and live_bytes is not None and window.left_bytes is not None:
             kind.follows(max(0, live_bytes - window.left_bytes))
 
     def begin(
         self,
-        one: Specialisation,
+        spec: Specialisation,
         alone: Callable[[], Surroundings],
         options: Options,
         *,
@@ -129,7 +129,7 @@ class CallShares:
         `alone`: returns what is resident around it, whatever the budget. `looks`: whether a first
         call may leave room for a second one to see whether it comes.
         """
-        window, kind = self.window(options), self._kind(one)
+        window, kind = self.window(options), self._kind(spec)
         is_known = window.knows(kind)
         follow = window.to_come(kind) if is_known else window.to_come(kind, _of_one_callable)
         self._open, self._to_come = window.open, [*follow]
@@ -138,23 +138,23 @@ class CallShares:
             self._tell(own_open + 1)
         else:
             self._look_back()
-        if self.is_new(one, options):
-            self._range_of(one, alone(), options)  # and with it the plan that keeps least
+        if self.is_new(spec, options):
+            self._range_of(spec, alone(), options)  # and with it the plan that keeps least
         if options.in_flight is not None:
             more = options.in_flight - own_open - 1 - len(self._own(self._to_come))
             self._to_come += [kind] * more
         elif not (is_known or self._to_come or options.is_in_company) and _may_look(options):
             if own_open and self._presumed <= own_open:
-                self._leave_rest(one, alone(), options)
+                self._leave_rest(spec, alone(), options)
             elif looks and not own_open and not window.has_closed:
-                self._leave_room(one, alone(), options)
+                self._leave_room(spec, alone(), options)
             self._to_come = [kind] * (self._presumed - own_open - 1)
 
-    def is_alone(self, one: Specialisation, options: Options) -> bool:
+    def is_alone(self, spec: Specialisation, options: Options) -> bool:
         """Whether a call is as the ones before it, none open with another: nothing to find."""
         if options.in_flight is not None or options.is_in_company or self._looked is not None:
             return False
-        return not (self._open or self._to_come) and self._window.has_only(self._kind(one))
+        return not (self._open or self._to_come) and self._window.has_only(self._kind(spec))
 
     @property
     def has_company(self) -> bool:
@@ -170,15 +170,15 @@ class CallShares:
         """Leave no room for a call that might have come: there is none to leave."""
         self._presumed, self._to_come, self._looked = 0, [], None
 
-    def prepared(self, one: Specialisation, *, runs_next: bool) -> None:
+    def prepared(self, spec: Specialisation, *, runs_next: bool) -> None:
         """Forget a call that was only planned: one that runs next leaves room as a first one."""
         if runs_next:
-            one.forget_plans()
+            spec.forget_plans()
             self.look_no_more()
 
-    def forget_needs(self, one: Specialisation) -> None:
+    def forget_needs(self, spec: Specialisation) -> None:
         """Find out again what a step needs; divide again what was divided for a step never seen."""
-        self._kind(one).forget()
+        self._kind(spec).forget()
         self._presumed = 0
 
     def _look_back(self) -> None:
@@ -199,16 +199,16 @@ class CallShares:
     def _own(self, kinds: Sequence[_Kind]) -> list[_Kind]:
         return [kind for kind in kinds if kind.owner() is self._account]
 
-    def _kind(self, one: Specialisation) -> _Kind:
-        kind = self._kinds.get(one)
+    def _kind(self, spec: Specialisation) -> _Kind:
+        kind = self._kinds.get(spec)
         if kind is None:
-            input_bytes = one.captured.graph.constants_bytes["inputs"]
-            kind = self._kinds[one] = _Kind(weakref.ref(self._account), input_bytes)
+            input_bytes = spec.captured.graph.constants_bytes["inputs"]
+            kind = self._kinds[spec] = _Kind(weakref.ref(self._account), input_bytes)
         return kind
 
     # -- sharing ------------------------------------------------------------------------------
 
-    def share(self, one: Specialisation, alone: Surroundings, options: Options) -> Share:
+    def share(self, spec: Specialisation, alone: Surroundings, options: Options) -> Share:
         """Return the part of the call that has begun.
 
         `alone`: what is resident around it, what earlier calls keep included.
@@ -216,12 +216,12 @@ class CallShares:
         own = self._own([*self._open, *self._to_come])
         if not own and not self._to_come:
             return Share(options.planned_bytes)
-        kind = self._kind(one)
-        ranges = self._ranges(one, alone, options)
+        kind = self._kind(spec)
+        ranges = self._ranges(spec, alone, options)
         working = max(ranges[each].working_bytes for each in (kind, *own, *self._to_come))
         ranges = {each: replace(known, working_bytes=working) for each, known in ranges.items()}
         waiting_bytes = self._gradients_of_another() if own else 0
-        held_bytes = alone.around(one.captured).constant_bytes
+        held_bytes = alone.around(spec.captured).constant_bytes
         arriving_bytes = sum(each.arriving_bytes for each in self._to_come)
         calls = [kind, *self._to_come]
         base_bytes = held_bytes + waiting_bytes + self._account.new_gradient_bytes()
@@ -235,20 +235,20 @@ class CallShares:
         if fraction == 1.0:
             others_bytes = min(others_bytes, working)
         # once they are known those before a new one leave as much to it as they take
-        others = self._open if self.is_new(one, options) else calls[1:] if fraction < 1.0 else ()
+        others = self._open if self.is_new(spec, options) else calls[1:] if fraction < 1.0 else ()
         spans = [ranges[each].span_bytes for each in (kind, *others)]
         part = spans[0] / sum(spans) if spans[0] else 1.0
         return Share(budget_bytes, others_bytes, reserved_bytes, part)
 
-    def open_calls(self, one: Specialisation, alone: Surroundings, options: Options) -> OpenCalls:
+    def open_calls(self, spec: Specialisation, alone: Surroundings, options: Options) -> OpenCalls:
         """Return the other open calls of one; with what they take gradients of another."""
         own, kinds = self._own(self._open), [*self._to_come]
         if not self._open and not kinds:
             return OpenCalls(0, 0, 0)
-        kind = self._kind(one)
+        kind = self._kind(spec)
         if own and not self.window(options).knows(kind):  # how many come is unknown
             kinds += [kind] * (len(own) + 1 - len(self._own(kinds)))
-        ranges = self._ranges(one, alone, options)
+        ranges = self._ranges(spec, alone, options)
         least_bytes = sum(ranges[each].least_bytes + each.arriving_bytes for each in kinds)
         waiting_bytes = self._gradients_of_another() if own or self._own(kinds) else 0
         in_company = options.is_in_company and self._open
@@ -284,48 +284,48 @@ class CallShares:
         )
 
     def _ranges(
-        self, one: Specialisation, alone: Surroundings, options: Options
+        self, spec: Specialisation, alone: Surroundings, options: Options
     ) -> dict[_Kind, KeptRange]:
         """Return what calls of the step may keep: all that await their backward or are to come."""
-        own = self._range_of(one, alone, options)
+        own = self._range_of(spec, alone, options)
         others = {each: each.most_needed or own for each in (*self._open, *self._to_come)}
-        return others | {self._kind(one): own}
+        return others | {self._kind(spec): own}
 
-    def _range_of(self, one: Specialisation, alone: Surroundings, options: Options) -> KeptRange:
-        kind, new_bytes = self._kind(one), self._account.new_gradient_bytes()
+    def _range_of(self, spec: Specialisation, alone: Surroundings, options: Options) -> KeptRange:
+        kind, new_bytes = self._kind(spec), self._account.new_gradient_bytes()
         key = alone.gradients, new_bytes == 0
         if key not in kind.ranges:
-            kind.learn(key, quick_range(one, alone, options, new_bytes))
+            kind.learn(key, quick_range(spec, alone, options, new_bytes))
         return kind.ranges[key]
 
     # -- calls that were not seen yet ---------------------------------------------------------
 
-    def _leave_room(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
+    def _leave_room(self, spec: Specialisation, alone: Surroundings, options: Options) -> None:
         """Presume a few calls where they fit, but not where two do without that."""
-        room_bytes = self._room_bytes(one, alone, options)
+        room_bytes = self._room_bytes(spec, alone, options)
         new_bytes = self._account.new_gradient_bytes()
-        peak_bytes, kept_bytes = most_kept(one, alone, new_bytes)
-        if peak_bytes + kept_bytes + self._kind(one).input_bytes <= room_bytes:
+        peak_bytes, kept_bytes = most_kept(spec, alone, new_bytes)
+        if peak_bytes + kept_bytes + self._kind(spec).input_bytes <= room_bytes:
             return
-        found = rough_range(one, alone, options, new_bytes)
+        found = rough_range(spec, alone, options, new_bytes)
         if found is None:
             return
-        input_bytes = self._kind(one).input_bytes
+        input_bytes = self._kind(spec).input_bytes
         calls = min(_MOST_LOOKED_FOR, _most_that_fit(room_bytes, found, input_bytes))
         if calls > 1:
-            self._kind(one).learn((alone.gradients, new_bytes == 0), found)
-            self._presumed, self._looked = calls, one
+            self._kind(spec).learn((alone.gradients, new_bytes == 0), found)
+            self._presumed, self._looked = calls, spec
 
-    def _leave_rest(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
+    def _leave_rest(self, spec: Specialisation, alone: Surroundings, options: Options) -> None:
         """Presume a few calls besides those that left no room, for there may be more."""
-        room_bytes = self._room_bytes(one, alone, options)
-        found, calls = self._range_of(one, alone, options), len(self._open)
+        room_bytes = self._room_bytes(spec, alone, options)
+        found, calls = self._range_of(spec, alone, options), len(self._open)
         most = max(1, _MOST_LOOKED_FOR - calls)
-        fit = _most_that_fit(room_bytes, found, self._kind(one).input_bytes)
+        fit = _most_that_fit(room_bytes, found, self._kind(spec).input_bytes)
         self._presumed = calls + max(0, min(most, fit))
 
-    def _room_bytes(self, one: Specialisation, alone: Surroundings, options: Options) -> int:
-        room_bytes = options.planned_bytes - alone.around(one.captured).constant_bytes
+    def _room_bytes(self, spec: Specialisation, alone: Surroundings, options: Options) -> int:
+        room_bytes = options.planned_bytes - alone.around(spec.captured).constant_bytes
         room_bytes -= self._account.new_gradient_bytes() + self._gradients_of_another()
         return max(0, room_bytes)
 

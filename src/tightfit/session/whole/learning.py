@@ -61,7 +61,7 @@ class StepMonitor:
 
     def begin(
         self,
-        one: Specialisation,
+        spec: Specialisation,
         options: Options,
         inputs: Sequence[Any],
         runs: Iterable[Run],
@@ -71,7 +71,7 @@ class StepMonitor:
 
         `runs`: always the calls whose outputs are still held.
         """
-        account, graph = self._account, one.captured.graph
+        account, graph = self._account, spec.captured.graph
         budget_bytes = options.usable_bytes
         if self.guard is None:
             gc.collect()  # what is freed during the first step would hide what it holds
@@ -82,19 +82,19 @@ class StepMonitor:
 
         def constant_bytes() -> int:
             nonlocal earlier_bytes
-            standing = account.standing(inputs, options.others_in_budget(account), one.input_bytes)
+            standing = account.standing(inputs, options.others_in_budget(account), spec.input_bytes)
             earlier_bytes = standing.earlier_input_bytes
             held = standing.gradient_bytes + standing.state_bytes + standing.others_bytes
             return graph.constant_bytes + held
 
-        begun = self._begun[one] = self._begun.get(one, 0) + 1
+        begun = self._begun[spec] = self._begun.get(spec, 0) + 1
         self.guard.before_forward(
             constant_bytes, budget_bytes, options.shared, runs, is_known=begun > _LEARNED
         )
         if earlier_bytes:  # of the peak, but not of what the limit counts
             self.guard.change_budget(budget_bytes + earlier_bytes)
         if self.guard.steps and last is not None:
-            self._learn(one, options, last, self.guard)
+            self._learn(spec, options, last, self.guard)
 
     def live_bytes(self) -> int | None:
         """Return what is given out in the process now; None where nothing is measured."""
@@ -146,7 +146,9 @@ class StepMonitor:
         """Learn from the next steps as from the first ones: they are planned otherwise."""
         self._begun.clear()
 
-    def _learn(self, one: Specialisation, options: Options, before: LastStep, guard: Guard) -> None:
+    def _learn(
+        self, spec: Specialisation, options: Options, before: LastStep, guard: Guard
+    ) -> None:
         shared, last = options.shared, before.planned
         alone = before.is_alone and (shared is None or len(shared.members()) <= 1)
         if not self._announced:
@@ -160,13 +162,13 @@ class StepMonitor:
             return  # what others held meanwhile is not its own
         if not (options.arena and self._account.device.type == "cuda"):
             # fillers of an arena there count as given out: plans leave room for them already
-            one.saw_backward(last, step.constant_bytes + step.backward_bytes - before.more_bytes)
+            spec.saw_backward(last, step.constant_bytes + step.backward_bytes - before.more_bytes)
         # what is held between forward and backward of one in company is theirs, too
         if step.has_freed_between and self._freed < _MOST_FREED:  # garbage of another model, say
             self._freed += 1
             return
-        if alone and one.user_code.may_be_seen and one.plans:
-            self._learn_outside(one, options, last, guard)
+        if alone and spec.user_code.may_be_seen and spec.plans:
+            self._learn_outside(spec, options, last, guard)
 
     def _tell(self, last: Planned, guard: Guard, options: Options) -> None:
         step = guard.steps[-1]
@@ -182,20 +184,20 @@ class StepMonitor:
         )
 
     def _learn_outside(
-        self, one: Specialisation, options: Options, last: Planned, guard: Guard
+        self, spec: Specialisation, options: Options, last: Planned, guard: Guard
     ) -> None:
         """Replace what was assumed of user code by what it held; plan again if that matters."""
         outside_bytes = _held_outside(last.graph, guard.steps[-1], guard.growth_bytes)
-        outside_bytes = _agreed(one, options, "outside", outside_bytes)
-        outside_bytes = one.user_code.saw(outside_bytes, has_grown=guard.growth_bytes > 0)
+        outside_bytes = _agreed(spec, options, "outside", outside_bytes)
+        outside_bytes = spec.user_code.saw(outside_bytes, has_grown=guard.growth_bytes > 0)
         if still_fits(
             last,
             options.usable_bytes,
-            assumed_bytes=one.user_code.planned_bytes,
+            assumed_bytes=spec.user_code.planned_bytes,
             outside_bytes=outside_bytes,
         ):
             return
-        one.user_code.plan_for(outside_bytes)
+        spec.user_code.plan_for(outside_bytes)
         if outside_bytes not in self._announced_outside:
             self._announced_outside.add(outside_bytes)
             held = format_bytes(outside_bytes) if outside_bytes else "nothing"
@@ -214,7 +216,7 @@ def _held_outside(graph: Graph, step: StepPeaks, growth_bytes: int) -> int:
     return max(0, step.outside_bytes + max(0, -left_bytes) - stays_bytes)
 
 
-def _agreed(one: Specialisation, options: Options, what: str, own_bytes: int) -> int:
+def _agreed(spec: Specialisation, options: Options, what: str, own_bytes: int) -> int:
     """Return what the first rank measured, but at least the own: all then plan alike."""
-    key = f"{what} bytes {fingerprint(one.captured.graph)}"
+    key = f"{what} bytes {fingerprint(spec.captured.graph)}"
     return max(own_bytes, agreed(options.ranks, key, int, lambda: own_bytes))

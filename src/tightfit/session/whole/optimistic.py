@@ -41,9 +41,9 @@ class Passing:
     around: Surroundings  # of its backward
     passing_bytes: int  # what is held in its forward besides
 
-    def needed(self, one: Specialisation, limits: Limits = _QUICKLY) -> int:
+    def needed(self, spec: Specialisation, limits: Limits = _QUICKLY) -> int:
         """Return the least budget that was found for it, with what passes."""
-        graph = self.around.around(one.hoped.with_predicted(_PREDICTED))
+        graph = self.around.around(spec.hoped.with_predicted(_PREDICTED))
         plans = [minimum_budget(graph, self.around.gradients, limits, SILENT).plan]
         if self.passing_bytes:  # of plans with the same peak, that which leaves most room for it
             a_little_more = self.around.outside_bytes * 9 // 8
@@ -72,9 +72,9 @@ class LessExpected:
     outside_bytes: int  # what user code is expected to hold between forward and backward
     held_bytes: Mapping[str, int]  # what is expected to be held besides the step, by what holds it
 
-    def expected(self, one: Specialisation) -> Expected:
+    def expected(self, spec: Specialisation) -> Expected:
         """Return what an error says of it."""
-        known = replace(self.all.around, outside_bytes=0).around(one.hoped.with_predicted(0))
+        known = replace(self.all.around, outside_bytes=0).around(spec.hoped.with_predicted(0))
         least = minimum_budget(known, self.all.around.gradients, _QUICKLY, SILENT)
         return Expected(self.held_bytes, least.lower_bytes)
 
@@ -97,7 +97,7 @@ class LessExpected:
 
     def planned(
         self,
-        one: Specialisation,
+        spec: Specialisation,
         plan: Callable[[Surroundings, Plan], Planned],
         plan_as: Callable[[Surroundings, Plan], Planned | None],
         budget_bytes: int,
@@ -114,16 +114,16 @@ class LessExpected:
                 _forward_bytes(planned) + way.passing_bytes <= budget_bytes
             )
 
-        for way in self._by_room(one):
+        for way in self._by_room(spec):
             around = way.around
-            if around.around(one.hoped).constant_bytes > around.budget_bytes:
+            if around.around(spec.hoped).constant_bytes > around.budget_bytes:
                 continue
-            least = minimum_budget(around.around(one.hoped), around.gradients, _QUICKLY, SILENT)
+            least = minimum_budget(around.around(spec.hoped), around.gradients, _QUICKLY, SILENT)
             if least.found_bytes > around.budget_bytes:
                 continue
-            if one.postponed is None:
-                one.known.remember(least.plan)
-            roomy, thrifty = self._roomy(one, around)
+            if spec.postponed is None:
+                spec.known.remember(least.plan)
+            roomy, thrifty = self._roomy(spec, around)
             for each, known in ((roomy, thrifty), (around, least.plan)):
                 with contextlib.suppress(InfeasibleBudget):
                     planned = plan(each, known)
@@ -134,16 +134,16 @@ class LessExpected:
                     return planned
         return None
 
-    def _roomy(self, one: Specialisation, around: Surroundings) -> tuple[Surroundings, Plan]:
+    def _roomy(self, spec: Specialisation, around: Surroundings) -> tuple[Surroundings, Plan]:
         """Return the same with as much room for user code as there can be, and a plan for it."""
-        graph = around.around(one.hoped)
+        graph = around.around(spec.hoped)
         thrifty = _thrifty(graph, around.gradients, around.budget_bytes)
         held = holding_of(graph.with_outside(0), thrifty)
         room_bytes = around.budget_bytes - graph.constant_bytes - held.staying_bytes
         room_bytes = max(around.outside_bytes, min(self.outside_bytes, room_bytes))
         return around.with_outside(room_bytes), thrifty
 
-    def _by_room(self, one: Specialisation) -> Iterator[Passing]:
+    def _by_room(self, spec: Specialisation) -> Iterator[Passing]:
         """Yield for what to plan."""
         yield Passing(self.unseen, 0)
         passed_bytes = 0
@@ -153,7 +153,7 @@ class LessExpected:
                 yield way
         # as plain PyTorch runs it, where the caller lets go of what the forward returns
         least = replace(self.all.around, outside_bytes=0)
-        graph = least.around(one.captured)
+        graph = least.around(spec.captured)
         peak_bytes = eager_peak_bytes(graph, gradients=least.gradients)
         returned = sum(v.size_bytes for v in graph.values if v.fate == "returned")
         if least.budget_bytes < peak_bytes <= least.budget_bytes + returned:
@@ -168,7 +168,7 @@ def as_it_stands(around: Surroundings, standing: Standing) -> Surroundings:
 
 
 def less_expected(
-    one: Specialisation,
+    spec: Specialisation,
     around: Surroundings,
     account: Account,
     standing: Standing,
@@ -182,7 +182,7 @@ def less_expected(
     made_bytes = coming_bytes if options.steps is not None else 0  # in this very backward
     unseen = replace(
         as_it_stands(around, standing),
-        outside_bytes=one.user_code.seen_bytes or 0,
+        outside_bytes=spec.user_code.seen_bytes or 0,
         state_bytes=standing.state_bytes + made_bytes,
         budget_bytes=options.planned_bytes,
     )
@@ -200,11 +200,11 @@ def less_expected(
         "what else is held now": standing.others_bytes,
         "what others within the budget will hold": standing.others_coming_bytes,
         "what other calls may hold": options.planned_bytes - around.budget_bytes,
-        "workspaces that there is no room to measure": one.hoped.predicted_bytes,
+        "workspaces that there is no room to measure": spec.hoped.predicted_bytes,
     }
-    outside_bytes = one.user_code.seen_bytes
+    outside_bytes = spec.user_code.seen_bytes
     if outside_bytes is None:
-        outside_bytes = expected_outside_bytes(one.captured)
+        outside_bytes = expected_outside_bytes(spec.captured)
     return LessExpected(around, unseen, stale, likely, every, used_bytes, outside_bytes, held_bytes)
 
 

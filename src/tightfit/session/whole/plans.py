@@ -41,16 +41,16 @@ __all__ = ["Plans"]
 class _LastChoice:
     """The plan of a call that stood alone: the next one that is like it need not be looked up."""
 
-    one: Specialisation  # the step
+    spec: Specialisation  # the step
     around: Surroundings  # what was resident around it
     planned: Planned  # its plan
     plans: int  # how many there were
 
-    def holds(self, one: Specialisation, around: Surroundings) -> bool:
+    def holds(self, spec: Specialisation, around: Surroundings) -> bool:
         """Whether the same would be found for a call: no better plan is being searched."""
-        if one is not self.one or around != self.around or one.searches or one.was_optimistic:
+        if spec is not self.spec or around != self.around or spec.searches or spec.was_optimistic:
             return False
-        known = one.plans.values()
+        known = spec.plans.values()
         return len(known) == self.plans and any(each is self.planned for each in known)
 
 
@@ -82,7 +82,7 @@ class Plans:
 
     def chosen(
         self,
-        one: Specialisation,
+        spec: Specialisation,
         inputs: list[Any],
         options: Options,
         waiting: Sequence[object],
@@ -95,26 +95,26 @@ class Plans:
         in the background, before training. Raises `InfeasibleBudget` if no plan fits.
         """
         try:
-            return self._chosen(one, inputs, options, waiting, waits=waits)
+            return self._chosen(spec, inputs, options, waiting, waits=waits)
         except InfeasibleBudget:
             if not self._account.collect_garbage():
                 raise
-        return self._chosen(one, inputs, options, waiting, waits=waits)
+        return self._chosen(spec, inputs, options, waiting, waits=waits)
 
     def smallest_budget(
-        self, one: Specialisation, inputs: list[Any], options: Options
+        self, spec: Specialisation, inputs: list[Any], options: Options
     ) -> MinimumBudget:
         """Find the smallest budget with a plan for a step; the plan is kept in mind."""
-        self._comparing.end(one, options)
-        alone = _around_step(one, inputs, self._account, options)
-        return smallest_budget(one, alone, options)
+        self._comparing.end(spec, options)
+        alone = _around_step(spec, inputs, self._account, options)
+        return smallest_budget(spec, alone, options)
 
     def needed_bytes(self) -> int:
         """Return the least budget for steps like the last one; 0: nothing is known of any."""
         if self._last is None or self.shares.has_company:
             return 0
-        one = self._last[0]()
-        return 0 if one is None else needed_by_steps(one, self._last[1], self._account)
+        spec = self._last[0]()
+        return 0 if spec is None else needed_by_steps(spec, self._last[1], self._account)
 
     def looking_bytes(self, options: Options) -> int:
         """Return what finding out about operators may hold now."""
@@ -122,72 +122,72 @@ class Plans:
 
     def _chosen(
         self,
-        one: Specialisation,
+        spec: Specialisation,
         inputs: list[Any],
         options: Options,
         waiting: Sequence[object],
         *,
         waits: bool,
     ) -> Planned:
-        self._comparing.go_on(one, options, waiting)
-        one.use_step_costs(options)
+        self._comparing.go_on(spec, options, waiting)
+        spec.use_step_costs(options)
         settled, self._settled = self._settled, None
         if settled is not None and not (waits or options.compile):
-            around = _around_step(one, inputs, self._account, options)
-            if settled.holds(one, around) and self.shares.is_alone(one, options):
+            around = _around_step(spec, inputs, self._account, options)
+            if settled.holds(spec, around) and self.shares.is_alone(spec, options):
                 self._settled = settled
                 return settled.planned
-        alone = partial(_around_step, one, inputs, self._account, options)
-        looks = not (waits or one.plans or self.shares.is_new(one, options))
-        self.shares.begin(one, alone, options, looks=looks)
-        known = tuple(one.plans.values())
+        alone = partial(_around_step, spec, inputs, self._account, options)
+        looks = not (waits or spec.plans or self.shares.is_new(spec, options))
+        self.shares.begin(spec, alone, options, looks=looks)
+        known = tuple(spec.plans.values())
         if options.compile:
             self._account.let_go()  # what a compiled plan holds shows when it runs, and is learned
         try:
-            planned = self._fitting(one, inputs, options, waits=waits)
+            planned = self._fitting(spec, inputs, options, waits=waits)
         except NeedsComparing:
-            self._comparing.end(one, options)
-            self.shares.forget_needs(one)
-            self.shares.begin(one, alone, options, looks=looks)
-            planned = self._fitting(one, inputs, options, waits=waits)
+            self._comparing.end(spec, options)
+            self.shares.forget_needs(spec)
+            self.shares.begin(spec, alone, options, looks=looks)
+            planned = self._fitting(spec, inputs, options, waits=waits)
         if all(planned is not each for each in known):
             self._monitor.leave_out_garbage()  # making a plan makes Python collect it
             if options.compile:
                 self._monitor.restart()  # what compiling and trying took belongs to no step
-        if self.shares.is_alone(one, options):
-            around = _around_step(one, inputs, self._account, options)
-            self._settled = _LastChoice(one, around, planned, len(one.plans))
+        if self.shares.is_alone(spec, options):
+            around = _around_step(spec, inputs, self._account, options)
+            self._settled = _LastChoice(spec, around, planned, len(spec.plans))
         return planned
 
     def _fitting(
-        self, one: Specialisation, inputs: list[Any], options: Options, *, waits: bool
+        self, spec: Specialisation, inputs: list[Any], options: Options, *, waits: bool
     ) -> Planned:
         """Return the plan of a step; leave room to look only if there is."""
-        around = _around_step(one, inputs, self._account, options)
-        share = self.shares.share(one, around, options)
+        around = _around_step(spec, inputs, self._account, options)
+        share = self.shares.share(spec, around, options)
         around = around.with_share(share)
-        self._last = weakref.ref(one), around
+        self._last = weakref.ref(spec), around
         request = PlanRequest(inputs, options, self._name, self._captures.other_plans, waits)
-        if one.was_optimistic and one.fitting(one.seen_around(around)) is None:
-            standing = self._standing(one, inputs, options)
-            optimistic = one.optimistic(as_it_stands(around, standing))
+        if spec.was_optimistic and spec.fitting(spec.seen_around(around)) is None:
+            standing = self._standing(spec, inputs, options)
+            optimistic = spec.optimistic(as_it_stands(around, standing))
             if optimistic is not None:
                 return optimistic
         try:
-            is_new = self.shares.is_new(one, options)
+            is_new = self.shares.is_new(spec, options)
             first = replace(request, least=is_new, once=self.shares.looks)
-            planned = planned_for(one, around, first)
+            planned = planned_for(spec, around, first)
         except InfeasibleBudget as error:
             if self.shares.looks:
                 self.shares.look_no_more()
-                return self._fitting(one, inputs, options, waits=waits)
-            return self._with_less_expected(one, around, request, error)
-        self.more_bytes = one.held_more(planned, around) + share.reserved_bytes
+                return self._fitting(spec, inputs, options, waits=waits)
+            return self._with_less_expected(spec, around, request, error)
+        self.more_bytes = spec.held_more(planned, around) + share.reserved_bytes
         return planned
 
     def _with_less_expected(
         self,
-        one: Specialisation,
+        spec: Specialisation,
         around: Surroundings,
         request: PlanRequest,
         error: InfeasibleBudget,
@@ -197,49 +197,49 @@ class Plans:
         Raises `InfeasibleBudget` if that does not fit either.
         """
         account, options = self._account, request.options
-        standing = self._standing(one, request.inputs, options)
-        less = less_expected(one, around, account, standing, options)
+        standing = self._standing(spec, request.inputs, options)
+        less = less_expected(spec, around, account, standing, options)
         may_try = refuses(account) and options.ranks is None and options.plan is None
         may_try = may_try and not (options.compile or options.arena or self.shares.has_company)
         planned = None
         if may_try:
 
             def as_well_as(around: Surroundings, known: Plan) -> Planned:
-                return planned_for(one, around, replace(request, others=lambda: (known,)))
+                return planned_for(spec, around, replace(request, others=lambda: (known,)))
 
-            plan_as = partial(planned_as, one, options=options)
-            planned = less.planned(one, as_well_as, plan_as, options.planned_bytes)
+            plan_as = partial(planned_as, spec, options=options)
+            planned = less.planned(spec, as_well_as, plan_as, options.planned_bytes)
         if planned is None:
-            open_calls = self.shares.open_calls(one, around, options)
+            open_calls = self.shares.open_calls(spec, around, options)
             self._monitor.abandon()
             try:
-                raise advised(error, one, less, account, options, open_calls) from None
+                raise advised(error, spec, less, account, options, open_calls) from None
             finally:
                 del error  # else its traceback holds it, this frame and the inputs
-        if not one.was_optimistic:
+        if not spec.was_optimistic:
             announce(
                 f"{self._name}: no plan has room for {less.in_words()}. It runs by one that leaves "
                 "no room for that; what would exceed the budget is refused"
             )
         self.more_bytes = 0
-        return one.take_optimistic(as_it_stands(around, standing), planned)
+        return spec.take_optimistic(as_it_stands(around, standing), planned)
 
-    def _standing(self, one: Specialisation, inputs: Sequence[Any], options: Options) -> Standing:
+    def _standing(self, spec: Specialisation, inputs: Sequence[Any], options: Options) -> Standing:
         others = options.others_in_budget(self._account)
-        return self._account.standing(inputs, others, one.input_bytes)
+        return self._account.standing(inputs, others, spec.input_bytes)
 
 
 def _around_step(
-    one: Specialisation, inputs: list[Any], account: Account, options: Options
+    spec: Specialisation, inputs: list[Any], account: Account, options: Options
 ) -> Surroundings:
     """Return what is resident around a step now, if all of the budget is for it."""
-    standing = account.standing(inputs, options.others_in_budget(account), one.input_bytes)
+    standing = account.standing(inputs, options.others_in_budget(account), spec.input_bytes)
     return Surroundings(
-        gradients=_gradients(one.captured, inputs, account),
+        gradients=_gradients(spec.captured, inputs, account),
         gradient_bytes=standing.gradient_bytes,
         state_bytes=standing.state_bytes + standing.coming_bytes,
-        outside_bytes=one.user_code.planned_bytes,
-        others_bytes=standing.others_bytes + standing.others_coming_bytes + one.surplus_bytes,
+        outside_bytes=spec.user_code.planned_bytes,
+        others_bytes=standing.others_bytes + standing.others_coming_bytes + spec.surplus_bytes,
         budget_bytes=options.planned_bytes,
         whole_bytes=options.usable_bytes,
         far=options.far,

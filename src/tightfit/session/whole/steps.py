@@ -90,25 +90,25 @@ class WholeSteps:
 
         Raises `CaptureError` if it cannot be captured as a whole.
         """
-        one = self._specialisation(given, waits=True)
-        inputs = self.captures.inputs(one, given)
+        spec = self._specialisation(given, waits=True)
+        inputs = self.captures.inputs(spec, given)
         if self.options.steps is not None:
             self.options.steps.before_forward()
-        self._begin(one, inputs)
-        one, outputs = self._run_with_leaves(one, given, inputs)
+        self._begin(spec, inputs)
+        spec, outputs = self._run_with_leaves(spec, given, inputs)
         self.monitor.after_forward()
         if self.last is not None:
             graph, plan = self.last.graph, self.last.outcome.plan
-            forward = PlannedForward(one.captured, one.user_code, graph, plan)
+            forward = PlannedForward(spec.captured, spec.user_code, graph, plan)
             self._under_way.forward_ended(forward)
         self._plans.shares.window(self.options).leaves(self.monitor.live_bytes())
-        return one.captured.joint.structure.filled(outputs)
+        return spec.captured.joint.structure.filled(outputs)
 
     def prepare(self, given: Arguments, *, quickly: bool = False) -> None:
         """Capture, price and plan for the given inputs without running anything."""
-        one = self._specialisation(given, waits=quickly)
-        self.last = self._planned(one, self.captures.inputs(one, given), waits=not quickly)
-        self._plans.shares.prepared(one, runs_next=quickly)
+        spec = self._specialisation(given, waits=quickly)
+        self.last = self._planned(spec, self.captures.inputs(spec, given), waits=not quickly)
+        self._plans.shares.prepared(spec, runs_next=quickly)
 
     def settle(self) -> None:
         """Do nothing: the report is of the last step that has ended."""
@@ -133,8 +133,8 @@ class WholeSteps:
     def change_options(self, options: Options) -> None:
         """Plan the next step with other options; what was captured and priced stays."""
         if _asks_otherwise(options, self.options):
-            for one in self.captures:
-                one.forget_plans()
+            for spec in self.captures:
+                spec.forget_plans()
             self.monitor.learn_again()
         self.options = options
 
@@ -150,7 +150,7 @@ class WholeSteps:
     @property
     def is_tuning(self) -> bool:
         """Whether steps like the last one teach something before their final plan is made."""
-        last = max(self.captures, key=lambda one: one.used, default=None)
+        last = max(self.captures, key=lambda spec: spec.used, default=None)
         return last is not None and (last.tuner is not None or last.still_compares)
 
     def needed_bytes(self) -> int:
@@ -161,8 +161,8 @@ class WholeSteps:
 
     def smallest_budget(self, given: Arguments) -> MinimumBudget:
         """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
-        one = self._specialisation(given)
-        return self._plans.smallest_budget(one, self.captures.inputs(one, given), self.options)
+        spec = self._specialisation(given)
+        return self._plans.smallest_budget(spec, self.captures.inputs(spec, given), self.options)
 
     # -- one step -----------------------------------------------------------------------------
 
@@ -172,16 +172,16 @@ class WholeSteps:
 
     def _captured(self, key: Any, given: Arguments, *, waits: bool = True) -> Specialisation:
         """Return what was captured for a signature, captured now if new; `waits`: a step does."""
-        one = self.captures.find(key, given)
-        if one is None:
+        spec = self.captures.find(key, given)
+        if spec is None:
             if waits and self.options.ranks is None and self.captures.varies(key, given):
                 self._varies()
             if len(self.captures):
                 announce(_why_new_plan(self.callee.name, self.captures.change(key, given)))
             call = self.captures.traced_call(key, given, compiled=self.options.compile)
-            one = self._capture(key, call, waits=waits)
-        one.use(self._calls)
-        return one
+            spec = self._capture(key, call, waits=waits)
+        spec.use(self._calls)
+        return spec
 
     def _varies(self) -> None:
         """Note that numbers decide in every call what it runs: each is planned again."""
@@ -196,15 +196,15 @@ class WholeSteps:
         with left_out(), fewer_collections():
             return self.captures.capture(key, call, self.options, self._calls, room_bytes)
 
-    def _begin(self, one: Specialisation, inputs: list[Any]) -> None:
+    def _begin(self, spec: Specialisation, inputs: list[Any]) -> None:
         """Begin to measure a step of what was captured."""
         alone = not self.waiting and self._plans.shares.was_alone(self.options)
         more_bytes = self._plans.more_bytes
         last = None if self.last is None else LastStep(self.last, alone, more_bytes)
-        self.monitor.begin(one, self.options, inputs, self.runs, last)
+        self.monitor.begin(spec, self.options, inputs, self.runs, last)
 
     def _run_with_leaves(
-        self, one: Specialisation, given: Arguments, inputs: list[Any]
+        self, spec: Specialisation, given: Arguments, inputs: list[Any]
     ) -> tuple[Specialisation, list[Any]]:
         """Run a forward, planned again if a leaf of its graph has kept more than was measured.
 
@@ -215,12 +215,12 @@ class WholeSteps:
         step. Raises `OpaqueChanged` if a leaf keeps more each time it runs.
         """
         for attempt in range(_MOST_ATTEMPTS):
-            opaque = one.captured.joint.opaque
+            opaque = spec.captured.joint.opaque
             if not opaque.calls:
                 break
             before = GeneratorStates(self.callee.modules)
             try:
-                return one, self._run(one, given, inputs)
+                return spec, self._run(spec, given, inputs)
             except (OpaqueChanged, OpaqueVaries) as change:
                 # a module writes its buffers when it runs
                 if opaque.changes_state or attempt == _MOST_ATTEMPTS - 1:
@@ -230,33 +230,33 @@ class WholeSteps:
                     self.monitor.abandon()
                     raise
                 announce(str(change))
-            self.captures.forget(one)
-            one = self._captured(one.key, given)
-            inputs = self.captures.inputs(one, given)
-        return one, self._run(one, given, inputs)
+            self.captures.forget(spec)
+            spec = self._captured(spec.key, given)
+            inputs = self.captures.inputs(spec, given)
+        return spec, self._run(spec, given, inputs)
 
     def _captured_again(
         self, unfit: Specialisation, given: Arguments
     ) -> tuple[Specialisation, Planned]:
         """Capture a call again, and plan it."""
         call = self.captures.traced_call(unfit.key, given, compiled=self.options.compile)
-        one = self._capture(unfit.key, call, waits=True)
-        return one, self._planned(one, self.captures.inputs(one, given))
+        spec = self._capture(unfit.key, call, waits=True)
+        return spec, self._planned(spec, self.captures.inputs(spec, given))
 
-    def _run(self, one: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
+    def _run(self, spec: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
         """Run the forward of a plan; return its flattened outputs."""
-        planned = self.last = self._planned(one, inputs)
+        planned = self.last = self._planned(spec, inputs)
         options = self._addresses.accept(planned, self.options)
         if options is not self.options:
             raise PlanRejected(options)
-        self._addresses.begin_step((one.key, planned.number), self)
-        again = RepeatableCall(weakref.ref(self._again), one, given)
-        may_repeat = one.captured.stepper is None
-        run = Run(_while_alive(self._started, one), self._ended, again if may_repeat else None)
+        self._addresses.begin_step((spec.key, planned.number), self)
+        again = RepeatableCall(weakref.ref(self._again), spec, given)
+        may_repeat = spec.captured.stepper is None
+        run = Run(_while_alive(self._started, spec), self._ended, again if may_repeat else None)
         self.runs.add(run)
-        self._plans.shares.called(one, run, self.options, self.monitor.live_bytes())
+        self._plans.shares.called(spec, run, self.options, self.monitor.live_bytes())
         self._calls += 1
-        outputs = again.noted(inputs, _begun(one, planned, self._addresses)(inputs, run))
+        outputs = again.noted(inputs, _begun(spec, planned, self._addresses)(inputs, run))
         self.account.since.forward_ended(outputs)
         return outputs
 
@@ -268,13 +268,13 @@ class WholeSteps:
         announce(f"{name}: an output that had no gradient before has one: planned again")
         return planned.runner
 
-    def _planned_once_more(self, one: Specialisation, inputs: list[Any]) -> Runner:
+    def _planned_once_more(self, spec: Specialisation, inputs: list[Any]) -> Runner:
         """Return what runs a call again for a further backward, with what is held now."""
-        return self._planned(one, inputs).runner
+        return self._planned(spec, inputs).runner
 
-    def _planned(self, one: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
+    def _planned(self, spec: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
         """Return the plan for the constants of now; `waits`: search it now, before training."""
-        return self._plans.chosen(one, inputs, self.options, self.waiting, waits=waits)
+        return self._plans.chosen(spec, inputs, self.options, self.waiting, waits=waits)
 
     # -- backward -----------------------------------------------------------------------------
 
@@ -291,15 +291,15 @@ class WholeSteps:
             for member in (self.account,) if shared is None else shared.members():
                 member.rest()
 
-    def _backward_started(self, one: Specialisation, run: Run) -> None:
-        if one.tuner is not None:
-            one.tuner.begin()
+    def _backward_started(self, spec: Specialisation, run: Run) -> None:
+        if spec.tuner is not None:
+            spec.tuner.begin()
         if run.reached.backwards == 1:
             self._under_way.backward_begins()
             self.monitor.before_backward()
         else:
             self.monitor.close()  # the planned step is over; what comes belongs to none
-        self.captures.learn_outputs(one, run)
+        self.captures.learn_outputs(spec, run)
 
 
 def _while_alive(
@@ -331,11 +331,11 @@ def _asks_otherwise(options: Options, before: Options) -> bool:
     )
 
 
-def _begun(one: Specialisation, planned: Planned, addresses: DefaultAddresses) -> Runner:
+def _begun(spec: Specialisation, planned: Planned, addresses: DefaultAddresses) -> Runner:
     """Return what runs a plan at its addresses; while operators are timed, begin with that."""
     plan = planned.outcome.plan
-    if one.tuner is not None:
-        one.tuner.begin_step()
-    if plan is None or one.tuner is not None or planned.compiled is not None:
+    if spec.tuner is not None:
+        spec.tuner.begin_step()
+    if plan is None or spec.tuner is not None or planned.compiled is not None:
         return planned.runner
     return addresses.runner_for(planned.number, planned.graph, plan, planned.runner)
