@@ -51,7 +51,7 @@ gpu-proof: install
 	$(BIN)/python benchmarks/gpu_proof.py
 
 # Builds a wheel, installs it into an empty environment in which no compiler can be found, uses it
-# there as a newcomer would, and writes beside it what it brings along (CycloneDX).
+# there as a newcomer would, and writes next to it what it brings along (CycloneDX).
 wheel: install
 	rm -rf dist build/wheel
 	$(PIP) wheel --quiet --no-deps --wheel-dir dist .

@@ -134,9 +134,9 @@ def _line(row: dict[str, Any]) -> str:
         "least": least,
         "first try": row["first_try_bytes"],
     }
-    told = ", ".join(f"{k} {v / plain:.3f}" if v else f"{k} -" for k, v in shares.items())
+    listed = ", ".join(f"{k} {v / plain:.3f}" if v else f"{k} -" for k, v in shares.items())
     return (
-        f"{row['loop']:26} of plain's {plain / 2**20:.2f} MiB: {told}; {row['rounds']} rounds; "
+        f"{row['loop']:26} of plain's {plain / 2**20:.2f} MiB: {listed}; {row['rounds']} rounds; "
         f"at plain's peak {'holds' if row['holds_at_plain'] else row['error_at_plain'][:150]}"
     )
 

@@ -247,7 +247,7 @@ def document(rows: Sequence[Row]) -> str:
         "most over steps 4 to 8. No files: the same without pages of files; where that is more, an "
         "arena has given back code of libraries that was run before. Overhead: the plan's, of "
         "computing; the price of an arena is what it adds there, as plans leave room for what the "
-        "process holds beside tensors. Step: processor time, the median of steps 6 to 8, some of "
+        "process holds besides tensors. Step: processor time, the median of steps 6 to 8, some of "
         "which are only recorded where better plans were still found; the rows were taken one "
         "after the other under a load that changed from 3 to 14 on two cores, so the ratios above "
         "are what to compare times by. The same parameters, bit for bit, in both ways.",

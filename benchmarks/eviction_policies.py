@@ -1,4 +1,4 @@
-"""Policies beside the plan that knows the whole program, in bytes and in an arena.
+"""Policies compared with the plan that knows the whole program, in bytes and in an arena.
 
 python benchmarks/eviction_policies.py [--data ../shared/data] [--seconds 20]
 
@@ -106,7 +106,7 @@ def document(rows: Sequence[Row]) -> str:
     parts += [
         "## In an arena",
         "The budget is one range of addresses and an eviction must make a hole in it. "
-        "*arena*: evict until there is one; *neighbours*: a score's bytes count the holes beside "
+        "*arena*: evict until there is one; *neighbours*: a score's bytes count the holes next to "
         "the storage; *window* (Coop): the neighbours that cost least go together; *mixed*: "
         "neighbours, and the window where bytes do not lack.",
     ]
@@ -114,7 +114,7 @@ def document(rows: Sequence[Row]) -> str:
         parts += [f"### {name}", _table(rows, name, lines=IN_ARENA)]
     parts.append(
         "## On static graphs\n\nFigure 3 of the paper: what the policies find, knowing nothing, "
-        "beside planners that know the graph. Overhead in percent / seconds of planning, two at a "
+        "with planners that know the graph. Overhead in percent / seconds of planning, two at a "
         "time on two shared cores; P100 costs, budgets as shares of the activation peak: "
         f"`tightfit compare zoo:NAME {_COMPARED} --costs p100 --planners "
         f"{','.join(_PLANNERS)} --time-limit 20`. `none`: proven that there is no plan, `-`: none "

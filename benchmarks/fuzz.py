@@ -79,7 +79,7 @@ def _comparison(seed: int) -> tuple[Comparison | None, dict[str, Any]]:
 
 
 def _budgets(seed: int, comparison: Comparison) -> list[tuple[float, int]]:
-    """Return shares of what lies between the least budget and eager's peak, and the budgets."""
+    """Return shares of the range between the least budget and eager's peak, and the budgets."""
     draw = random.Random(seed)
     least = comparison.smallest_budget().found_bytes
     span = max(0, comparison.eager.peak_bytes - least)

@@ -101,7 +101,7 @@ def fitted_row(plain: Life, within: Callable[[int], Life]) -> dict[str, Any]:
 
 
 def compared(plain: Life, fitted: Life) -> dict[str, Any]:
-    """Return how a fitted loop did beside the plain one."""
+    """Return how a fitted loop did compared with the plain one."""
     assert fitted.budget_bytes is not None
     steps = len(fitted.seconds)
     return {

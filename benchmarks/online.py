@@ -294,22 +294,22 @@ before, and a smaller step may follow. If computing again costs more than `most_
 step itself, `InfeasibleBudget` ends the thrashing.
 
 **On a GPU**: `tightfit.online(budget="8GiB", device="cuda")`. The limit is PyTorch's own
-(`set_per_process_memory_fraction`), for what its allocator reserves there. Nobody is called before
+(`set_per_process_memory_fraction`), for what its allocator reserves there. Nothing is called before
 it refuses, so an operator that is refused memory runs again after as much was freed, with the
 random generator put back. One that reads what it overwrites, as `add_` does, must not, for it may
 have begun to write. Room is made before it runs: as much as it took the last time, or, the first
 time, as its arguments take. If it is refused all the same, `BudgetExceeded` says that what it
 overwrites may have changed. The core is the one in Python: the core in C++ is for the CPU. Memory
-on the CPU does not count. What asks beside PyTorch's operators evicts nothing: call `region.evict`
+on the CPU does not count. A request outside PyTorch's operators evicts nothing: call `region.evict`
 before. All operators run on one stream. Kernels that add atomically, or that cuDNN picks by the
 workspace it gets, may give other last bits when they run again, unless
 `torch.use_deterministic_algorithms(True)` holds; cuDNN's recurrent kernels with dropout never run
-again. Peak statistics start anew where the region begins. It has not run on a GPU yet: the battery
+again. Peak statistics restart where the region begins. It has not run on a GPU yet: the battery
 of tests runs on the CPU with an allocator that refuses, and with `torch.cuda` played by the CPU.
 
 **What is never evicted**: parameters, inputs and what else exists before, gradients once
 accumulated, the optimizer's state, sparse tensors, storages below `smallest`, a tensor whose
-address was handed out (`numpy()`, `data_ptr()`), and one made by `torch.empty` that nobody was
+address was handed out (`numpy()`, `data_ptr()`), and one made by `torch.empty` that no operator was
 seen writing as a whole. Printing, saving, copying or reading an evicted tensor brings it back;
 whoever goes around PyTorch's Python interface gets PyTorch's error, not wrong data.
 
@@ -332,7 +332,7 @@ an extension that keeps a raw address across an allocation of its own is not see
 (register it as an operator, or call `region.evict` before). The policy is one of `tightfit
 simulate` ([policies.md](policies.md)); two protections are added that a runtime needs: what the
 last eight operators have used and gradients under way go last. Candidates are a sample, 64 or the
-square root of their number, kept in a heap: a score only rises while others are evicted beside.
+square root of their number, kept in a heap: a score only rises while neighbours are evicted.
 
 Rows: `python benchmarks/online.py`, this page is written by it. Processor time of one thread;
 these programs are small, so the cost of keeping the record weighs more than it does in use.

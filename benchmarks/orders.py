@@ -100,7 +100,7 @@ def document(rows: Sequence[Row]) -> str:
         'thread. How it works: [search.md](search.md), "Orders".',
         f"## The zoo\n\nDefault settings.\n\n{_table(rows, 'zoo')}",
         "## Graphs of files\n\nPapers' batch sizes; in these files gradients of parameters take "
-        "no memory of their own, and the peak lies between forward and backward, where no order "
+        "no memory of their own, and the peak is between forward and backward, where no order "
         f"can help.\n\n{_table(rows, 'graphs')}",
         "With operator alternatives, the first of each, and masks wherever they are best made; "
         f"one segment.\n\n{_table(rows, 'graphs_with_alternatives')}",

@@ -201,7 +201,7 @@ def batch_parts(rows: Sequence[Row]) -> list[str]:
     memory = rows[0]["memory_gib"]
     return [
         f"## Largest batch in {memory:g} GiB at one extra forward pass",
-        "Checkmate's figure 6 and equations 7 and 8; costs are floating-point operations. Beside "
+        "Checkmate's figure 6 and equations 7 and 8; costs are floating-point operations. Next to "
         "the batch, how often it is the largest without recomputation. The paper names 5.1 times "
         "as the most; its baseline and its graphs are TensorFlow's, where a layer is one node, "
         "and the copy of the paper at hand lost the numbers of the figure.",

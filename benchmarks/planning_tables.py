@@ -393,7 +393,7 @@ def _chain_parts(rows: Sequence[Row]) -> list[str]:
     return [
         "## A transformer's step of 10,000 ops",
         "Written down by `benchmarks/transformer_chain.py`: identical layers, planned without "
-        "being told so. Memory is the whole process at its largest.",
+        "this knowledge. Memory is the whole process at its largest.",
         table(
             [
                 "ops",

@@ -263,7 +263,7 @@ def document(rows: Sequence[Row]) -> str:
         ),
         "## Laying a step out (Figure 4)\n\nMilliseconds of processor time: the paper's heuristic, "
         "the default packer, and everything between a recorded step and a layout that is replayed "
-        "(which is what planning a changed step anew takes). Ratio: height / largest load.",
+        "(which is what planning a changed step again takes). Ratio: height / largest load.",
         table(
             ["model", "batch", "blocks", "paper", "default", "everything", "ratio"],
             [

@@ -1,4 +1,4 @@
-"""Who waits is told so, and Ctrl-C is noted whoever catches it."""
+"""Waiting is announced, and Ctrl-C is noted whoever catches it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tightfit.progress import Interrupts, Pace, Spoken, said_while_waiting
+from tightfit.progress import Interrupts, Pace, PrintedProgress, said_while_waiting
 
 
 def lines_in(capsys: pytest.CaptureFixture[str], count: int) -> list[str]:
@@ -31,14 +31,14 @@ def test_long_waiting_is_told_of_every_few_seconds(capsys: pytest.CaptureFixture
 def test_short_waiting_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     with said_while_waiting(lambda: "searching a plan", every_s=60):
         pass
-    spoken = Spoken(every_s=60)
+    spoken = PrintedProgress(every_s=60)
     spoken.start("plan")
     spoken.stop()
     assert capsys.readouterr().err == ""
 
 
 def test_where_nothing_can_be_drawn_tasks_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    spoken = Spoken(every_s=0.01)
+    spoken = PrintedProgress(every_s=0.01)
     spoken.start("proving gpt2", 2)
     spoken.start("plan")
     spoken.update(3, "overhead +2.0 %")
@@ -64,7 +64,7 @@ def test_how_long_a_task_may_last_is_told_from_its_steps_and_its_limit() -> None
     assert endless.remaining() == "about 16 s left"
     seconds = 50.0
     assert pace.remaining() == "at most 0 s left"
-    assert endless.remaining() == ""  # nobody knows: this step takes longer than the first
+    assert endless.remaining() == ""  # unknown: this step takes longer than the first
 
 
 def test_an_interrupt_is_noted_though_somebody_catches_it() -> None:

@@ -126,7 +126,7 @@ _WHERE = {
     "which data decide sizes, where its Python only computes and it does not hold most of the "
     "step.",
     SEVERAL: "Dynamo ends a graph where Python needs the value of a computed tensor, or calls what "
-    "it cannot follow. The graphs are planned within one budget. What lies between them runs "
+    "it cannot follow. The graphs are planned within one budget. Code between them runs "
     "eagerly, measured.",
     PARTLY: "Some modules run as plain PyTorch, or get gradients that no plan makes. The rest is "
     "planned.",

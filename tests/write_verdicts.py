@@ -42,8 +42,8 @@ def judge_all(battery: str, door: str, only: str) -> dict[str, Outcome]:
             took_s = time.perf_counter() - began_s
             print(f"{took_s:5.1f} s  {case.name}: {found[case.name]}", flush=True)
     counts = Counter(outcome.verdict for outcome in found.values())
-    told = ", ".join(f"{counts[v]} {v.name.lower()}" for v in Verdict if counts[v])
-    print(f"{battery} through {door}: {told} of {len(found)}", flush=True)
+    listed = ", ".join(f"{counts[v]} {v.name.lower()}" for v in Verdict if counts[v])
+    print(f"{battery} through {door}: {listed} of {len(found)}", flush=True)
     return found
 
 

@@ -16,7 +16,7 @@ __all__ = ["diffusion", "vector_quantised"]
 
 
 class Block(nn.Module):
-    """A residual block that is told the time."""
+    """A residual block that takes the time."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Denoiser(nn.Module):
 
 
 def diffusion(run: Run) -> None:
-    """A diffusion model: Adam, two micro-batches a step, averaged weights; no optimizer told."""
+    """A diffusion model: Adam, two micro-batches a step, averaged weights; no optimizer given."""
     model = Denoiser(run.size(16, 64), run.size(2, 3))
     average = copy.deepcopy(model).requires_grad_(False)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)

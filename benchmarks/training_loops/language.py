@@ -127,7 +127,7 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Predicts the next token; returns logits, and the loss if it is told the targets."""
+    """Predicts the next token; returns logits, and the loss if it is given the targets."""
 
     def __init__(self, width: int, depth: int, length: int) -> None:
         super().__init__()

@@ -117,9 +117,9 @@ def first_of(names: Sequence[str], most: int = 4) -> str:
 def with_another_way(error: Refusal, way: str) -> Refusal:
     """Return an error that names one more way out, and comes from where the first one came."""
     message = f"{str(error).rstrip('.')}. {way}"
-    told = type(error).__new__(type(error), message)
-    told.__dict__.update(error.__dict__)
-    return told.with_traceback(error.__traceback__)
+    extended = type(error).__new__(type(error), message)
+    extended.__dict__.update(error.__dict__)
+    return extended.with_traceback(error.__traceback__)
 
 
 def as_user_sees_it(error: TightfitError) -> TightfitError:
@@ -184,7 +184,7 @@ class BudgetExceeded(TightfitError):
 
 
 class OffloadFailed(TightfitError, RuntimeError):
-    """Far memory failed amid a step: its disk is full, or a thread that copies has ended."""
+    """Far memory failed during a step: its disk is full, or a thread that copies has ended."""
 
 
 class SecondForward(TightfitError, RuntimeError):

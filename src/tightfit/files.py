@@ -41,7 +41,7 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 def cache_folder(kind: str) -> Path:
     """Return the folder for cached things of a kind, such as ``"plans"``; it may not exist yet.
 
-    The environment variable ``TIGHTFIT_CACHE_DIR`` names the folder above it; without it, it lies
+    The environment variable ``TIGHTFIT_CACHE_DIR`` names the folder above it; without it, it is
     where the platform keeps caches.
     """
     if chosen := os.environ.get("TIGHTFIT_CACHE_DIR"):
@@ -88,16 +88,16 @@ def write_atomically(path: Path | str, content: bytes) -> None:
     path = Path(path)
     if path.suffix == ".gz":
         content = gzip.compress(content, compresslevel=6, mtime=0)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         try:
-            with beside.open("xb") as file:
+            with temporary.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(path)
+            temporary.replace(path)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise BadInput(
             f"cannot write {path}: {error.strerror or error}; give a path in an existing folder "

@@ -16,10 +16,10 @@ __all__ = [
     "SILENT",
     "Interrupts",
     "Pace",
+    "PrintedProgress",
     "Progress",
     "Silent",
-    "Spoken",
-    "Until",
+    "StoppableProgress",
     "announce",
     "said_while_waiting",
 ]
@@ -70,7 +70,7 @@ class Silent:
         """Do nothing."""
 
 
-class Until(Silent):
+class StoppableProgress(Silent):
     """A progress that shows nothing and interrupts its task once an event is set.
 
     `stopped`: of a thread or of a process.
@@ -149,9 +149,9 @@ class Pace:
             self._whole_s = (self._now() - self._began_s) * (self._total or 0) / done
 
     def remaining(self) -> str:
-        """Return such as ``"about 20 s left"``; empty where nobody can know.
+        """Return such as ``"about 20 s left"``; empty where that is unknown.
 
-        A step that takes longer than those before it is not told how long it still takes.
+        Of a step that takes longer than those before it, the rest is unknown.
         """
         so_far_s = self._now() - self._began_s
         limit_s = math.inf if self._at_most_s is None else max(0.0, self._at_most_s - so_far_s)
@@ -165,7 +165,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-class Spoken:
+class PrintedProgress:
     """A progress that tells of long tasks in lines, where nothing can be drawn.
 
     `every_s`: seconds between two lines.
@@ -219,7 +219,7 @@ class Spoken:
 
 
 class Interrupts:
-    """Notes in a ``with`` block that the user has pressed Ctrl-C, whoever catches it there.
+    """Notes in a ``with`` block that the user has pressed Ctrl-C, even if other code catches it.
 
     Planners catch ``KeyboardInterrupt`` and return the best plan so far; a program that trains is
     to stop all the same.

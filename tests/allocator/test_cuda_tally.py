@@ -131,17 +131,17 @@ def test_an_arena_leaves_what_the_user_has_decided(device: Device) -> None:
 
 def test_what_the_device_refuses_is_said_in_terms_of_the_budget(device: Device) -> None:
     error = torch.OutOfMemoryError(TEXT)
-    assert not is_refusal(error)  # nobody has asked for a limit
+    assert not is_refusal(error)  # no limit was asked for
     tally = CudaTally(DEVICE, [])
     device.live, device.reserved = round(3.6 * GIB), round(4.5 * GIB)
     tally.keep_to(5 * GIB, GIB)
     assert is_refusal(error) and not is_refusal(RuntimeError("another one"))
     assert not is_refusal(torch.OutOfMemoryError(TEXT.replace("GPU 0", "GPU 1")))
     assert refused_bytes(error) == (5 * GIB, 392 * MIB, device.live + GIB)
-    told = budget_exceeded(error, "The backward was stopped.")
-    assert told.budget_bytes == 5 * GIB and told.measured_bytes > 4 * GIB
-    assert "The backward was stopped. tightfit: the budget of" in str(told)
-    assert "921.60 MiB reserved and not given out" in str(told)
+    exceeded = budget_exceeded(error, "The backward was stopped.")
+    assert exceeded.budget_bytes == 5 * GIB and exceeded.measured_bytes > 4 * GIB
+    assert "The backward was stopped. tightfit: the budget of" in str(exceeded)
+    assert "921.60 MiB reserved and not given out" in str(exceeded)
     tally.advise(20 * GIB)
     assert budget_exceeded(error, "").measured_bytes == 20 * GIB
 

@@ -125,7 +125,7 @@ def test_several_modules_in_one_step() -> None:
 
 
 def test_two_models_with_one_backward_compute_nothing_twice_where_there_is_room() -> None:
-    """Not in the second step, nor once costs were measured in steps and plans are made anew."""
+    """Not in the second step, nor once costs were measured in steps and plans are made again."""
     torch.manual_seed(0)
     models = [nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1)) for _ in range(2)]
     optimizer = torch.optim.Adam([*models[0].parameters(), *models[1].parameters()])
@@ -248,9 +248,9 @@ def cycles_of_four(budget: int) -> None:
         steps[0].step()
         steps[0].zero_grad()
         made, back_made = fakes[0].detach(), fakes[1].detach()
-        told = one(x).mean() - one(back_made).mean() + other(y).mean() - other(made).mean()
+        loss = one(x).mean() - one(back_made).mean() + other(y).mean() - other(made).mean()
         steps[1].zero_grad()
-        told.backward()
+        loss.backward()
         steps[1].step()
 
 

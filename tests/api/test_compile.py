@@ -119,7 +119,7 @@ def test_every_recomputation_is_close_to_plain_pytorch(case: Case) -> None:
         return
     for step in range(4):
         if step == 2 and not tightfit.report(fitted).outside:
-            break  # graphs of several run once with least memory: nobody knows what follows them
+            break  # graphs of several run once with least memory: what follows them is unknown
         reference = train_step(case, plain, inputs, step)
         mine = train_step(case, fitted, own_inputs, step)
         if case.name in DRAWN_IN_ANOTHER_ORDER:
@@ -268,7 +268,7 @@ def test_a_budget_that_no_compiled_plan_holds_is_held_operator_by_operator(
 def test_what_is_measured_to_be_faster_operator_by_operator_runs_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And it stays so when what lies around the step changes a little: nothing is compiled anew."""
+    """It stays so when the surroundings of the step change a little: nothing is compiled again."""
     monkeypatch.setattr(
         "tightfit.session.whole.compiling.time_programs",
         lambda _, programs, *__: range(len(programs), 0, -1),

@@ -50,7 +50,7 @@ def equation(model, real, fake):
 
 
 def length_of_slope(model, real, fake):
-    """A penalty on gradients of parameters; nobody else holds the input by then."""
+    """A penalty on gradients of parameters; nothing else holds the input by then."""
     gradients = torch.autograd.grad(model(real * 2).sum(), model[0].weight, create_graph=True)
     return gradients[0].square().mean() + model(fake).square().mean()
 
@@ -189,7 +189,7 @@ class TestRefused:
 
         self.refused(critic(), "changed", replace)
 
-    @pytest.mark.parametrize("inner", [False, True], ids=["beside", "inside"])
+    @pytest.mark.parametrize("inner", [False, True], ids=["outside", "inside"])
     def test_an_output_with_its_derivative(self, inner):
         """Plain PyTorch adds what comes back of both inside of the model."""
         model = tightfit.fit(critic(), "1GiB", costs="unit")

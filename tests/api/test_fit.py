@@ -236,7 +236,7 @@ class TestGradients:
         plan = tightfit.report(model).plan
         loss, extra = model(batch())
         assert extra.requires_grad
-        (loss + extra.sum()).backward()  # planned anew, and run at once
+        (loss + extra.sum()).backward()  # planned again, and run at once
         loss, extra = model(batch())
         (loss + extra.sum()).backward()
         assert tightfit.report(model).plan != plan
@@ -326,10 +326,10 @@ tightfit.fit(model, "2MiB", on_exceed="warn", costs="unit", cache=False)
 x = torch.randn(8, 16)
 model(x).sum().backward()
 torch.zeros(4 << 20, dtype=torch.uint8)
-with warnings.catch_warnings(record=True) as told:
+with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
     model(x).sum().backward()
-assert any("more than the budget" in str(each.message) for each in told)
+assert any("more than the budget" in str(each.message) for each in warned)
 """
 
 
@@ -550,8 +550,8 @@ def test_what_the_loss_holds_is_planned_for_with_accumulated_gradients_too() -> 
 
 def test_garbage_from_before_hides_nothing_of_what_the_loss_holds() -> None:
     """The model of the first training is garbage when the first step of the second is measured."""
-    beside = fitted(small())
-    awaits = beside(batch())
+    other = fitted(small())
+    awaits = other(batch())
     budget = max(peaks_where_the_loss_holds_much(1 << 30)) - 4096
     left: list[Any] = [torch.empty(1 << 20)]
     left.append(left)

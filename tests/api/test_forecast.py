@@ -1,4 +1,4 @@
-"""What an optimizer's step takes is foretold by taking it on tensors without contents."""
+"""What an optimizer's step takes is predicted by taking it on tensors without contents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCALARS_BYTES = 256  # a few numbers as tensors, which kernels make inside
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_state_and_what_passes_are_foretold(name: str) -> None:
+def test_state_and_what_passes_are_predicted(name: str) -> None:
     model = nn.Sequential(nn.Linear(128, 256), nn.Linear(256, 64))
     optimizer = WAYS[name](model.parameters())
     for step in range(2):
@@ -63,7 +63,7 @@ def test_hooks_do_not_hear_of_it(kind: str) -> None:
     assert len(heard) == 1
 
 
-def test_an_optimizer_that_cannot_step_on_fakes_is_not_foretold() -> None:
+def test_an_optimizer_that_cannot_step_on_fakes_is_not_predicted() -> None:
     optimizer = torch.optim.LBFGS(nn.Linear(4, 4).parameters())
     assert step_needs(optimizer, 64) is None
 

@@ -50,14 +50,14 @@ def lived(loop: Callable[[Run], None], budget_bytes: int | None) -> Life:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
-    ("calls", "told", "set_to_none"),
+    ("calls", "is_given", "set_to_none"),
     [(3, True, True), (2, True, False), (4, False, True)],
-    ids=["told", "told, zeroed gradients", "found out"],
+    ids=["given", "given, zeroed gradients", "found out"],
 )
 def test_all_calls_keep_to_one_budget(
-    calls: int, told: bool, set_to_none: bool, order: str
+    calls: int, is_given: bool, set_to_none: bool, order: str
 ) -> None:
-    loop = loop_of(calls, ORDERS[order], set_to_none, calls if told else None)
+    loop = loop_of(calls, ORDERS[order], set_to_none, calls if is_given else None)
     plain = lived(loop, None)
     fitted = lived(loop, int(0.6 * plain.whole_bytes))
     if fitted.advised_bytes is not None:
@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_told_in_terms_of_the_budget() -> None:
 
 
 def test_the_budget_for_many_calls_is_found_in_few_steps():
-    """Nobody knows how many calls will come: an advice has room for as many again."""
+    """How many calls will come is unknown: an advice has room for as many again."""
     loop = loop_of(8, ORDERS["their sum"], set_to_none=True, in_flight=None)
     budget, refused = 1 << 19, 0  # with room for the inputs, which the loop makes
     while (life := live(loop, Run(budget, steps=3, small=True, costs="unit"))).error:

@@ -61,7 +61,7 @@ def test_fit_stops_and_keeps_what_was_found(
 
 
 class Searches:
-    """Sees that the first search is told of the plan that is known."""
+    """Checks that the first search is given the known plan."""
 
     def __init__(self, plan_with: Callable[..., Any]) -> None:
         self._plan_with = plan_with

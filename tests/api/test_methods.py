@@ -1,4 +1,4 @@
-"""Methods that train beside the forward, planned like it, in one budget."""
+"""Methods that train besides the forward, planned like it, in one budget."""
 
 from __future__ import annotations
 

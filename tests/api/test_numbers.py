@@ -192,7 +192,7 @@ def test_a_proof_of_a_norm_that_averages_over_all_steps_ends():
 
 
 class Experts(nn.Module):
-    """A mixture of experts with noisy gating: who works for whom is drawn anew in every step."""
+    """A mixture of experts with noisy gating: who works for whom is drawn again in every step."""
 
     def __init__(self, size: int = 32, count: int = 4) -> None:
         super().__init__()
@@ -252,6 +252,6 @@ def test_experts_that_are_drawn_settle(layers: int, said: str, capsys):
             announced.append(capsys.readouterr().err)
         results.append([losses, [p.tolist() for p in model.parameters()]])
     assert results[0] == results[1]
-    told = announced[20:]
-    assert sum(said in text for text in told) == 1
-    assert not any("plan" in text for text in told[6:])
+    announcements = announced[20:]
+    assert sum(said in text for text in announcements) == 1
+    assert not any("plan" in text for text in announcements[6:])

@@ -1,4 +1,4 @@
-"""A loss that takes an output beside the model's own loss: planned anew in its first backward."""
+"""A loss that takes an output and the model's own loss: planned again in its first backward."""
 
 from __future__ import annotations
 

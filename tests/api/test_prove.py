@@ -230,7 +230,7 @@ class Detached(nn.Module):
 
 
 class CarriesLoss(Detached):
-    """Returns a view of its loss beside the loss without its history."""
+    """Returns a view of its loss, and the loss without its history."""
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         loss = self.layer(x).square().mean()
@@ -245,7 +245,7 @@ def product(outputs: tuple[torch.Tensor, torch.Tensor], _: object) -> torch.Tens
     ("kind", "loss"), [(Detached, product), (CarriesLoss, lambda output, _: output["loss"])]
 )
 def test_proven_is_what_fit_trains_alike(kind: type[nn.Module], loss) -> None:
-    """The loss lies outside of the plan, as it does where users fit a model."""
+    """The loss is outside of the plan, as it does where users fit a model."""
     torch.manual_seed(0)
     model, x = kind(), torch.randn(4, 8)
     proof = prove((model, loss, (x,), None), budget="1MiB", rounds=0, **QUICK)

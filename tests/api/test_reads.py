@@ -66,7 +66,7 @@ WAYS: dict[str, Way] = {}
 
 
 def way(name, read, put, change=None, *, moves=False):
-    """Add a row; one that moves is another number in every call, begun anew by what puts it."""
+    """Add a row; one that moves is another number in every call, restarted by what puts it."""
     model = type("Net", (Reading,), {"read": staticmethod(read), "factor": 1.0})
     WAYS[name] = Way(model, put, change, moves)
 
@@ -589,7 +589,7 @@ def test_no_trace_that_was_kept_has_an_old_number(name: str) -> None:
 
 
 class Logging(nn.Module):
-    """Keeps what its loop tells it beside what its forward reads."""
+    """Keeps what its loop gives it next to what its forward reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -619,7 +619,7 @@ def test_what_no_forward_reads_makes_no_new_plan(capsys: pytest.CaptureFixture[s
 
 @functools.cache
 def _parsed(text: str) -> int:
-    return len(f"{text}{uuid.uuid4()}")  # a library parses what it is told, once, under some name
+    return len(f"{text}{uuid.uuid4()}")  # a library parses what it is given, once, under some name
 
 
 class Parsing(nn.Module):

@@ -84,7 +84,7 @@ def proven_in(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"proven: none fits less than (\d+)", text)]
 
 
-# -- workspaces that nobody has measured --------------------------------------------------------
+# -- workspaces that were not measured ----------------------------------------------------------
 
 
 def convolutions(run: Run) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tightfit
-from support.plainly import trained_beside_plain
+from support.plainly import trained_and_compared
 from tightfit.errors import CaptureError
 
 WAYS = ("seeds, then draws", "draws, then seeds", "seeds within fork_rng", "makes a generator")
@@ -42,7 +42,7 @@ class Seeding(nn.Module):
 def test_a_forward_that_seeds_is_not_planned_as_a_whole(way: str) -> None:
     torch.manual_seed(0)
     batches = [(torch.randn(4, 8),) for _ in range(3)]
-    assert trained_beside_plain(Seeding(way), batches).outside
+    assert trained_and_compared(Seeding(way), batches).outside
 
 
 @pytest.mark.parametrize("way", WAYS)

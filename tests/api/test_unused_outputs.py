@@ -68,7 +68,7 @@ def test_what_is_used_late_is_refused_once_and_then_planned(capfd) -> None:
 
 
 class WithItsLoss(nn.Module):
-    """Returns its loss and, beside it, what it has predicted, as language models do."""
+    """Returns its loss and what it has predicted, as language models do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class WithItsLoss(nn.Module):
         return {"loss": logits.square().mean(), "logits": logits}
 
 
-def test_what_lies_beside_a_loss_takes_no_second_trace() -> None:
+def test_outputs_returned_with_a_loss_take_no_second_trace() -> None:
     model = tightfit.fit(WithItsLoss(), "1GiB", costs="unit", cache=False)
     with patch.object(numbers, "trace", wraps=numbers.trace) as traces:
         output = model(torch.randn(4, 8))

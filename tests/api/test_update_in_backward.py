@@ -368,7 +368,7 @@ def test_a_learning_rate_that_changes_before_the_step_is_refused() -> None:
         optimizer.step()
 
 
-def test_a_gradient_beside_the_plan_is_refused() -> None:
+def test_a_gradient_from_outside_the_plan_is_refused() -> None:
     model, optimizer, x = fitted_gated()
     (model(x) + model.scale.square().sum()).backward()
     with pytest.raises(TightfitError, match="outside the plan"):

@@ -1,4 +1,4 @@
-"""Requests are led to their places by fillers; whatever differs only lies elsewhere."""
+"""Requests are led to their places by fillers; whatever differs is only placed elsewhere."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def two_blocks() -> Script:
     return script_of([Block(0, 0, 4, 6 * MIB), Block(1, 2, 6, 30 * MIB)])
 
 
-def test_a_step_beside_one_that_awaits_its_backward_lies_elsewhere() -> None:
+def test_a_step_during_one_that_awaits_its_backward_is_placed_elsewhere() -> None:
     steering, made = grounds()
     first = steering.begin(two_blocks())
     first.turn(0)
@@ -143,7 +143,7 @@ def test_a_step_beside_one_that_awaits_its_backward_lies_elsewhere() -> None:
     steering.end(first)
     assert steering.report.exact_steps == 1 and steering.report.steps == 2
     again = steering.begin(two_blocks())
-    del again  # nobody will ever run its backward
+    del again  # its backward will never run
     assert steering.begin(two_blocks()).is_exact
 
 

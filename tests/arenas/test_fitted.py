@@ -82,7 +82,7 @@ def elsewhere() -> Iterator[Callable[[Callable[[], None]], None]]:
         yield run
 
 
-def test_plans_leave_room_for_what_the_process_holds_beside_tensors(elsewhere) -> None:
+def test_plans_leave_room_for_what_the_process_holds_besides_tensors(elsewhere) -> None:
     elsewhere(_leaves_room_for_ballast)
 
 
@@ -148,10 +148,10 @@ def arena_of(model: nn.Module) -> tightfit.ArenaReport:
 
 
 @pytest.fixture
-def held_beside(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """What the process is said to hold beside tensors; nothing is freed late by a collector.
+def held_besides(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """What the process is said to hold besides tensors; nothing is freed late by a collector.
 
-    What it really holds depends on what earlier tests left and what runs beside this one.
+    What it really holds depends on what earlier tests left and what runs at the same time.
     """
     held = [0]
     monkeypatch.setattr("tightfit.session.addresses.anonymous_bytes", lambda: held[0])
@@ -161,7 +161,7 @@ def held_beside(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     gc.enable()
 
 
-@pytest.mark.usefixtures("held_beside")
+@pytest.mark.usefixtures("held_besides")
 def test_calls_that_add_to_gradients_have_a_layout_each() -> None:
     plain = trained(small_net(), rows(), 10, calls=3)
     model = fitted(small_net(), "8MiB")
@@ -172,7 +172,7 @@ def test_calls_that_add_to_gradients_have_a_layout_each() -> None:
 
 
 def test_calls_in_flight_leave_room_for_each_other_and_for_what_is_held_besides(
-    held_beside: list[int], capsys: pytest.CaptureFixture[str]
+    held_besides: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def train(model: nn.Module) -> list[torch.Tensor]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -189,7 +189,7 @@ def test_calls_in_flight_leave_room_for_each_other_and_for_what_is_held_besides(
     plain = train(small_net())
     keywords: dict[str, Any] = {"costs": "unit", "cache": False, "arena": True}
     model = tightfit.fit(small_net(), "96MiB", in_flight=2, **keywords)
-    held_beside[0] = 64 * MIB
+    held_besides[0] = 64 * MIB
     with poisoned():
         assert_same(train(model), plain)
     report = tightfit.report(model)
@@ -200,7 +200,7 @@ def test_calls_in_flight_leave_room_for_each_other_and_for_what_is_held_besides(
     assert "exceeds the budget" not in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("held_beside")
+@pytest.mark.usefixtures("held_besides")
 def test_each_shape_of_the_inputs_has_a_layout_of_its_own() -> None:
     def lengths() -> Iterator[torch.Tensor]:
         generator = torch.Generator().manual_seed(1)
@@ -216,7 +216,7 @@ def test_each_shape_of_the_inputs_has_a_layout_of_its_own() -> None:
     assert report.exact_steps >= 6 and report.fallbacks == 0 and report.layouts >= 3
 
 
-@pytest.mark.usefixtures("held_beside")
+@pytest.mark.usefixtures("held_besides")
 def test_models_in_turns_and_copies_share_an_arena() -> None:
     def train(first: nn.Module, second: nn.Module) -> list[torch.Tensor]:
         optimizers = [torch.optim.Adam(model.parameters()) for model in (first, second)]

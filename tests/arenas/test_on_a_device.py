@@ -184,7 +184,7 @@ def test_a_call_that_is_let_go_of_does_not_keep_the_arena(grounds: list[Led]) ->
     train(model, 2)
     torch.manual_seed(2)
     abandoned = model(torch.randn(1024, 512))
-    second = model(torch.randn(1024, 512))  # beside it: lies elsewhere
+    second = model(torch.randn(1024, 512))  # at the same time: placed elsewhere
     second.sum().backward()
     del abandoned, second
     model.zero_grad()
@@ -223,5 +223,5 @@ def test_what_cannot_be_placed_is_refused_by_name(
 
 def test_a_device_that_cannot_be_asked_is_refused_by_name() -> None:
     account = type("Account", (), {"device": torch.device("xpu")})()
-    with pytest.raises(BadInput, match="lies on xpu: it is no CUDA device"):
+    with pytest.raises(BadInput, match="is on xpu: it is no CUDA device"):
         DeviceAddresses("Linear", account, None)  # type: ignore[arg-type]

@@ -156,7 +156,7 @@ def factory():
 """
 
 
-def test_pytorchs_own_ways_stand_beside_the_planners(
+def test_pytorchs_own_ways_are_shown_with_the_planners(
     graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "blocks.py").write_text(BLOCKS)

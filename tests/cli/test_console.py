@@ -1,4 +1,4 @@
-"""Progress is drawn on a terminal, nested, and gone afterwards; elsewhere it is told of."""
+"""Progress is drawn on a terminal, nested, and gone afterwards; elsewhere it is printed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from tightfit.cli.console import TerminalProgress, terminal_progress
-from tightfit.progress import Spoken
+from tightfit.progress import PrintedProgress
 
 
 def test_tasks_nest_and_close_after_an_error() -> None:
@@ -33,7 +33,7 @@ def test_without_a_terminal_only_long_waiting_is_told_of(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with terminal_progress() as progress:
-        assert isinstance(progress, Spoken)
+        assert isinstance(progress, PrintedProgress)
         progress.start("plan")
         progress.update(1)
     assert capsys.readouterr().err == ""

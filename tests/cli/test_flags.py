@@ -59,7 +59,7 @@ def compared(tmp_path: Path, model: str, *words: str) -> None:
     assert main(["check", f"{tmp_path}/net.py:make", "--compare-flags", *limits, *words]) == 0
 
 
-def test_flags_stand_beside_plans_with_their_peaks_costs_and_bits(
+def test_flags_are_shown_with_plans_with_their_peaks_costs_and_bits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     compared(tmp_path, MODEL, "--json")
@@ -91,7 +91,7 @@ def test_a_flag_that_raises_the_peak_is_marked_and_so_is_a_budget_that_does_not_
     assert "does not fit; --budget minimum" in least
 
 
-def test_a_budget_beside_them_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_budget_with_them_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["check", "zoo:vit", "--compare-flags", "--budget", "1GiB"]
     assert main(words) == 2
     assert "leave the budget out" in capsys.readouterr().err

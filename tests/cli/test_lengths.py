@@ -1,4 +1,4 @@
-"""Which batches of a data set fit is found with few plans, and told before training."""
+"""Which batches of a data set fit is found with few plans, and reported before training."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "lengths.txt"
 
 
-def told(file: Path, capsys: pytest.CaptureFixture[str], code: int, *words: str) -> dict:
+def run(file: Path, capsys: pytest.CaptureFixture[str], code: int, *words: str) -> dict:
     budget = f"{LEAST + 40}B"
     asked = ("check", "zoo:gpt2", "--budget", budget, "--lengths", str(file), *words)
     assert main([*asked, "--json"]) == code
@@ -62,7 +62,7 @@ def told(file: Path, capsys: pytest.CaptureFixture[str], code: int, *words: str)
 
 def test_samples_make_batches_in_their_order(file: Path, capsys) -> None:
     file.write_text("10\n41  # the longest\n\n3\n40\n41\n", "utf-8")
-    found = told(file, capsys, 3, "--batch", "2")
+    found = run(file, capsys, 3, "--batch", "2")
     assert found["batches"] == 3 and found["longest"] == 40
     assert [(b["index"], b["length"]) for b in found["too_long"]] == [(0, 41), (2, 41)]
     assert main(["check", "zoo:gpt2", "--budget", f"{LEAST}B", "--lengths", str(file)]) == 3
@@ -71,7 +71,7 @@ def test_samples_make_batches_in_their_order(file: Path, capsys) -> None:
 
 def test_lengths_may_be_counted(file: Path, capsys) -> None:
     file.write_text("10 5\n20,7\n", "utf-8")
-    assert told(file, capsys, 0)["batches"] == 12
+    assert run(file, capsys, 0)["batches"] == 12
 
 
 @pytest.mark.parametrize(
@@ -85,4 +85,4 @@ def test_lengths_may_be_counted(file: Path, capsys) -> None:
 )
 def test_bad_lengths_are_named(file: Path, text: str, words, message: str, capsys) -> None:
     file.write_text(text, "utf-8")
-    assert message in told(file, capsys, 2, *words)["message"]
+    assert message in run(file, capsys, 2, *words)["message"]

@@ -734,7 +734,7 @@ class Writing(nn.Module):
 
 
 def test_writes_into_parts_of_a_tensor() -> None:
-    """Each is done where the tensor lies, as the model does it, and has the default's bits."""
+    """Each is done in the tensor's layout, as the model does it, and has the default's bits."""
     compared = run_battery(Writing(), torch.rand(4, 3, 5, 5))
     ways = {name.rpartition(".over_argument_0")[0] for name in compared}
     parts = ("select_scatter", "slice_scatter", "diagonal_scatter", "scatter_add", "index_put")

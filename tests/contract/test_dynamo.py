@@ -45,7 +45,7 @@ class Watched:
         self.places: list[Any] = []
         self.given: list[private.Given | None] = []
         self._may_be_one_op = may_be_one_op
-        self.told: list[str] = []
+        self.answers: list[str] = []
 
         def backend(module: fx.GraphModule, _: Any) -> Callable[..., Any]:
             self.graphs.append(module)
@@ -84,10 +84,10 @@ class Watched:
         """Do nothing."""
 
     def runs_as_compiled(self, place: str) -> None:
-        self.told.append(f"as compiled: {place}")
+        self.answers.append(f"as compiled: {place}")
 
     def skipped(self, code: types.CodeType, module: Any, reason: str, error: Any) -> None:
-        self.told.append(f"{code.co_name}: {reason}")
+        self.answers.append(f"{code.co_name}: {reason}")
 
 
 class Counter(nn.Module):
@@ -159,7 +159,7 @@ def test_a_frame_that_cannot_be_followed_is_told() -> None:
 
     watched = Watched(function)
     watched.run(torch.randn(2, 4))
-    assert any("function" in skipped or "inner" in skipped for skipped in watched.told)
+    assert any("function" in skipped or "inner" in skipped for skipped in watched.answers)
 
 
 def test_hooks_of_modules_are_guarded() -> None:

@@ -1,4 +1,4 @@
-"""Triton kernels beside their twins in PyTorch: the same bits, for sums the same up to rounding.
+"""Triton kernels and their twins in PyTorch: the same bits, for sums the same up to rounding.
 
 They run on a GPU, or anywhere under Triton's interpreter:
 

@@ -1,4 +1,4 @@
-"""What AOTAutograd's runtime wrapper of the installed PyTorch does, and what it is told."""
+"""What AOTAutograd's runtime wrapper of the installed PyTorch does, and its metadata."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_workspace_is_the_peak_without_the_outputs():
 
 def test_what_another_thread_frees_or_takes_meanwhile_is_no_workspace():
     held = [torch.ones(64, KIB) for _ in range(3)]
-    taken = [held.pop]  # what the runs do beside their work: the first one is not measured
+    taken = [held.pop]  # what the runs do besides their work: the first one is not measured
     taken += [held.pop, lambda: held.append(torch.ones(64, KIB))]
 
     def negated(x: torch.Tensor) -> torch.Tensor:

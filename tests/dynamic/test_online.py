@@ -36,7 +36,7 @@ KIB = 1 << 10
 def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let every region of a test have one core, then the other, then requests that are refused.
 
-    "refused" is the way of a GPU, where nobody is called before a request is refused; "GPU" adds
+    "refused" is the way of a GPU, where nothing is called before a request is refused; "GPU" adds
     what PyTorch's limit of one says and counts.
     """
     if request.param in ("refused", "GPU"):
@@ -200,7 +200,7 @@ def test_every_policy_of_the_simulator_runs(policy: str) -> None:
     assert region.report().evictions > 0
 
 
-# -- reading beside the dispatcher -----------------------------------------------------------------
+# -- reading without the dispatcher ----------------------------------------------------------------
 
 
 def saved(tensor: torch.Tensor) -> torch.Tensor:
@@ -337,7 +337,7 @@ def test_what_was_computed_from_a_tensor_outlives_a_sparse_change() -> None:
 
 
 def in_inference_mode() -> torch.Tensor:
-    """Operators that are views or copies, as it happens, and that nobody takes apart."""
+    """Operators that are views or copies, as it happens, and that are not decomposed."""
     with torch.inference_mode():
         y = nn.functional.dropout(torch.randn(1, 64, 32), 0.5)
         y = nn.functional.scaled_dot_product_attention(y, y, y).transpose(1, 2).reshape(-1)
@@ -365,7 +365,7 @@ def test_tensors_of_other_kinds(run: Callable[[], torch.Tensor]) -> None:
 
 
 def test_memory_that_is_resized_keeps_its_readers() -> None:
-    """As fully_shard does with weights that were gathered: freed after use, and filled anew."""
+    """As fully_shard does with weights that were gathered: freed after use, and filled again."""
     with tightfit.online(AMPLE, smallest=1) as region:
         gathered = torch.ones(KIB) * 3
         doubled = gathered * 2
@@ -464,9 +464,9 @@ def test_a_backward_that_fails_holds_nothing_of_its_step() -> None:
     assert region.report().peak_bytes <= held_bytes + 1_000_000
 
 
-def test_what_asks_for_memory_beside_the_operators_is_a_named_error_too() -> None:
+def test_what_asks_for_memory_outside_of_operators_is_a_named_error_too() -> None:
     with (
-        pytest.raises(BudgetExceeded, match=r"beside PyTorch's operators"),
+        pytest.raises(BudgetExceeded, match=r"outside PyTorch's operators"),
         tightfit.online(resident_bytes() + 100_000),
     ):
         copy.deepcopy(torch.UntypedStorage(1 << 20))

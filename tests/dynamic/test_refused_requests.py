@@ -58,7 +58,7 @@ def rooms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
 
 
 def region_with(further_bytes: int) -> tightfit.Online:
-    """Return a region that has room for so much more than there is, and for numbers beside."""
+    """Return a region that has room for so much more than there is, and for numbers."""
     further_bytes += 64 * KIB
     return tightfit.online(further_bytes + sum(map(allocated_bytes, storages_alive())))
 
@@ -134,7 +134,7 @@ def test_a_result_that_is_given_has_its_size_back() -> None:
         del held
 
 
-def test_what_is_asked_for_beside_operators_is_an_error_with_a_way_out() -> None:
+def test_what_is_asked_for_outside_of_operators_is_an_error_with_a_way_out() -> None:
     with pytest.raises(BudgetExceeded, match=r"call region\.evict\(.*\) before"), region_with(MIB):
         torch.UntypedStorage(2 * MIB).clone()
     with region_with(4 * MIB) as region:

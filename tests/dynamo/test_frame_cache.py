@@ -36,7 +36,7 @@ def helper(x):
     return x * SCALE
 
 
-class Beside:
+class OtherClass:
     """Is no module; the forward calls a method of it."""
 
     def shifted(self, x, by=0.5):
@@ -52,7 +52,7 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm1d(4)
         self.inner = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
         self.act: Callable[[Any], Any] = F.relu
-        self.beside = Beside()
+        self.other_class = OtherClass()
         self.constant = [1.0, 2.0]
         self.table = {"add": 1.0}
 
@@ -60,7 +60,7 @@ class Net(nn.Module):
         return x * self.bend
 
     def forward(self, x):
-        x = self.beside.shifted(self.bent(helper(self.norm(self.one(x)))))
+        x = self.other_class.shifted(self.bent(helper(self.norm(self.one(x)))))
         x = self.inner(self.act(self.other(x))) + self.table["add"]
         return x.square().sum() * sum(self.constant)
 
@@ -155,7 +155,7 @@ def test_what_was_found_serves_again(followed: list[str], tmp_path: Path) -> Non
     assert len(followed) == 1
 
 
-# -- whatever differs, Python is followed anew ----------------------------------------------------
+# -- whatever differs, Python is traced again ----------------------------------------------------
 
 
 def tie(net: Net) -> None:
@@ -191,7 +191,7 @@ DIFFERENCES: dict[str, Callable[[Net], Any]] = {
     "a further module": lambda net: net.inner.append(nn.Tanh()),
     "another forward of one module": lambda net: setattr(net.one, "forward", torch.sin),
     "another method of one module": lambda net: setattr(net, "bent", torch.sin),
-    "another method of one object": lambda net: setattr(net.beside, "shifted", other_shift),
+    "another method of one object": lambda net: setattr(net.other_class, "shifted", other_shift),
     "another class": lambda net: setattr(net.norm, "__class__", Softer),
 }
 
@@ -217,8 +217,8 @@ ELSEWHERE: dict[str, tuple[Any, str, Any]] = {
     "a forward of a class": (nn.Dropout, "forward", lambda self, x: 2 * x),
     "a method of a class": (Net, "bent", lambda self, x: x - self.bend),
     "a constant of a class": (Net, "bend", 0.5),
-    "a method of a class beside": (Beside, "shifted", lambda self, x, by=0.5: x - by),
-    "a default": (Beside.shifted, "__defaults__", (0.25,)),
+    "a method of another class": (OtherClass, "shifted", lambda self, x, by=0.5: x - by),
+    "a default": (OtherClass.shifted, "__defaults__", (0.25,)),
     "code of a function": (helper, "__code__", (lambda x: x - SCALE).__code__),
     "a function of PyTorch": (F, "linear", lambda x, w, b=None: PLAIN(x, w, b) * 2),
 }
@@ -229,7 +229,7 @@ def test_what_differs_elsewhere_counts(
     name: str, known: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where, attribute, value = ELSEWHERE[name]
-    if name == "a method of a class beside":
+    if name == "a method of another class":
         value = lambda self, x, by=0.5: other_shift(x, by)  # noqa: E731
     with monkeypatch.context() as patch:
         patch.setattr(where, attribute, value)
@@ -265,7 +265,7 @@ SURROUNDINGS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", SURROUNDINGS)
-def test_what_lies_around_a_model_counts(name: str, known: list[str]) -> None:
+def test_surroundings_of_a_model_count(name: str, known: list[str]) -> None:
     plain, within = made(), fitted(made())
     x = x_of(plain)
     with SURROUNDINGS[name]():

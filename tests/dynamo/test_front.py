@@ -157,14 +157,14 @@ def test_a_counter_makes_two_graphs() -> None:
     assert graphs_of(fitted) == 2
 
 
-def test_what_lies_between_two_graphs_runs_eagerly_and_is_said(
+def test_code_between_two_graphs_runs_eagerly_and_is_announced(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     model = Logging()
     fitted = assert_trains_alike(model, lambda m, x: m(x))
     assert (fitted.log, fitted.seen) == (model.log, model.seen)
     said = capsys.readouterr().err
-    assert said.count("what lies between two graphs runs eagerly, outside of every plan") == 1
+    assert said.count("the code between two graphs runs eagerly, outside of every plan") == 1
 
 
 def test_a_frame_of_ever_new_graphs_is_left_to_python_and_is_said(

@@ -58,7 +58,7 @@ def traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str
 
 
 def captured(model: nn.Module, *inputs: Any) -> list[Captured]:
-    """Return the steps that are captured of a model that nobody has fitted before."""
+    """Return the steps that are captured of a model that was not fitted before."""
     torch._dynamo.reset()
     fitted = tightfit.fit(model, "1GiB", costs="unit")
     tightfit.prepare(fitted, *inputs)
@@ -85,7 +85,7 @@ def test_a_stored_step_is_the_one_that_was_traced(case: Case, traced: list[str])
             assert mine == reference
 
 
-# -- whatever differs, the step is traced anew ----------------------------------------------------
+# -- whatever differs, the step is traced again ---------------------------------------------------
 
 
 class Net(nn.Module):
@@ -152,7 +152,7 @@ SURROUNDINGS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", SURROUNDINGS)
-def test_what_lies_around_a_model_counts(name: str, traced: list[str]) -> None:
+def test_surroundings_of_a_model_count(name: str, traced: list[str]) -> None:
     x = torch.randn(3, 4)
     captured(Net(), x)
     with SURROUNDINGS[name]():

@@ -1,4 +1,4 @@
-"""Moves executed: bits, peaks, and what happens where far memory fails amid a step."""
+"""Moves executed: bits, peaks, and what happens where far memory fails during a step."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_copying_thread_that_has_ended_is_noticed(
     step, plan = moving
     monkeypatch.setattr(copier, "_LOOKS_S", 0.05)
     monkeypatch.setattr(copier, "_serve", lambda *_: None)
-    with pytest.raises(OffloadFailed, match="has ended amid a step"):
+    with pytest.raises(OffloadFailed, match="has ended during a step"):
         step.run(plan)
 
 

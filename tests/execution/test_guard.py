@@ -51,8 +51,8 @@ def test_what_another_model_holds_meanwhile_is_within_both_budgets() -> None:
     outer, inner = Step(100 * KIB), Step(200 * KIB)
     inner.backward(250)
     outer.backward()
-    assert outer.close().beside_bytes == 200 * KIB
-    assert inner.close().beside_bytes == 100 * KIB
+    assert outer.close().other_budgets_bytes == 200 * KIB
+    assert inner.close().other_budgets_bytes == 100 * KIB
 
 
 def test_more_than_both_is_too_much() -> None:
@@ -69,7 +69,7 @@ def test_who_trains_after_another_keeps_to_the_own_budget() -> None:
     second = Step(200 * KIB)
     second.backward(150)
     assert first.close().peak_bytes < 100 * KIB
-    assert second.close().beside_bytes == 0
+    assert second.close().other_budgets_bytes == 0
 
 
 def test_who_lets_go_of_a_forward_has_no_step_under_way() -> None:
@@ -77,7 +77,7 @@ def test_who_lets_go_of_a_forward_has_no_step_under_way() -> None:
     left.is_open = False
     other = Step(200 * KIB)
     other.backward(150)
-    assert other.close().beside_bytes == 0
+    assert other.close().other_budgets_bytes == 0
 
 
 def test_a_backward_that_comes_after_that_of_another_is_not_part_of_it() -> None:

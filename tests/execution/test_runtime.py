@@ -53,7 +53,7 @@ def test_a_parameter_changed_inside_backward_is_not_read_again(gradients: Gradie
     )
     runner = Runner(shape.captured, lower(shape.captured, plan))
     recomputing = Planned(planned.graph, planned.outcome, runner)
-    for around in list(shape.plans):  # whatever lies around the next call
+    for around in list(shape.plans):  # whatever the surroundings of the next call
         shape.take(around, recomputing)
     for each in (model, plain):
         for parameter in each.parameters():
@@ -87,8 +87,8 @@ def test_sums_that_code_outside_adds_to_in_another_order_are_announced(outside, 
     model = tightfit.fit(Twice(), "1GiB", costs="unit")
     for _ in range(2):
         x = first(torch.randn(4, 8))
-        beside = last(x) if outside == "earlier" else 0
-        output = model(x) + beside
+        earlier = last(x) if outside == "earlier" else 0
+        output = model(x) + earlier
         if outside == "later":
             output = output + last(x)
         output.sum().backward()

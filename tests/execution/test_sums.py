@@ -1,4 +1,4 @@
-"""Gradients that meet those of other open calls: memory that has passed on is nobody's."""
+"""Gradients that meet those of other open calls: memory that has passed on has no owner."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def fitted() -> nn.Module:
 
 def test_a_call_left_open_elsewhere_costs_a_backward_no_memory(fitted: nn.Module) -> None:
     alone = requested_in_backward(fitted)
-    beside = tightfit.fit(net(), "8MiB", costs="unit", cache=False)
-    open_call = beside(torch.ones(8, WIDTH))
+    other = tightfit.fit(net(), "8MiB", costs="unit", cache=False)
+    open_call = other(torch.ones(8, WIDTH))
     assert open_call.requires_grad
     assert requested_in_backward(fitted) == alone
 
 
 class Head(nn.Module):
-    """A loss, and beside it what it is made of, whose gradient lies otherwise than itself."""
+    """A loss and its input, whose gradient has another layout than itself."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -41,7 +41,7 @@ def _where(fitted: nn.Module) -> str:
         return OUTSIDE
     if not report.outside:
         return PLANNED
-    return SEVERAL if set(report.outside) == {"what lies between two graphs"} else PARTLY
+    return SEVERAL if set(report.outside) == {"the code between two graphs"} else PARTLY
 
 
 @pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: refused.name)

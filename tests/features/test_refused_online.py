@@ -45,7 +45,7 @@ def test_a_refused_model_trains_in_a_region(refused: Refused) -> None:
 
 
 class Scattered(nn.Module):
-    """Decides by its values between its blocks, where most of its memory lies."""
+    """Decides by its values between its blocks, where most of its memory is."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ def test_it_agrees_with_a_comparison_of_all_pairs(
 
 @pytest.mark.parametrize(
     ("offsets", "message"),
-    [((0,), "1 offsets for 2"), ((-64, 0), "lies at -64"), ((0, 32), "lies at 32")],
+    [((0,), "1 offsets for 2"), ((-64, 0), "is at -64"), ((0, 32), "is at 32")],
 )
 def test_wrong_numbers_are_refused(offsets: tuple[int, ...], message: str) -> None:
     blocks = (Block(0, 0, 1, 8), Block(1, 2, 3, 8))

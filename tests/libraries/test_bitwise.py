@@ -90,4 +90,4 @@ def test_kinds_of_tensors_that_a_library_has_met_make_no_new_plan(capsys: Any) -
     with torch.no_grad():
         model(x)  # the first plain tensor that einops sees, unless others have used it before
     model(x).backward()
-    assert "planned anew" not in capsys.readouterr().err
+    assert "planned again" not in capsys.readouterr().err

@@ -26,7 +26,7 @@ def _define(name: str, seed: dict[str, Any], said: dict[str, Any], strides: tupl
     Parameters
     ----------
     seed, said : dict
-        Of which type the seed is and where it lies, and what the fake kernel says of that.
+        Of which type the seed is and on which device, and what the fake kernel says of that.
     strides : tuple of int
         What the fake kernel says of the doubled tensor.
     """
@@ -46,7 +46,7 @@ def _define(name: str, seed: dict[str, Any], said: dict[str, Any], strides: tupl
         if seed.device.type != "cpu" or seed.dtype != DTYPES[name]:
             raise TypeError("this would read where nothing is")
         if (seed != SECRET).any():
-            raise TypeError("a seed that nobody has drawn")
+            raise TypeError("a seed that was not drawn")
         return 2 * grad.contiguous()
 
     @backward.register_fake

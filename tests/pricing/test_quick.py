@@ -150,14 +150,14 @@ class Product(nn.Module):
 @settings(max_examples=25)
 @given(
     st.tuples(*[st.sampled_from((1, 2, 17, 256))] * 3),
-    st.tuples(*[st.sampled_from(("as it lies", "turned", "with gaps"))] * 2),
+    st.tuples(*[st.sampled_from(("contiguous", "turned", "with gaps"))] * 2),
     st.sampled_from((torch.float32, torch.float64, torch.bfloat16)),
 )
 def test_what_products_take_is_known_without_running_them(
     sizes: tuple[int, int, int], ways: tuple[str, str], dtype: torch.dtype
 ) -> None:
     rows, inner, columns = sizes
-    shapes = {"as it lies": (rows, inner), "turned": (inner, rows), "with gaps": (rows, inner + 5)}
+    shapes = {"contiguous": (rows, inner), "turned": (inner, rows), "with gaps": (rows, inner + 5)}
     model = Product((inner, columns), ways, dtype)
     captured = step_of(model, torch.randn(shapes[ways[0]], dtype=dtype))
     ours, theirs = quick_costs(captured, SILENT), measured_costs(captured, SILENT)
@@ -279,22 +279,22 @@ def test_a_call_without_room_runs_on_fewer_rows_for_its_workspace() -> None:
 
 
 def test_what_there_was_no_room_to_run_is_told_apart() -> None:
-    """A proof counts no workspace that was not measured; advice allows for more than foretold."""
+    """A proof counts no workspace that was not measured; advice allows for more than predicted."""
     captured = step_of(Images(), torch.randn(1, 3, 12, 12))  # one image: there are no fewer rows
     whole = quick_costs(captured, SILENT).captured
     little = quick_costs(captured, SILENT, room_bytes=8 << 10).captured
-    assert not whole.foretold and whole.foretold_bytes == 0
-    assert whole.with_foretold(0) is whole
-    assert little.foretold_bytes > 0
+    assert not whole.predicted and whole.predicted_bytes == 0
+    assert whole.with_predicted(0) is whole
+    assert little.predicted_bytes > 0
 
     def workspaces(step: Captured) -> list[int]:
         return [op.alternatives[0].variants[0].workspace_bytes for op in step.graph.ops]
 
-    foretold = workspaces(little)
-    for op, size in enumerate(workspaces(little.with_foretold(0))):
-        assert size == (0 if op in little.foretold else foretold[op])
-    for op, size in enumerate(workspaces(little.with_foretold(2.0))):
-        assert size == (2 * foretold[op] if op in little.foretold else foretold[op])
+    predicted = workspaces(little)
+    for op, size in enumerate(workspaces(little.with_predicted(0))):
+        assert size == (0 if op in little.predicted else predicted[op])
+    for op, size in enumerate(workspaces(little.with_predicted(2.0))):
+        assert size == (2 * predicted[op] if op in little.predicted else predicted[op])
 
 
 def test_a_weight_that_was_cast_has_no_rows_of_the_batch() -> None:

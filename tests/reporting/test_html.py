@@ -20,7 +20,7 @@ from tightfit.plan import Compute, assemble, keep_everything, simulate
 from tightfit.plan.explain import explain
 from tightfit.plan.plan import Plan
 from tightfit.reporting.html.facts import Measured, PlannedFor, facts_of
-from tightfit.reporting.html.page import plan_page
+from tightfit.reporting.html.page import Findings, plan_page
 from tightfit.reporting.html.sentences import Proven, summary
 
 EVIL = "</script><script>throw 1</script><b>&"
@@ -122,7 +122,7 @@ def test_three_sentences_say_what_was_done_and_what_it_costs() -> None:
 
 def test_a_page_of_5000_ops_is_one_offline_file_below_2_mb() -> None:
     graph, plan = deep_step(2500)
-    page = plan_page(graph, plan, measured=MEASURED)
+    page = plan_page(graph, plan, Findings(measured=MEASURED))
     assert len(page) < 2_000_000
     text = page.decode()
     assert "default-src 'none'" in text

@@ -17,7 +17,7 @@ _ROOT = Path(__file__).parents[2]
 _FOLDERS = [parent / "shared/data/blocks" for parent in (_ROOT.parent, _ROOT.parent.parent)]
 
 TRACES = sorted(path for folder in _FOLDERS for path in folder.glob("*.csv*"))
-"""Recorded steps and public instances beside the repository; none where they are absent."""
+"""Recorded steps and public instances next to the repository; none where they are absent."""
 
 
 def some_blocks(

@@ -89,12 +89,12 @@ def pruned() -> nn.Module:
     return layer
 
 
-def with_a_tensor_beside() -> nn.Module:
+def with_another_tensor() -> nn.Module:
     """Return a model that trains a tensor of no module; its gradient goes into a buffer."""
-    beside = torch.ones(8, requires_grad=True)
-    model = Wrapped(lambda s, h: s.b(h * beside))
+    other = torch.ones(8, requires_grad=True)
+    model = Wrapped(lambda s, h: s.b(h * other))
     model.register_buffer("seen", torch.zeros(8))
-    beside.register_hook(model.seen.copy_)
+    other.register_hook(model.seen.copy_)
     return model
 
 
@@ -164,7 +164,7 @@ FOLLOWED = [
     ),
     Case(
         "tensors that require a gradient and belong to no module given",
-        with_a_tensor_beside,
+        with_another_tensor,
         one_image,
         squares,
     ),

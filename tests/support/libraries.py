@@ -222,7 +222,7 @@ def accelerate(fit: Fit, folder: Path) -> Iterator[Any]:
     yield from (p.grad for p in twin.parameters())
     plain = made.unwrap_model(prepared, keep_fp32_wrapper=False)
     with torch.no_grad():
-        yield plain(x[:1])  # not in bfloat16, and beside the twin
+        yield plain(x[:1])  # not in bfloat16, and compared with the twin
     yield from plain.state_dict().values()
     AcceleratorState._reset_state(True)
 

@@ -15,7 +15,7 @@ __all__ = ["fresh_process", "held_pages", "in_a_fresh_process"]
 def fresh_process() -> Iterator[Callable[[Callable[[], None]], None]]:
     """Yield what runs functions, in turn, in an interpreter of their own and raises their errors.
 
-    What a process holds beside tensors can be told to some MiB there. Where thousands of tests
+    What a process holds besides tensors is known to some MiB there. Where thousands of tests
     have run before, the heap gives pages back that they had used.
     """
     context = multiprocessing.get_context("spawn")

@@ -319,7 +319,7 @@ class Opaque(nn.Module):
 
 
 class BranchInside(nn.Module):
-    """A branch on data that nobody marked."""
+    """A branch on data in an unmarked module."""
 
     def __init__(self) -> None:
         super().__init__()

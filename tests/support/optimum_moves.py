@@ -1,6 +1,6 @@
 """The quickest plan with moves of a small graph, by exhaustive search over what may be where.
 
-A state is how many ops were first computed, what is alive near, what lies far away, and how long
+A state is how many ops were first computed, what is alive near, what is far away, and how long
 each transfer under way still takes. Dijkstra's algorithm finds the least time over all lists of
 computes, frees, stores and loads in the graph's order. Shares no code with any planner, nor with
 the simulator.

@@ -1,4 +1,4 @@
-"""A fitted module beside a plain copy of it: the same losses, gradients and numbers drawn."""
+"""A fitted module and a plain copy of it: the same losses, gradients and numbers drawn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tightfit
 from tightfit.session.report import Report
 
 
-def trained_beside_plain(
+def trained_and_compared(
     net: nn.Module, batches: Iterable[tuple[Any, ...]], budget: str = "10MiB"
 ) -> Report:
     """Train a module that returns its loss, fitted, and a plain copy; every bit must be the same.

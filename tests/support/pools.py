@@ -76,7 +76,7 @@ class FakePool:
                     size = sum(each.size for each in merged)
                     insort(segment, _Stretch(merged[0].address, size), key=lambda s: s.address)
                     return
-        raise AssertionError(f"nobody holds {address:#x}")
+        raise AssertionError(f"no block at {address:#x}")
 
     def _take(self, segment: list[_Stretch], address: int, size: int) -> None:
         stretch = next(s for s in segment if s.address == address)

@@ -113,7 +113,7 @@ def train(
 ) -> tuple[list[torch.Tensor], nn.Module, int]:
     """Return losses and final state, the model, and the most that was held from step 3 on.
 
-    In step 2 the wrapper makes its buckets anew.
+    In step 2 the wrapper makes new buckets.
     """
     gc.collect()
     meter = meter_for("cpu")
@@ -259,7 +259,7 @@ def check_the_least_budget_counts(rank: int) -> None:
 
 
 def check_shapes_may_differ(rank: int) -> None:
-    """A rank with a shorter batch plans for itself; nobody waits for a rank that does not come."""
+    """A rank with a shorter batch plans for itself; no rank waits for one that does not come."""
     model = tightfit.fit(Net(False), "1GiB", costs="unit", cache=False)
     wrapper = DistributedDataParallel(model)
     for step in range(3):

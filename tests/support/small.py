@@ -18,7 +18,7 @@ class Tokens(nn.Module):
         self.three, self.head = nn.Linear(16, 48), nn.Linear(16, 300, bias=False)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
-        """Return the loss of [N, tokens] words, each told from those up to it."""
+        """Return the loss of [N, tokens] words, each predicted from those up to it."""
         x = self.norm(self.words(words))
         heads = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in self.three(x).chunk(3, -1))
         x = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)

@@ -51,7 +51,7 @@ class Scale(nn.Module):
 
 
 def batches(count: int = 3, size: int = 8) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield batches; the global generator is set anew before each."""
+    """Yield batches; the global generator is seeded before each."""
     for seed in range(count):
         torch.manual_seed(seed)
         yield torch.randn(size, 3, 8, 8), torch.randint(0, 4, (size,))

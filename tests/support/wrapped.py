@@ -45,7 +45,7 @@ def case(
     before: tuple[Since, str] | None = None,
     **modules: Callable[[], nn.Module],
 ) -> Case:
-    """Return a case of a function, with modules that are made anew for each model."""
+    """Return a case of a function, with modules that are new for each model."""
     makers = inputs or (image,)
     return Case(
         name,

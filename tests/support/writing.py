@@ -114,7 +114,7 @@ class Cells(nn.Module):
 
 
 class Matched(nn.Module):
-    """Writes where a computed mask and indices beside it say, as detectors do; a determinant."""
+    """Writes where a computed mask and indices say, as detectors do; a determinant."""
 
     def __init__(self) -> None:
         super().__init__()

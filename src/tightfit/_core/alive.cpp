@@ -13,7 +13,7 @@ namespace tightfit {
 namespace {
 
 // `gc.get_objects` hands out tuples that another thread has only half made, and to finish one that
-// somebody else refers to is an error. Here nobody does when the next thread runs.
+// other code refers to is an error. Here no other code does when the next thread runs.
 nb::list alive(nb::iterable kinds) {
     std::unordered_set<PyObject *> wanted;
     for (nb::handle kind : kinds) wanted.insert(kind.ptr());

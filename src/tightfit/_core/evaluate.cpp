@@ -221,7 +221,7 @@ void Schedule::run_option(int stage, Computed& computed, Bytes live, Entry& entr
     entry.cost += options[computed.option].cost;
 }
 
-// In place: sizes are equal, this op is the last reader in the stage, nobody keeps the value, and
+// In place: sizes are equal, this op is the last reader in the stage, the value is not kept, and
 // the value written is not alive already.
 bool Schedule::may_overwrite(int stage, const Computed& computed, const Option& option) const {
     const int target = option.overwrites;

@@ -110,7 +110,7 @@ private:
         return bytes;
     }
 
-    // Bytes that end at a position because nobody reads the value later.
+    // Bytes freed at a position because the value is not read later.
     Bytes ended(int value, int at) const {
         const OrderProblem::Value& one = problem_.values_[value];
         if (one.kept_group >= 0) return 0;

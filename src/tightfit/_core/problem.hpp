@@ -36,7 +36,7 @@ struct Alternative {
 };
 
 struct Op {
-    bool required;  // false: computed only if somebody reads it
+    bool required;  // false: computed only if it is read
     bool crossing;  // a segment crossing: costs nothing, nothing is recomputed in its stage
     int program;  // recomputed only in stages of the same program
     int segment;  // an op that is not required is computed only in stages of its own segment

@@ -42,7 +42,7 @@ public:
         }
     }
 
-    // The same; returns by how much the sum of what lies above a limit grows.
+    // The same; returns by how much the sum of the bytes above a limit grows.
     Bytes add_above(int first, int last, Bytes bytes, Bytes limit) {
         Bytes growth = 0;
         for (int stage = first, end; stage <= last; stage = end) {
@@ -53,7 +53,7 @@ public:
         return growth;
     }
 
-    // The sum of what lies above a limit.
+    // The sum of the bytes above a limit.
     Bytes above(Bytes limit) const {
         Bytes sum = 0;
         for (int stage = 0; stage < stages_; ++stage)
@@ -110,7 +110,7 @@ private:
         return block;
     }
 
-    // How the sum of what lies above a limit changes when bytes are added to stages of one block.
+    // How the sum of the bytes above a limit changes when bytes are added to stages of one block.
     Bytes change(int first, int end, Bytes bytes, Bytes limit) const {
         const int number = first / kBlock;
         const Bytes added = blocks_[number].added;

@@ -16,7 +16,7 @@ struct Reach {
 
 // The least bytes with which an op can be computed starting from an empty memory. Every op may be
 // computed any number of times here, so the answer is a lower limit for every plan. Answers below
-// `floor` are not told apart from it.
+// `floor` are not distinguished from it.
 Reach least_bytes(const Problem& problem, int op, Bytes floor, std::int64_t most_states,
                   double seconds);
 

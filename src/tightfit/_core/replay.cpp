@@ -382,7 +382,7 @@ void Replay::join_classes(int storage) {
     for (const int child : children(storage)) join(child);
 }
 
-// The sum over the distinct classes beside a storage.
+// The sum over the distinct classes next to a storage.
 std::int64_t Replay::cost_of_classes(int storage) {
     std::int64_t sum = 0;
     roots_.clear();

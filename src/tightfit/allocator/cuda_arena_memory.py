@@ -11,7 +11,7 @@ __all__ = ["CudaArenaMemory"]
 
 
 class CudaArenaMemory:
-    """A block of PyTorch's CUDA allocator, free, in a pool that nobody else requests from.
+    """A block of PyTorch's CUDA allocator, free, in a pool of which no other code requests memory.
 
     The allocator itself keeps account of every byte of it: what lives there is counted in its
     statistics, and nothing is given out twice. The memory goes back when the object is gone and
@@ -40,7 +40,7 @@ class CudaArenaMemory:
         return "held" if any(segment["allocated_size"] for segment in segments) else "free"
 
     def take(self, size_bytes: int) -> tuple[int, torch.Tensor] | None:
-        """Request a stretch; return where it lies, and what holds it. None: there was no room."""
+        """Request a stretch; return its address, and what holds it. None: there was no room."""
         with contextlib.ExitStack() as inside:
             if not self._is_inside:
                 inside.enter_context(torch.cuda.use_mem_pool(self._pool, self._device))
@@ -51,13 +51,13 @@ class CudaArenaMemory:
             return held.data_ptr() - self.address, held
 
     def enter(self) -> None:
-        """Let what the calling thread requests lie here, from now on."""
+        """Place what the calling thread requests here, from now on."""
         if not self._is_inside:
             self._inside.enter_context(torch.cuda.use_mem_pool(self._pool, self._device))
             self._is_inside = True
 
     def leave(self) -> None:
-        """Let it lie elsewhere again; nothing happens outside."""
+        """Place it elsewhere again; nothing happens outside."""
         self._is_inside = False
         self._inside.close()
 

@@ -16,7 +16,7 @@ from tightfit.allocator.resident import storages_of
 from tightfit.torch_private.gpu.allocator_settings import expand_segments
 from tightfit.units import format_bytes, parse_bytes
 
-__all__ = ["CudaTally", "Refusals", "told_by_budget"]
+__all__ = ["CudaTally", "Refusals", "budget_refusal"]
 
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")
 _REFUSING = re.compile(r"GPU (\d+) has")
@@ -123,7 +123,7 @@ class CudaTally:
         fraction = (min(limits) + 0.5) / total  # PyTorch rounds down to bytes
         torch.cuda.set_per_process_memory_fraction(min(fraction, cls._users_own[index]), index)
 
-    def _told(self, error: BaseException) -> str:
+    def _described(self, error: BaseException) -> str:
         """Say what PyTorch has refused, in terms of the budget."""
         asked = _ASKED.search(str(error))
         asked_bytes = parse_bytes(asked[1].replace("bytes", "B")) if asked else 0
@@ -148,7 +148,7 @@ def _fraction(index: int) -> float:
     return 1.0 if read is None else read(index)
 
 
-def told_by_budget(error: BaseException) -> str | None:
+def budget_refusal(error: BaseException) -> str | None:
     """Say what a GPU's allocator has refused, in terms of its least budget; None: it has none."""
     if not isinstance(error, torch.OutOfMemoryError):
         return None
@@ -157,4 +157,4 @@ def told_by_budget(error: BaseException) -> str | None:
         one for one in CudaTally._limited if refusing is None or one._index == int(refusing[1])
     ]
     least = min(limited, key=lambda one: one._most_reserved_bytes, default=None)
-    return least._told(error) if least is not None else None
+    return least._described(error) if least is not None else None

@@ -220,7 +220,7 @@ static inline void count_free(uint64_t size) { atomic_fetch_sub(&live_bytes, rou
 
 /* A tally counts the blocks given out since it was opened, as long as they live, and may have a
  * limit that they keep to. What was there before and counts against the limit all the same (the
- * parameters of a model) is told from outside, as bytes. Whoever set the limit may be asked to make
+ * parameters of a model) is set from outside, in bytes. The owner of the limit may be asked to make
  * room, in the thread that allocates. A request that would exceed a limit all the same is refused
  * by an exception of c10, as if memory had run out. */
 #define TALLIES 64
@@ -278,7 +278,7 @@ static inline Tally *tally_allocation(uint64_t stamp, int64_t size) {
     return NULL;
 }
 
-/* Python's collector of cycles: a fitted model that nobody can reach any more must not limit
+/* Python's collector of cycles: a fitted model that is unreachable must not limit
  * those that come after it. Found in the process; none of them in a process without Python. */
 static struct {
     int (*is_initialized)(void);
@@ -287,7 +287,7 @@ static struct {
     void (*give_lock)(int);
     long (*collect)(void);
 } python;
-static void (*_Atomic before_refusals)(void); /* counts anew what was there before tallies began */
+static void (*_Atomic before_refusals)(void); /* counts again what was there before tallies began */
 static __thread _Bool collecting;
 
 static void find_python(void) {
@@ -298,7 +298,7 @@ static void find_python(void) {
     python.collect = (long (*)(void))dlsym(RTLD_DEFAULT, "PyGC_Collect");
 }
 
-/* Frees what only cycles hold, and has counted anew what was there before. In threads that Python
+/* Frees what only cycles hold, and counts again what was there before. In threads that Python
  * knows: others may be waited for by one that holds its lock. Returns whether it ran. */
 static _Bool collect_garbage(void) {
     if (collecting || !python.is_initialized || !python.thread_state || !python.take_lock ||
@@ -428,7 +428,7 @@ static void record_free(uint64_t record) {
 
 static void hook_free(void *address);
 
-/* `entry` is set where the block lies in an arena. */
+/* `entry` is set where the block is in an arena. */
 static inline DataPtr take(size_t size, Entry **entry) {
     void *planned = replay_take(size, entry);
     if (planned)
@@ -703,7 +703,7 @@ EXPORT int64_t tightfit_hook_tally_take_peak(int slot) {
     return atomic_exchange(&tallies[slot].peak, atomic_load(&tallies[slot].given));
 }
 
-/* Lets what is given out, with `before` bytes beside it, keep to a limit. */
+/* Limits what is given out, plus `before` bytes. */
 EXPORT void tightfit_hook_tally_advise(int slot, int64_t budget) {
     atomic_store(&tallies[slot].advised, budget);
 }

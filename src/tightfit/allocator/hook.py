@@ -128,7 +128,7 @@ def _load(path: str) -> ctypes.CDLL:
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype = result
-        # told no types, ctypes takes what is called in every step several times as fast
+        # without types, ctypes calls functions several times as fast
         if arguments not in (None, (ctypes.c_int,)):
             function.argtypes = arguments
     return library

@@ -1,4 +1,4 @@
-"""What operators would take, foretold on tensors without contents (fake tensors)."""
+"""What operators would take, predicted on tensors without contents (fake tensors)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["LiveOnFakes"]
 
 @dataclass
 class _Storage:
-    """A storage and how many tensors lie in it."""
+    """A storage and how many tensors refer to it."""
 
     size_bytes: int
     tensors: int = 0
@@ -33,7 +33,7 @@ class _Storage:
 
 @dataclass
 class LiveOnFakes(private.TorchDispatchMode):
-    """Counts the bytes of the storages that ops make, as long as a tensor lies in them."""
+    """Counts the bytes of the storages that ops make, as long as a tensor refers to them."""
 
     granularity: int  # what the device's allocator rounds to, in bytes
     peak_bytes: int = 0  # the most that lived at once so far

@@ -101,7 +101,7 @@ class CpuMeter:
         return self._hook.tightfit_hook_peak_bytes(self._slot)
 
     def reset_peak(self, *, quietly: bool = False) -> None:
-        """Let this meter's peak start again from what is live now; nobody else has it."""
+        """Let this meter's peak start again from what is live now; the meter has one user."""
         self._hook.tightfit_hook_peak_reset(self._slot)
 
     def held_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Requests that a limit has refused: told from other errors, and said in terms of a budget."""
+"""Requests that a limit has refused: how they are recognised, and said in terms of a budget."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
-from tightfit.allocator.cuda_tally import told_by_budget
+from tightfit.allocator.cuda_tally import budget_refusal
 from tightfit.errors import BudgetExceeded
 from tightfit.units import format_bytes
 
@@ -25,7 +25,7 @@ _REFUSAL = "tightfit: the budget of"  # how hook.c begins the text of its except
 
 def is_refusal(error: BaseException) -> bool:
     """Whether an error says that a limit has refused a request."""
-    return isinstance(error, RuntimeError) and _told(error).startswith(_REFUSAL)
+    return isinstance(error, RuntimeError) and _described(error).startswith(_REFUSAL)
 
 
 def if_room(run: Callable[[], Result]) -> Result | None:
@@ -52,7 +52,7 @@ def likely_further_bytes(error: BaseException) -> int:
 
 def _numbers(error: BaseException) -> tuple[int, int, int, int]:
     """Return the same, and which budget the error names."""
-    budget, asked, held, named = (int(n) for n in re.findall(r"(\d+) bytes", _told(error))[:4])
+    budget, asked, held, named = (int(n) for n in re.findall(r"(\d+) bytes", _described(error))[:4])
     return budget, asked, held, named
 
 
@@ -66,7 +66,7 @@ def budget_exceeded(
     counts.
     """
     budget, asked, held, guessed = _numbers(error)
-    text = f"{what} {_told(error)}"
+    text = f"{what} {_described(error)}"
     if further_bytes is None:
         return BudgetExceeded(text, budget_bytes=budget, measured_bytes=guessed)
     least = held + asked + further_bytes
@@ -74,6 +74,6 @@ def budget_exceeded(
     return BudgetExceeded(text, budget_bytes=budget, measured_bytes=least)
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     """Return what an error says: that of a GPU's allocator in terms of its limit."""
-    return told_by_budget(error) or str(error)
+    return budget_refusal(error) or str(error)

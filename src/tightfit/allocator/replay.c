@@ -1,17 +1,17 @@
 /* Replays layouts: the k-th request of a step gets its planned place in an arena.
  *
  * An arena is one mapping of memory; its plans say for each request of a step how large it was
- * and where it lies (-1: outside, with the ordinary allocator). A thread enters an arena with
+ * and its offset (-1: outside, with the ordinary allocator). A thread enters an arena with
  * `begin` and leaves it with `end`; only its own requests in between are looked up. Blocks may be
  * freed in any order, by any thread, after the step and after the arena was closed.
  *
  * No address is ever handed out twice, whatever the program does:
- *   - While a step went as planned ("exact"), every earlier request of the step lies in its place
+ *   - While a step went as planned ("exact"), every earlier request of the step is in its place
  *     or was freed, and nothing else is in the arena. The bytes of request k can then only be held
  *     by the last earlier request planned over each of them: its predecessors. If one of them is
  *     alive, the request is served outside, and the step is no longer exact.
  *   - A request that is larger than planned is served outside, and the step is no longer exact.
- *     A smaller one lies inside its place.
+ *     A smaller one is inside its place.
  *   - In a step that is not exact, or that began with blocks alive, a request gets its place only
  *     if no block that is alive in the arena shares a byte with it.
  * A flag per request says whether it is alive. It is cleared last when a block is freed, and read
@@ -37,7 +37,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define ARENAS 64
 #define PLANS 32
-#define NOBODY (-1)
+#define NO_REQUEST (-1)
 #define PAGE 4096
 #define STRAY 32 /* one part in so many of an arena's height is served outside: a step is astray */
 #define LARGE (256 << 10) /* bytes from which on blocks are given back at once while it is */
@@ -52,7 +52,7 @@ typedef struct {
     Entry *entries; /* of each request that is alive: what the hook noted */
     int64_t *place; /* of each request: where its offset stands in the two tables */
     int64_t *offset_at; /* open addressing by offset; -1: empty */
-    atomic_int *owner_at; /* the request that is alive at that offset, or nobody */
+    atomic_int *owner_at; /* the request that is alive at that offset, or NO_REQUEST */
     int64_t capacity; /* of the two tables, a power of two */
     atomic_int_fast64_t taken; /* places taken less those given back by the thread inside */
     atomic_int_fast64_t given; /* how often one was given back by another thread */
@@ -79,8 +79,8 @@ typedef struct {
 
 static Arena *_Atomic arenas[ARENAS]; /* those that are mapped */
 static atomic_int arenas_end;
-static atomic_int_fast64_t live_bytes[ARENAS]; /* of the blocks that whoever was inside has taken
-                                                  and not given back; nobody else writes it, so
+static atomic_int_fast64_t live_bytes[ARENAS]; /* of the blocks that the thread inside has taken
+                                                  and not given back; no other thread writes it, so
                                                   that no locked instruction is needed */
 static pthread_mutex_t arenas_lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_bool poisons;
@@ -106,7 +106,7 @@ static inline _Bool is_alive(Plan *plan, int64_t request) {
     return atomic_load_explicit(&plan->is_alive[request], memory_order_acquire);
 }
 
-/* How many requests of a plan lie in their places. */
+/* How many requests of a plan are in their places. */
 static inline int64_t alive_of(const Plan *plan) {
     int64_t given = atomic_load_explicit(&plan->given, memory_order_acquire);
     return atomic_load_explicit(&plan->taken, memory_order_relaxed) - given;
@@ -294,7 +294,7 @@ _Bool replay_find(void *address, Placed *placed) {
             if (plan->offset_at[place] == -1)
                 continue;
             int request = atomic_load_explicit(&plan->owner_at[place], memory_order_relaxed);
-            if (request == NOBODY)
+            if (request == NO_REQUEST)
                 continue;
             *placed = (Placed){&plan->entries[request], arena, plan, request, place, inside == arena};
             return 1;
@@ -307,7 +307,7 @@ _Bool replay_find(void *address, Placed *placed) {
 void replay_give(const Placed *placed) {
     Arena *arena = placed->arena;
     Plan *plan = placed->plan;
-    if (placed->is_own) /* before anybody else may take the place */
+    if (placed->is_own) /* before another request may take the place */
         add_live(arena, -rounded(placed->entry->size));
     if (atomic_load_explicit(&poisons, memory_order_relaxed))
         memset(arena->base + plan->offsets[placed->request], 0xFF,
@@ -315,7 +315,7 @@ void replay_give(const Placed *placed) {
     if (atomic_load_explicit(&arena->is_astray, memory_order_relaxed) &&
         plan->sizes[placed->request] >= LARGE)
         drop_pages_of(arena, plan, placed->request);
-    atomic_store_explicit(&plan->owner_at[placed->place], NOBODY, memory_order_relaxed);
+    atomic_store_explicit(&plan->owner_at[placed->place], NO_REQUEST, memory_order_relaxed);
     atomic_store_explicit(&plan->is_alive[placed->request], 0, memory_order_release);
     if (placed->is_own) {
         int64_t taken = atomic_load_explicit(&plan->taken, memory_order_relaxed);
@@ -452,10 +452,10 @@ static void *copy(const void *source, size_t size) {
 static void enter_offsets(Plan *plan) {
     for (int64_t slot = 0; slot < plan->capacity; slot++) {
         plan->offset_at[slot] = -1;
-        atomic_init(&plan->owner_at[slot], NOBODY);
+        atomic_init(&plan->owner_at[slot], NO_REQUEST);
     }
     for (int64_t request = 0; request < plan->count; request++) {
-        plan->place[request] = NOBODY;
+        plan->place[request] = NO_REQUEST;
         if (plan->offsets[request] < 0)
             continue;
         plan->place[request] = find(plan, plan->offsets[request]);
@@ -533,7 +533,7 @@ EXPORT void tightfit_replay_end(int64_t *statistics) {
     leave(arena);
 }
 
-/* Requests between these two are nobody's: of whatever is not the same in every step. */
+/* Requests between these two belong to no step: they differ from step to step. */
 EXPORT void tightfit_replay_interrupt(void) { interruptions++; }
 EXPORT void tightfit_replay_resume(void) { interruptions -= interruptions > 0; }
 

@@ -27,13 +27,13 @@ typedef struct {
  * serves this request. */
 void *replay_take(size_t size, Entry **entry);
 
-/* Whether a living block lies in an arena, and which it is. Any thread, any time. */
+/* Whether a living block is in an arena, and which it is. Any thread, any time. */
 _Bool replay_find(void *address, Placed *placed);
 
 /* Gives a block back: its place may be taken again at once. */
 void replay_give(const Placed *placed);
 
-/* Bytes of the blocks that lie in arenas, less those that other threads than the one inside gave
+/* Bytes of the blocks in arenas, less those that other threads than the one inside gave
  * back. */
 int64_t replay_live_bytes(void);
 
@@ -41,7 +41,7 @@ static inline int64_t rounded(uint64_t size) {
     return (int64_t)((size + GRANULARITY - 1) & ~(uint64_t)(GRANULARITY - 1));
 }
 
-/* Whether the calling thread's requests are nobody's for now. */
+/* Whether the calling thread's requests belong to no step for now. */
 _Bool replay_is_interrupted(void);
 
 /* A forked child takes nothing from the arena of its parent. */

@@ -33,7 +33,7 @@ class Replayed:
 
     requests: int  # those of the thread inside the arena
     hits: int  # got their planned place
-    outside: int  # were planned to lie outside
+    outside: int  # were planned to be outside
     # larger, late, over: fell back to the ordinary allocator: larger than planned; their place was
     # still held; more than there were in the plan
     larger: int
@@ -42,12 +42,12 @@ class Replayed:
 
     @property
     def fallbacks(self) -> int:
-        """Requests that were planned for the arena, or not at all, and lie outside."""
+        """Requests that were planned for the arena, or not at all, and are outside."""
         return self.larger + self.late + self.over
 
 
 class Replay:
-    """One mapping of memory, and plans of which request of a step lies where in it.
+    """One mapping of memory, and plans of the offset of each request of a step.
 
     Blocks may outlive their step, and the arena: its pages are given back when the object is gone
     and nothing in them is alive.
@@ -75,7 +75,7 @@ class Replay:
     ) -> int | None:
         """Add a plan and return its number; None if the arena has its 32 plans.
 
-        `sizes`, `offsets`: of each request of a step, in order; offset -1: it lies outside.
+        `sizes`, `offsets`: of each request of a step, in order; offset -1: it is outside.
         `predecessors`: of each request, as `tightfit.layout.predecessors` returns them.
         """
         starts = [0, *accumulate(map(len, predecessors))]
@@ -108,7 +108,7 @@ class Replay:
 
     @property
     def alive(self) -> int:
-        """How many blocks lie in the arena now."""
+        """How many blocks are in the arena now."""
         return int(self._hook.tightfit_replay_alive(self._number))
 
     @property
@@ -117,7 +117,7 @@ class Replay:
         return int(self._hook.tightfit_replay_resident(self._number))
 
     def drop_pages(self) -> None:
-        """Give the pages back that no living block touches, while nobody is inside."""
+        """Give the pages back that no living block touches, while no step is inside."""
         self._hook.tightfit_replay_drop_pages(self._number)
 
     def wanted(self, plan: int, count: int) -> list[int]:
@@ -133,7 +133,7 @@ class Replay:
 
 @contextmanager
 def interrupted() -> Iterator[None]:
-    """Let the requests of the calling thread be nobody's in a ``with`` block."""
+    """Let the requests of the calling thread belong to no step in a ``with`` block."""
     hook = installed_hook()
     hook.tightfit_replay_interrupt()
     try:

@@ -24,13 +24,13 @@ def granularity_of(kind: str) -> int:
 def resident_tensor_bytes(tensors: Iterable[Any], granularity: int) -> int:
     """Return the bytes of the distinct storages of tensors, rounded as the allocator rounds.
 
-    Of a tensor that is spread over processes the part that lies here counts.
+    Of a tensor that is spread over processes the local part counts.
     """
     return sum(rounded_up(storage.nbytes(), granularity) for storage in storages_of(tensors))
 
 
 def storages_of(tensors: Iterable[Any]) -> list[torch.UntypedStorage]:
-    """Return the distinct storages that tensors lie in; other objects are passed over."""
+    """Return the distinct storages of tensors; other objects are passed over."""
     seen: dict[int, torch.UntypedStorage] = {}
     for tensor in map(tools.local_tensor, tensors):
         if isinstance(tensor, torch.Tensor):
@@ -47,7 +47,7 @@ def bytes_of(tensors: Iterable[Any]) -> int:
 
 
 def _strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return what a tensor lies in: itself, or the indices and values of a sparse tensor.
+    """Return what holds a tensor's numbers: itself, or the indices and values of a sparse tensor.
 
     Nothing for a gradient that is zero everywhere and has no memory, as autograd makes them.
     """

@@ -71,7 +71,7 @@ class CpuTally:
         self._hook.tightfit_hook_before_refusals(_BEFORE_REFUSALS)
         self._slot = self._hook.tightfit_hook_tally_open()
         if self._slot < 0:
-            gc.collect()  # models that nobody uses any more have let go of theirs then
+            gc.collect()  # models that are not used any more have released theirs then
             self._slot = self._hook.tightfit_hook_tally_open()
         if self._slot < 0:
             raise _NoPlaceLeft(

@@ -148,17 +148,17 @@ class Assembly:
         """Make an optional op of an extra, behind the last of the ops it reads or ahead of one."""
         reads = self._reads(extra.args)
         last = max((self._maker[v] for v in reads if v in self._maker), default=0)
-        beside = self._ops[last if extra.before is None else self._number[extra.before]]
-        name = f"{beside.module or beside.target}: {extra.name}"
+        neighbour = self._ops[last if extra.before is None else self._number[extra.before]]
+        name = f"{neighbour.module or neighbour.target}: {extra.name}"
         writes = tuple(
-            self._add_value(node, name, beside.id) for node in extra.results or (extra.node,)
+            self._add_value(node, name, neighbour.id) for node in extra.results or (extra.node,)
         )
         self._value_of.setdefault(extra.node, writes[0])
         op = Op(
-            id=beside.id,
+            id=neighbour.id,
             target=extra.name,
-            module=beside.module,
-            segment=beside.segment,
+            module=neighbour.module,
+            segment=neighbour.segment,
             alternatives=(
                 Alternative(reads=reads, writes=writes),
                 *(
@@ -181,7 +181,7 @@ class Assembly:
             for args in (extra.args, *extra.others)
         )
         place = self._behind if extra.before is None else self._ahead
-        place.setdefault(beside.id, []).append((op, calls, extra.node))
+        place.setdefault(neighbour.id, []).append((op, calls, extra.node))
 
     def _add_value(self, node: fx.Node, name: str, maker: OpId) -> ValueId:
         size = self._captured.graph.device.rounded(storage_bytes(node.meta["val"]))

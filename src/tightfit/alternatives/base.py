@@ -20,7 +20,7 @@ from tightfit.capture.nodes import (
     base_of,
     is_getitem,
     is_traced_in_backward,
-    lies_without_gaps,
+    is_without_gaps,
     storage_bytes,
 )
 from tightfit.graph.ir import Exactness, Op, Use, Value
@@ -85,7 +85,7 @@ class Extra:
 class Extension:
     """Further ways of computing one op."""
 
-    ways: tuple[Way, ...]  # beside the default
+    ways: tuple[Way, ...]  # other than the default
     extras: tuple[Extra, ...] = ()  # what they read that the trace does not make
     default_use: Literal["any", "first"] = "any"  # how the default may be used from now on
     unpins: bool = False  # whether the op may be recomputed now although its default may not
@@ -104,7 +104,7 @@ class OpView:
     captured: Captured  # the step, without alternatives
     op: Op
     ways: tuple[Way, ...] = ()  # what other contributors have offered for it so far
-    # Parameters as they are now, by placeholder; None: nobody knows, any may be far from zero
+    # Parameters as they are now, by placeholder; None: unknown, any may be far from zero
     present: Mapping[fx.Node, torch.Tensor] | None = None
 
     @property
@@ -127,11 +127,11 @@ class OpView:
         return self.captured.graph.device.kind == "cpu"
 
     def output_node(self, index: int) -> fx.Node | None:
-        """Return the node that picks output `index`, if somebody reads it."""
+        """Return the node that picks output `index`, if it is read."""
         return _picked(self.node, index)
 
     def output_of(self, maker: fx.Node, index: int) -> fx.Node | None:
-        """Return the node that picks an output of another op, if somebody reads it."""
+        """Return the node that picks an output of another op, if it is read."""
         return _picked(maker, index)
 
     def is_forward(self, node: fx.Node) -> bool:
@@ -170,7 +170,7 @@ class OpView:
         return None if number is None else self.captured.graph.values[number]
 
     def may_take_over(self, node: fx.Node) -> bool:
-        """Whether the op's result may take over the storage of an argument nobody else keeps."""
+        """Whether the op's result may take over the storage of an argument not kept elsewhere."""
         value = self.value_of(node)
         written = self.captured.graph.values[self.op.alternatives[0].writes[0]]
         return (
@@ -201,7 +201,7 @@ class OpView:
         return same and once and self.may_take_over(target)
 
     def is_read_behind(self, node: fx.Node) -> bool:
-        """Whether somebody keeps a tensor, or a later op reads it."""
+        """Whether a tensor is kept, or read by a later op."""
         value = self.value_of(node)
         if value is None or value.is_constant or value.fate != "none":
             return True
@@ -221,7 +221,7 @@ class OpView:
         )
 
     def is_kept_for_others(self, node: fx.Node) -> bool:
-        """Whether a tensor is kept anyway: another op of the backward reads it, or somebody."""
+        """Whether a tensor is kept anyway: another op of the backward reads it, or user code."""
         base = base_of(node)
         number = self.captured.value_of.get(base)
         if number is None:
@@ -277,7 +277,7 @@ def arguments_of(node: fx.Node) -> tuple[Any, ...]:
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements of a (fake) tensor fill their storage, each at one place."""
-    if tensor.numel() == 0 or not lies_without_gaps(tensor):
+    if tensor.numel() == 0 or not is_without_gaps(tensor):
         return False
     return storage_bytes(tensor) == tensor.numel() * tensor.element_size()
 

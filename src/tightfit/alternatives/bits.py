@@ -27,7 +27,7 @@ _CARRY = _signed(0x7F7F7F7F7F7F7F7F)
 
 
 def flat(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """Return a dense tensor's elements as they lie in memory, laid out by these strides."""
+    """Return a dense tensor's elements in the order of memory, laid out by these strides."""
     if tensor.stride() != strides:
         other = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
         tensor = other.copy_(tensor)
@@ -40,7 +40,7 @@ def bit_bytes(elements: int) -> int:
 
 
 def stretches(tensor: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield stretches of a tensor's elements, and the bytes that their bits lie in."""
+    """Yield stretches of a tensor's elements, and the bytes that hold their bits."""
     step = _ON_CPU if tensor.device.type == "cpu" else _ON_GPU
     for start in range(0, tensor.numel(), step):
         end = min(start + step, tensor.numel())

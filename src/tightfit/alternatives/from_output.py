@@ -1,6 +1,6 @@
 """Gradients of activations from their output, which the next layer keeps anyway.
 
-The sign of a leaky ReLU's output is that of its input, a hardtanh's output lies at a limit
+The sign of a leaky ReLU's output is that of its input, a hardtanh's output is at a limit
 exactly where its input is not inside, and beyond zero an ELU's slope is its output plus alpha:
 the operators of the backward give the same from the output (MONeT, table 2). The slope of a
 softplus is ``1 - exp(-beta * output)``.

@@ -1,7 +1,7 @@
-"""Operators that may write their result over an argument nobody reads any more.
+"""Operators that may write their result over an argument that is not read any more.
 
 Which argument is free to be overwritten depends on the plan; the planner, the verifier and the
-lowered program share one rule: equal size, last reader, kept by nobody.
+lowered program share one rule: equal size, last reader, not kept.
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ def _readers(node: fx.Node) -> list[fx.Node]:
 
 
 def _serve_only(view: OpView, made: tuple[fx.Node, ...], readers: tuple[fx.Node, ...]) -> bool:
-    """Whether some tensors are kept by nobody and read by certain ops only."""
+    """Whether some tensors are not kept, and read by certain ops only."""
     values = [view.value_of(node) for node in made]
     if any(value is None or value.fate != "none" for value in values):
         return False

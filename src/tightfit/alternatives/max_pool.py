@@ -1,4 +1,4 @@
-"""The gradient of a max-pooling from where in its window each maximum lies: one byte, not eight.
+"""The gradient of a max-pooling from each maximum's position in its window: one byte, not eight.
 
 The place in the whole image follows from the place of the window.
 """
@@ -42,11 +42,11 @@ _BYTE = 256
 
 @dataclass(frozen=True)
 class Windows:
-    """Where the windows of a pooling lie."""
+    """The positions of a pooling's windows."""
 
     sizes: tuple[int, ...]  # of the image: (height, width) or (depth, height, width)
     extents: tuple[int, ...]  # what a window spans, dilation included
-    # strides, padding: from window to window, and how far the first lies outside
+    # strides, padding: from window to window, and how far the first is outside
     strides: tuple[int, ...]
     padding: tuple[int, ...]
 
@@ -79,7 +79,7 @@ class Windows:
     def in_image(self, offsets: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         """Return offsets inside windows as indices into the image.
 
-        None of a maximum lies outside, but the kernel that is given them writes wherever they say.
+        No maximum is outside, but the kernel that is given them writes wherever they say.
         """
         index = offsets + starts
         for d in range(1, len(self.sizes)):
@@ -162,7 +162,7 @@ def max_pool_gradient(view: OpView) -> Extension | None:
 def _windows(
     image: torch.Tensor, kernel: Any, strides: Any, padding: Any, dilation: Any, _: bool
 ) -> Windows | None:
-    """Return where the windows lie; None if an offset has no room in a byte or may leave a row."""
+    """Return the windows' positions; None if an offset has no room in a byte or may leave a row."""
     count = 3 if len(kernel) == 3 or len(padding) == 3 else 2
     sizes = tuple(image.shape[-count:])
     kernel, strides, padding, dilation = (

@@ -154,8 +154,8 @@ def with_alternatives(
     """Return the captured step with the alternatives that the registry knows for its ops.
 
     `exactness`: the least exact class that is allowed. `group`: only these, for comparisons: a name
-    of `GROUPS`. `present`: parameters of which somebody watches whether `Captured.conditions` hold
-    in every step; None: conditions are taken to hold, as for a plan that nobody runs. Raises
+    of `GROUPS`. `present`: parameters for which `Captured.conditions` are checked
+    in every step; None: conditions are taken to hold, as for a plan that is not run. Raises
     `BadInput` for an unknown group; lists the known ones.
     """
     if group not in GROUPS:

@@ -58,7 +58,7 @@ def compressed(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     A bit for each element says whether it is stored, which takes less than a column for each
     stored one. Whatever the numbers are, the work needs the same memory.
 
-    `strides`: of `x`; its elements are taken as they lie in memory. Returns uint8 Tensor,
+    `strides`: of `x`; its elements are taken in the order of memory. Returns uint8 Tensor,
     [compressed_bytes]: the values and the bits. Of a tensor with fewer zeros than there is room
     for: its elements as halves.
     """

@@ -1,6 +1,6 @@
 """Elementwise operators run together with those that made their arguments, a stretch at a time.
 
-A ReLU behind a BatchNorm is made again from what was normalised: both run on a stretch that lies
+A ReLU behind a BatchNorm is made again from what was normalised: both run on a stretch that fits
 in the processor's cache, so memory is read once and written once, and what is between them never
 exists as a whole. The gradient of a SiLU, which reads what a BatchNorm made, does the same: then
 only the BatchNorm's input has to be kept. So does a product in the backward: the gradient of a
@@ -145,7 +145,7 @@ class Norm:
 class Stretches:
     """The stretches of all tensors of a chain between two cuts.
 
-    `cuts` (tuple of (dimension, start, length)): where the stretch lies in the result.
+    `cuts` (tuple of (dimension, start, length)): where the stretch is in the result.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ def run_together(
 
 
 def _over_each_other(links: Sequence[Link | Norm]) -> list[bool]:
-    """Return which links may write where the result goes: nobody needs what is there later."""
+    """Return which links may write where the result goes: what is there is not needed later."""
     last_read = [0] * len(links)
     for number, link in enumerate(links):
         for argument in link.arguments if isinstance(link, Link) else ():
@@ -344,7 +344,7 @@ class _Chain:
         return self.add(maker)
 
     def _maker(self, reader: fx.Node, node: fx.Node) -> fx.Node | None:
-        """Return what made an argument if it may be a link: nobody else reads it in the forward."""
+        """Return what made an argument if it may be a link: the forward's only reader."""
         view = self._view
         maker = view.maker_of(node, (*_FORWARD, _NORM))
         mine, other = view.node.meta["val"], node.meta["val"]

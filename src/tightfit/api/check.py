@@ -104,7 +104,7 @@ def check(
         A key of `tightfit.costs.COST_SOURCES`; a GPU's also round sizes as its allocator does.
         ``"measured"`` times each distinct operator once, by itself.
     gradients : str
-        Whether gradients are made anew in each step or added to existing ones.
+        Whether gradients are new in each step or added to existing ones.
     planner, limits
         Which planner, and when it stops: by default once the plan costs at most half a percent
         of the step more than is proven to be the least.

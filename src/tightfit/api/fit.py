@@ -73,7 +73,7 @@ def fit(
         Tells the size of its state; without it two copies of the parameters are assumed until
         the first step has shown the truth.
     methods : str or iterable of str
-        Methods that the training calls beside the forward, or in its place, such as
+        Methods that the training calls besides the forward, or instead of it, such as
         ``"get_action_and_value"``: each is planned like the forward, in the same budget. Where one
         calls another, they are planned as one.
     reserve : int or str
@@ -100,7 +100,7 @@ def fit(
         ``TIGHTFIT_CACHE_DIR`` names, or the platform's) and found again by the next process.
     shapes : iterable
         Example inputs of the shapes to come, planned now, the largest first: a tuple of positional
-        inputs, a mapping of keyword inputs, or one tensor each. Tensors may lie on the ``"meta"``
+        inputs, a mapping of keyword inputs, or one tensor each. Tensors may be on the ``"meta"``
         device. Other shapes may still come: each starts at once with the best plan at hand, and a
         better one is searched in the background.
     compile : bool
@@ -109,8 +109,8 @@ def fit(
         run one by one where none does or that is faster, which is said. Results of compiled plans
         differ from eager by rounding.
     arena : bool
-        Whether the memory of a step lies at planned addresses (Sekiyama et al. 2018). On the CPU
-        the budget then bounds what the process holds: plans leave of it what was measured beside
+        Whether the memory of a step is at planned addresses (Sekiyama et al. 2018). On the CPU the
+        budget then bounds what the process holds: plans leave of it what was measured outside of
         tensors, and the report names that. On a GPU (untested on one) it bounds what PyTorch's
         allocator reserves. What differs from the plan is served as without the arena, and counted.
     update_in_backward : bool

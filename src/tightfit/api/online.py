@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from tightfit.dynamic.pool import Candidates
 from tightfit.dynamic.region import Online
 from tightfit.errors import BadInput
 from tightfit.eviction.policies.registry import policy_named
@@ -58,10 +59,10 @@ def online(
         Stop with an error when computing again has cost so many times what the step itself costs.
     device : torch.device or str
         Where the budget counts, and memory is taken: the CPU, or a GPU such as ``"cuda"``. On a GPU
-        nobody is called before a request is refused, so operators that are refused memory run again
-        after memory was freed; the core in Python does that.
+        nothing is called before a request is refused, so operators that are refused memory run
+        again after memory was freed; the core in Python does that.
     core : str
-        What sees the operators: ``"C++"`` costs an operator least; where nobody has compiled it
+        What sees the operators: ``"C++"`` costs an operator least; where it is not compiled
         yet, entering waits half a minute for that. ``"Python"`` needs no compiler. ``"auto"`` takes
         C++ where it is compiled already, else Python, while another process compiles it for regions
         that begin later. The report says which it was.
@@ -91,8 +92,7 @@ def online(
     return Online(
         parse_bytes(budget),
         policy_named(policy),
-        smallest_bytes=parse_bytes(smallest, what="smallest size"),
-        look_at_all=search == "all",
+        Candidates(parse_bytes(smallest, what="smallest size"), are_all_scored=search == "all"),
         most_again=most_again,
         device=device,
         core=core,

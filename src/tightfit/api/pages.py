@@ -13,7 +13,7 @@ from tightfit.layout.pack import pack
 from tightfit.layout.packers.base import PackingLimits
 from tightfit.plan.plan import Plan
 from tightfit.reporting.html.facts import Measured, PlannedFor
-from tightfit.reporting.html.page import plan_page
+from tightfit.reporting.html.page import Findings, plan_page
 from tightfit.reporting.html.parts import PartInUse, WholeStep, parts_page
 from tightfit.reporting.html.sentences import Proven
 
@@ -70,15 +70,8 @@ def write_page(
     """
     path = check_page(path)
     packed = pack(blocks_of_plan(graph, plan), limits=PackingLimits(seconds=_PACKING_S))
-    page = plan_page(
-        graph,
-        plan,
-        proven=proven,
-        measured=measured,
-        offsets=packed.layout.offsets,
-        curve=curve,
-        further=further,
-    )
+    findings = Findings(proven, measured, packed.layout.offsets, curve)
+    page = plan_page(graph, plan, findings, further)
     write_atomically(path, page)
     return path
 

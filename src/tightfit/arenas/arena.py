@@ -38,14 +38,14 @@ class ArenaReport:
     steps, exact_steps : int
         Steps that ended; those in which every planned request got its place.
     requests, hits, outside, fallbacks : int
-        Requests in steps that were replayed; at their place; planned to lie outside, because they
+        Requests in steps that were replayed; at their place; planned to be outside, because they
         outlive the step; and served by the ordinary allocator instead of as planned.
     layouts : int
         How often a step was laid out, the first time included.
     height_bytes, lower_bound_bytes : int
         Of the highest layout in use: bytes it takes, and the most that is alive at one time.
     outlived_bytes, elsewhere_bytes : int
-        What lies outside of it in a step: blocks that outlive the step (state of optimizers, what
+        What is outside of it in a step: blocks that outlive the step (state of optimizers, what
         the loop keeps); the most that other threads and interrupted parts hold at one time.
     """
 
@@ -73,19 +73,20 @@ class Arena:
     Once two steps were alike, they are laid out and replayed: the k-th request gets the k-th
     planned place in one mapping, which is as high as the most that is alive at one time. Steps
     are recorded until one went as planned, and again after one that did not; where requests were
-    larger than planned and nothing else differed, they are laid out anew at once (section 4.3).
+    larger than planned and nothing else differed, a new layout is made at once (section 4.3).
     Whatever differs from the plan is served by the ordinary allocator, counted, and never wrong.
 
     While a step is only recorded, the ordinary allocator gives large blocks back at once, so that
     the process holds little more than what is alive then, too.
 
     Only requests of the thread that entered are planned, and only on the CPU. Tensors that outlive
-    a step lie with the ordinary allocator.
+    a step are served by the ordinary allocator.
 
     Parameters
     ----------
     yields : bool
-        Whether it ends where its thread enters another one: nobody has asked for it in person.
+        Whether it ends where its thread enters another one: the user has not asked for it
+        explicitly.
     """
 
     def __init__(self, *, yields: bool = False) -> None:
@@ -249,7 +250,7 @@ class Arena:
         return self._replay
 
     def _another(self, height_bytes: int) -> Replay:
-        """Return a new arena; the old one ends with what lies in it."""
+        """Return a new arena; the old one ends when it is empty."""
         if self._replay is not None:
             height_bytes = max(height_bytes, self._replay.height_bytes)
             self._replay.close()
@@ -264,7 +265,7 @@ class Arena:
         self._elsewhere_before = None
         announce(
             "tightfit.arena() places memory of the CPU, and steps inside it request memory of a "
-            "GPU: that lies where CUDA's allocator puts it. tightfit.fit(model, budget, "
+            "GPU: CUDA's allocator decides its addresses. tightfit.fit(model, budget, "
             "arena=True) places the steps of a model there"
         )
 
@@ -370,7 +371,7 @@ class _Step:
     def learn(
         self, replayed: Replayed | None, recording: Recording | None, *, at_once: bool
     ) -> bool:
-        """Compare the step with its layout; return whether it was laid out anew.
+        """Compare the step with its layout; return whether a new layout was made.
 
         `at_once`: whether the first recorded step is laid out: others went as planned, so what
         happens only once is over, and a step that is only recorded takes about twice its time.

@@ -57,7 +57,7 @@ class CallArena:
             self.leave()
 
     def leave(self) -> None:
-        """Give the memory back, once nobody shares it and nothing in it is alive."""
+        """Give the memory back, once it is not shared and nothing in it is alive."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.leave(self)
@@ -83,9 +83,9 @@ class CallArena:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody shares the arena, or the one that the first step would lie in."""
+        """Whether the arena is not shared, or the one that the first step would use."""
         thread = self._thread or _ARENAS.get(threading.get_ident())
-        return thread is None or not thread.has_users_beside(self)
+        return thread is None or not thread.has_other_users(self)
 
     @property
     def exact_height_bytes(self) -> int:
@@ -99,7 +99,7 @@ class CallArena:
 
 
 class _ThreadArena:
-    """The arena of a thread, with those whose steps lie in it."""
+    """The arena of a thread, with those whose steps use it."""
 
     def __init__(self) -> None:
         self.arena = Arena(yields=True).__enter__()
@@ -130,7 +130,7 @@ class _ThreadArena:
         """Whether a step goes on."""
         return self._caller is not None
 
-    def has_users_beside(self, user: CallArena) -> bool:
+    def has_other_users(self, user: CallArena) -> bool:
         """Whether others share it."""
         return any(other is not user for other in self._users)
 
@@ -153,7 +153,7 @@ class _ThreadArena:
             self.arena.step(shape)
 
     def leave(self, user: CallArena) -> None:
-        """End the step that runs; give the memory back if nobody else is there."""
+        """End the step that runs; give the memory back if no other call uses it."""
         self._users.discard(user)
         self._caller = None
         self.end_step()

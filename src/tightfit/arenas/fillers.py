@@ -1,7 +1,7 @@
 """A step whose requests are led to their places by fillers, in memory of any kind.
 
-Whatever the allocator does, it never gives out bytes that are held, by a filler or by anybody
-else. So a step that differs from its script cannot go wrong: it only lies elsewhere.
+Whatever the allocator does, it never gives out bytes that are held, by a filler or anything
+else. So a step that differs from its script cannot go wrong: it only gets other addresses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tightfit.layout.holes import LEAST_BYTES, Filler, Opening, Script, script_o
 __all__ = ["ArenaMemory", "ArenaMemoryState", "FilledStep", "FillerPlacement", "why_not_led"]
 
 _MIB = 1 << 20
-_TRIED = [  # alone and two at once, side by side, smaller than their cells, amid others and alike
+_TRIED = [  # alone and two at once, side by side, smaller than their cells, among others and alike
     Block(0, 0, 9, 8 * _MIB - 512),
     Block(1, 2, 9, 4 * _MIB - 512),
     Block(2, 4, 5, 6 * _MIB),
@@ -31,7 +31,7 @@ _MOST_FAILURES = 4  # a filler that has no room in the arena takes more from the
 
 
 ArenaMemoryState: TypeAlias = Literal["free", "held", "grown"]
-"""Nothing lies there; something does; more was taken from the device, as something had no room."""
+"""Nothing is there; something is; more was taken from the device, as something had no room."""
 
 
 class ArenaMemory(Protocol):
@@ -52,24 +52,24 @@ class ArenaMemory(Protocol):
         ...
 
     def take(self, size_bytes: int) -> tuple[int, Any] | None:
-        """Request a stretch; return where it lies, and what holds it. None: there was no room."""
+        """Request a stretch; return its address, and what holds it. None: there was no room."""
         ...
 
     def enter(self) -> None:
-        """Let what the calling thread requests lie here, from now on."""
+        """Place what the calling thread requests here, from now on."""
         ...
 
     def leave(self) -> None:
-        """Let it lie elsewhere again; nothing happens outside."""
+        """Place it elsewhere again; nothing happens outside."""
         ...
 
 
 class FilledStep:
     """One step: from its forward to the end of its backward.
 
-    `ground`: where it lies; None: wherever the allocator puts it, as another step lies there.
+    `ground`: its memory; None: wherever the allocator puts it, as another step uses the arena.
     `is_watched`: whether to find out which instructions have no room. `failed`: fillers that came
-    to lie elsewhere, or would have: 1 at most, as none is set afterwards. `outlived`: whether
+    to be elsewhere, or would have: 1 at most, as none is set afterwards. `outlived`: whether
     something of an earlier step was there at its beginning. `crowded`: instructions that requested
     what had no room, or after which a filler had none.
     """
@@ -94,7 +94,7 @@ class FilledStep:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every filler so far came to lie where it was to."""
+        """Whether every filler so far was placed where planned."""
         return self._is_led and not self.failed
 
     def turn(self, instruction: int) -> None:
@@ -115,7 +115,7 @@ class FilledStep:
             self._note_growth(None)
 
     def pause(self) -> None:
-        """Let requests lie elsewhere until the next turn: code of others runs."""
+        """Let requests be placed elsewhere until the next turn: code of others runs."""
         self._note_growth(self._last)
         self._last = None
         if self._ground is not None:
@@ -211,7 +211,7 @@ def why_not_led(ground_for: Callable[[int], ArenaMemory]) -> str | None:
 
 
 def _everything(script: Script, ground: ArenaMemory) -> tuple[Filler, ...]:
-    """Return what holds all of a ground before a step begins, and what lies above it for good."""
+    """Return what holds all of a ground before a step begins, and what is above it for good."""
     above_bytes = ground.height_bytes - script.height_bytes
     above = Filler(-1, script.height_bytes, above_bytes)
     return (script.everything, above) if above_bytes else (script.everything,)
@@ -220,7 +220,7 @@ def _everything(script: Script, ground: ArenaMemory) -> tuple[Filler, ...]:
 class FillerPlacement:
     """The steps of a model in one stretch of memory, one after another.
 
-    A step that begins while another one still awaits its backward lies elsewhere.
+    A step that begins while another one still awaits its backward is placed elsewhere.
 
     `ground_for`: returns memory that is so many bytes high; raises a `RuntimeError` if there is
     none.
@@ -246,7 +246,7 @@ class FillerPlacement:
 
     @property
     def report(self) -> ArenaReport:
-        """What happened in the steps that ended; a fallback: a filler that lay elsewhere."""
+        """What happened in the steps that ended; a fallback: a filler that was placed elsewhere."""
         return self._report
 
     def begin(self, script: Script, *, is_watched: bool = False) -> FilledStep:

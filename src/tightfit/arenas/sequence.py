@@ -21,14 +21,14 @@ _LIMITS = PackingLimits(seconds=1.0)
 class Sequenced:
     """A step's requests in their order, laid out."""
 
-    # One per request of the thread that takes the steps; empty lifetimes: it lies outside
+    # One per request of the thread that takes the steps; empty lifetimes: it is outside
     blocks: tuple[Block, ...]
     offsets: tuple[int, ...]  # the place of each; -1: outside, because it outlived the step
     # height_bytes, lower_bound_bytes: of the arena it needs, and the largest load
     height_bytes: int
     lower_bound_bytes: int
     predecessors: tuple[tuple[int, ...], ...]  # of each request
-    # outlived_bytes, elsewhere_bytes: what lies outside: blocks that outlived the step; the most
+    # outlived_bytes, elsewhere_bytes: what is outside: blocks that outlived the step; the most
     # that other threads, and whatever was interrupted, held at one time
     outlived_bytes: int = 0
     elsewhere_bytes: int = 0
@@ -67,7 +67,7 @@ def _requests(recording: Recording) -> list[RecordedBlock]:
 
 
 def enlarged(step: Sequenced, wanted: Sequence[int]) -> Sequenced:
-    """Lay a step out anew with larger requests, as the paper does (section 4.3)."""
+    """Lay a step out again with larger requests, as the paper does (section 4.3)."""
     blocks = [
         Block(block.id, block.lower, block.upper, max(block.size_bytes, size))
         for block, size in zip(step.blocks, wanted, strict=True)

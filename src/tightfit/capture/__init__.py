@@ -14,7 +14,8 @@ is planned, and how each of its ops is run. Files stand on floors, the lowest fi
 - `lift` and `capture`: the way from a call to a captured step; `input_uses` goes it with a gradient
   for each use of an input, and `partitioner` says what PyTorch itself would keep.
 
-No Python is followed here: whoever does that hands over graphs. `alone` lets one thread at a time.
+No Python is followed here: another package does that and hands over graphs. `alone` lets one thread
+at a time.
 
 May import graph, plan, costs, allocator and torch_private.
 """

@@ -1,4 +1,4 @@
-"""One capture at a time, and anew where a leaf has kept more than it was measured to keep."""
+"""One capture at a time, repeated where a leaf has kept more than it was measured to keep."""
 
 from __future__ import annotations
 

@@ -77,9 +77,9 @@ def _traced(call: TracedCall, strides: TrueStrides | None) -> JointGraph:
 
 
 def device_of(call: TracedCall) -> Device:
-    """Return the device the modules and inputs of a call lie on.
+    """Return the device of the modules and inputs of a call.
 
-    Raises `CaptureError` if they lie on several devices.
+    Raises `CaptureError` if they are on several devices.
     """
     tensors = [p for m in call.modules.values() for p in m.parameters()]
     tensors += [b for m in call.modules.values() for b in m.buffers()]
@@ -88,7 +88,7 @@ def device_of(call: TracedCall) -> Device:
     if len(kinds) > 1:
         listed = ", ".join(sorted(str(d) for d in kinds))
         raise CaptureError(
-            f"the model lies on several devices ({listed}); a budget is for one device. Fit the "
+            f"the model is on several devices ({listed}); a budget is for one device. Fit the "
             "part on each device by itself"
         )
     device = kinds.pop()
@@ -154,7 +154,7 @@ def _refuse_sparse(joint: JointGraph) -> None:
 
 
 def _refuse_shared_memory(call: TracedCall, joint: JointGraph) -> None:
-    """Refuse to change an input in place that lies in one storage with another tensor.
+    """Refuse to change an input in place that shares its storage with another tensor.
 
     Where they overlap may be another place at the next call.
     """

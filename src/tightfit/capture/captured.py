@@ -27,12 +27,12 @@ __all__ = [
 ]
 
 
-_NEAR = 1e-2  # beside its bias: below, a single-precision weight leaves fewer than five digits
+_NEAR = 1e-2  # of its bias: below, a single-precision weight leaves fewer than five digits
 
 
 @dataclass(frozen=True)
 class FarFromZero:
-    """What an alternative asks of parameters: no weight is near zero beside its bias."""
+    """What an alternative asks of parameters: no weight is near zero compared with its bias."""
 
     # weight, bias: placeholders; a bias may be None
     weight: fx.Node
@@ -103,8 +103,8 @@ class Captured:
     plain: Captured | None = None  # the step before alternatives were added; None: it has none
     # Takes the optimizer's steps of parameters that are ops of the step; None: none are
     stepper: Any = None
-    # Ops whose workspace there was no room to measure: it is foretold from other calls
-    foretold: frozenset[OpId] = frozenset()
+    # Ops whose workspace there was no room to measure: it is predicted from other calls
+    predicted: frozenset[OpId] = frozenset()
 
     @functools.cached_property
     def conditions(self) -> tuple[FarFromZero, ...]:
@@ -117,19 +117,19 @@ class Captured:
         return dataclasses.replace(self, graph=graph)
 
     @property
-    def foretold_bytes(self) -> int:
+    def predicted_bytes(self) -> int:
         """The largest workspace that there was no room to measure."""
-        ops = (self.graph.ops[op] for op in self.foretold)
+        ops = (self.graph.ops[op] for op in self.predicted)
         return max((op.alternatives[0].variants[0].workspace_bytes for op in ops), default=0)
 
-    def with_foretold(self, times: float) -> Captured:
+    def with_predicted(self, times: float) -> Captured:
         """Return the step with other workspaces where there was no room to measure them.
 
         `times`: what they are multiplied by; 0: they count as nothing.
         """
-        if not self.foretold:
+        if not self.predicted:
             return self
-        ops = (_with_workspace(o, times) if o.id in self.foretold else o for o in self.graph.ops)
+        ops = (_with_workspace(o, times) if o.id in self.predicted else o for o in self.graph.ops)
         return self.with_graph(msgspec.structs.replace(self.graph, ops=tuple(ops)))
 
     def keeping(self, is_kept: Callable[[Op, Alternative, Call], bool]) -> Captured:

@@ -1,4 +1,4 @@
-"""What a call of a handed graph depends on, beside what whoever hands it over has looked at."""
+"""What a call of a handed graph depends on, besides what was checked before it is handed over."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GraphCalls:
     """The signatures of calls of handed graphs.
 
     A graph is called with modules and modes as in its first call only: they are looked at then.
-    Which inputs share memory, and whether casts are kept, nobody else looks at.
+    Which inputs share memory, and whether casts are kept, is checked only here.
     """
 
     def __init__(self, graphs: HandedGraphs) -> None:

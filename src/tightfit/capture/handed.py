@@ -21,8 +21,8 @@ __all__ = [
     "GraphArguments",
     "HandedGraph",
     "HandedGraphs",
-    "beside_loss",
     "is_handed",
+    "returned_with_loss",
     "takes_numbers",
 ]
 
@@ -39,8 +39,8 @@ class HandedGraph:
     failed_guards: str = ""  # what no longer held of the graphs that were made of this code before
     # The identity of the module in whose forward a node was made, where that is known
     modules: Mapping[fx.Node, int] = field(default_factory=dict)
-    # Which of its outputs the callable returns beside a loss
-    beside_loss: frozenset[int] = frozenset()
+    # Which of its outputs the callable returns along with a loss
+    returned_with_loss: frozenset[int] = frozenset()
 
     @cached_property
     def called(self) -> tuple[Any, ...]:
@@ -149,7 +149,7 @@ class _Placed:
             if module is None:
                 raise CaptureError(
                     "a recurrent module whose weights are all computed, or that is given a packed "
-                    "sequence beside computed weights, cannot be planned"
+                    "sequence along with computed weights, cannot be planned"
                 )
             found[node] = module
         return found
@@ -190,7 +190,7 @@ class HandedGraphs:
         return {*(member.module for member in placed.members), *placed.leaves}
 
     def leaves(self, number: int) -> tuple[nn.Module, ...]:
-        """Return the modules whose forwards a graph calls though nobody has followed them."""
+        """Return the modules whose forwards a graph calls though Dynamo has not traced them."""
         return self._placed[number].leaves
 
     def held(self, number: int) -> list[torch.Tensor | None]:
@@ -247,7 +247,7 @@ class HandedGraphs:
         return self._placed[number].graph
 
     def places(self, number: int) -> tuple[Any, ...]:
-        """Return which inputs of a graph lie in modules, and in which modules nodes were made."""
+        """Return which inputs of a graph are members of modules, and the modules of its nodes."""
         placed = self._placed[number]
         names = {id(module): name for name, module in module_names(self._modules).items()}
         members = ((m.index, names[id(m.module)], m.holder, m.name) for m in placed.members)
@@ -255,7 +255,7 @@ class HandedGraphs:
         return (*members, *made_in)
 
     def _members(self) -> dict[int, tuple[nn.Module, str, str]]:
-        """Return where each parameter and buffer lies, by its identity.
+        """Return the place of each parameter and buffer, by its identity.
 
         What stands for a parameter during one call (`torch.func.functional_call`) and was computed
         is no parameter: modules hold another tensor afterwards.
@@ -283,10 +283,10 @@ def takes_numbers(function: Any, args: Sequence[Any]) -> bool:
     return isinstance(function, HandedGraphs) and function.has_numbers(args[-1])
 
 
-def beside_loss(function: Any, args: Sequence[Any]) -> frozenset[int]:
-    """Return which outputs of a call of a handed graph its callable returns beside a loss."""
+def returned_with_loss(function: Any, args: Sequence[Any]) -> frozenset[int]:
+    """Return which outputs of a call of a handed graph its callable returns along with a loss."""
     graph = function.graph(args[-1]) if isinstance(function, HandedGraphs) else None
-    return graph.beside_loss if graph is not None else frozenset()
+    return graph.returned_with_loss if graph is not None else frozenset()
 
 
 def is_handed(function: Any) -> bool:

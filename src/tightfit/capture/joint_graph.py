@@ -46,7 +46,7 @@ class JointGraph:
     # than by the program alone
     raw_outputs: tuple[Any, ...]
     # How outputs and changed inputs follow from the raw ones. An output that is known to receive no
-    # gradient is as in eager; should it receive one after all, the call is planned anew.
+    # gradient is as in eager; should it receive one after all, the call is planned again.
     metadata: RuntimeMetadata
     # Gradient and the placeholder position of what it is the gradient of
     gradients: tuple[tuple[fx.Node, int], ...]
@@ -55,7 +55,8 @@ class JointGraph:
     # The values the step read in Python: the trace holds as long as they are the same
     decisions: Decisions
     opaque: OpaqueModules  # the modules that run as one op
-    # Outputs that receive no gradient: those that the call names, and those beside its loss
+    # Outputs that receive no gradient: those that the call names, and those returned along with its
+    # loss
     detached: frozenset[int]
     checkpoints: Checkpoints  # those of `torch.utils.checkpoint` that its forward goes through
     # Gradients that leave it by a step of the optimizer, as `gradients` do by a hand-over

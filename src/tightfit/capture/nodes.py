@@ -25,7 +25,7 @@ __all__ = [
     "is_random",
     "is_traced_in_backward",
     "is_view",
-    "lies_without_gaps",
+    "is_without_gaps",
     "note_kept_forward",
     "note_random",
     "note_terms",
@@ -107,7 +107,7 @@ def flat_outputs(node: fx.Node) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
-def lies_without_gaps(tensor: torch.Tensor) -> bool:
+def is_without_gaps(tensor: torch.Tensor) -> bool:
     """Whether the elements of a tensor fill a stretch of memory, in whatever order."""
     expected = 1
     for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda p: p[1]):

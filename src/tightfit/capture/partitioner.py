@@ -97,7 +97,7 @@ class _Computes:
         self._seen: set[OpId] = set()
 
     def add(self, op: OpId) -> None:
-        """Compute an op once more; one that nobody reads is left out."""
+        """Compute an op once more; one without readers is left out."""
         if op in self._seen:
             self.done.append(self._again(op))
         elif op in self.first:

@@ -22,7 +22,7 @@ from tightfit.graph.liveness import producers, readers
 from tightfit.graph.validate import validate_graph
 from tightfit.torch_private import clipping
 
-__all__ = ["Foretold", "ParameterStep", "Stepper", "taking_steps", "with_parameter_steps"]
+__all__ = ["ParameterStep", "PredictedOp", "Stepper", "taking_steps", "with_parameter_steps"]
 
 _BYTES_PER_S = 5e9  # that a step of a parameter reads and writes, until steps have been timed
 _STRETCH_BYTES = 1 << 19  # moved in the time that it takes to begin another stretch
@@ -78,14 +78,14 @@ class Stepper(Protocol):
 
 
 @dataclass(frozen=True)
-class Foretold:
+class PredictedOp:
     """What an op of the optimizer's step runs: it says itself what it takes."""
 
     workspace_bytes: int  # what it works with
     moved_bytes: int  # what it reads and writes
 
     def measure(self, *, briefly: bool = False) -> Measurement:
-        """Return what it takes, foretold; its time is learned from steps."""
+        """Return what it takes, predicted; its time is learned from steps."""
         return Measurement(
             cost_s=self.moved_bytes / _BYTES_PER_S,
             workspace_bytes=self.workspace_bytes,
@@ -97,7 +97,7 @@ class Foretold:
 
 
 @dataclass(frozen=True)
-class GradientNorm(Foretold):
+class GradientNorm(PredictedOp):
     """Returns the norm of one gradient, as `clip_grad_norm_` computes it."""
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,7 @@ class GradientNorm(Foretold):
 
 
 @dataclass(frozen=True)
-class ClipFactor(Foretold):
+class ClipFactor(PredictedOp):
     """Returns what gradients are multiplied with, as `clip_grad_norm_` computes it."""
 
     max_norm: float = 1.0  # to which they are clipped
@@ -118,7 +118,7 @@ class ClipFactor(Foretold):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParameterStep(Foretold):
+class ParameterStep(PredictedOp):
     """Takes the optimizer's step of one parameter inside a program."""
 
     stepper: Stepper  # knows the optimizer
@@ -274,7 +274,7 @@ class _Placing:
                 "without update_in_backward"
             )
 
-    def _add_number(self, name: str, function: Foretold, arguments: tuple[Any, ...]) -> fx.Node:
+    def _add_number(self, name: str, function: PredictedOp, arguments: tuple[Any, ...]) -> fx.Node:
         """Add an op that makes a number of some nodes; return its node."""
         node = self._node(function, name)
         value = len(self.values)
@@ -286,7 +286,7 @@ class _Placing:
         self._add(f"step.{name}", (call,), node, reads=tuple(reads), writes=(value,))
         return node
 
-    def _node(self, function: Foretold, name: str) -> fx.Node:
+    def _node(self, function: PredictedOp, name: str) -> fx.Node:
         return fx.Graph().create_node("call_function", function, name=name)
 
     def _add(
@@ -360,7 +360,7 @@ class _Placing:
     def _state(self, name: str, size_bytes: int) -> tuple[ValueId, ...]:
         """Return the value of a parameter's state, if it has any.
 
-        What it takes lies around the step, whether it is there yet or not.
+        What it takes is resident around the step, whether it is there yet or not.
         """
         if not size_bytes:
             return ()

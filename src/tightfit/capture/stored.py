@@ -1,7 +1,7 @@
 """The trace of a handed graph in a file, by the key of the graph and of what it is called with.
 
 A handed graph says all that it runs: no code is looked at. What its key must hold is the graph
-itself, its constants, how its inputs lie in memory, and what PyTorch and this machine are like.
+itself, its constants, the layouts of its inputs, and what PyTorch and this machine are like.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def graph_key(graphs: HandedGraphs, number: int) -> Any:
     """Return what is equal of graphs that run the same, on members of the same names."""
     graph = graphs.graph(number)
     try:
-        described = packed((graphs.places(number), sorted(graph.beside_loss), _nodes(graph.module)))
+        described = packed(
+            (graphs.places(number), sorted(graph.returned_with_loss), _nodes(graph.module))
+        )
     except NotKept:
         return id(graph)
     return _digest(msgspec.msgpack.encode(described))
@@ -125,7 +127,12 @@ def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]
         installation(given),
         [(name, getattr(held, "__qualname__", "")) for name, held in replaced],
         modes_and_settings(),
-        (call.loss_alone, sorted(graph.beside_loss), call.numbers, sorted(call.detached_outputs)),
+        (
+            call.loss_alone,
+            sorted(graph.returned_with_loss),
+            call.numbers,
+            sorted(call.detached_outputs),
+        ),
         sorted((strides or {}).items()),
         input_signature(leaves, spec),
         [(name, tensor_signature(tensor)) for name, tensor in tensors.items()],

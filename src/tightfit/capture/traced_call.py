@@ -21,7 +21,7 @@ class TracedCall:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     detached_outputs: frozenset[int] = frozenset()  # flattened outputs known to receive no gradient
-    # Whether outputs beside a loss that the output carries receive none either
+    # Whether outputs returned along with a loss receive none either
     loss_alone: bool = False
     # Whether numbers that it reads and only computes with become inputs of the step
     numbers: bool = False

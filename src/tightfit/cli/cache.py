@@ -58,9 +58,9 @@ def list_plans(*, json: Json = False) -> int:
     header = ["plan", "model", "device", "budget", "extra compute", "used", "from"]
     total = sum(kept.size_bytes for kept in plans)
     text = f"{len(plans)} plans, {format_bytes(total)}, in {store.folder}"
-    beside = _beside()
-    size = sum(path.stat().st_size for path in beside)
-    text += f"\n{len(beside)} traces and plans to begin with, {format_bytes(size)}, beside them"
+    others = _other_files()
+    size = sum(path.stat().st_size for path in others)
+    text += f"\n{len(others)} traces and plans to begin with, {format_bytes(size)}, beside them"
     if rows:
         text = f"{render_table(header, rows, text_columns=3)}\n\n{text}"
     return print_result(
@@ -99,7 +99,7 @@ def remove(
         raise BadInput("name plans as tightfit cache ls shows them, or give --all")
     store = PlanCache()
     removed = store.remove(kept.name for kept in _chosen(store, plans))
-    for path in _beside() if everything else ():
+    for path in _other_files() if everything else ():
         path.unlink(missing_ok=True)
     return print_result(
         f"{removed} plans are deleted", as_json=json, status="feasible", removed=removed
@@ -167,7 +167,7 @@ def take_in(file: Path, /, *, json: Json = False) -> int:
     )
 
 
-def _beside() -> list[Path]:
+def _other_files() -> list[Path]:
     """Return the files that only serve the next process on this machine."""
     return [path for kind in ("traces", "earlier") for path in cache_folder(kind).glob("*.gz")]
 

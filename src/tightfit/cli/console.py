@@ -1,4 +1,4 @@
-"""Progress drawn on a terminal, told in lines otherwise."""
+"""Progress drawn on a terminal, printed in lines otherwise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from tightfit.progress import Pace, Progress, Spoken
+from tightfit.progress import Pace, PrintedProgress, Progress
 
 __all__ = ["TerminalProgress", "terminal_progress"]
 
@@ -73,10 +73,10 @@ class TerminalProgress:
 def terminal_progress() -> Iterator[Progress]:
     """Yield a progress that draws if the error output is a terminal, else one that tells.
 
-    What takes less than a few seconds is not told of.
+    What takes less than a few seconds is not shown.
     """
     if not sys.stderr.isatty():
-        spoken = Spoken()
+        spoken = PrintedProgress()
         try:
             yield spoken
         finally:

@@ -68,7 +68,7 @@ def plan(
     output
         Write the plan to this file (.json or .json.gz).
     graph_output
-        Write the graph of the step to this file: show, verify and report read it beside the plan.
+        Write the graph of the step to this file: show, verify and report read it with the plan.
     exactness
         Of a model: how exact alternatives of operators must be. bitwise (the default), rounding or
         lossy.

@@ -45,7 +45,7 @@ def _text(proof: Any) -> str:
     if proof.left_out and proof.verdict != "not deterministic":
         lines.append(
             f"  left out  {proof.left_out} printed lines or random states that two plain runs have "
-            "not in common: times, say, or generators that nobody seeds"
+            "not in common: times, say, or generators without a seed"
         )
     plain, fitted = format_seconds(proof.plain_s), format_seconds(proof.fitted_s)
     lines.append(f"  took      {plain} plain, {fitted} fitted (first steps and plans included)")

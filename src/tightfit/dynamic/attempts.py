@@ -1,4 +1,4 @@
-"""Operators of the program where requests are refused amid them: evict, and run them again.
+"""Operators of the program in which requests are refused: evict, and run them again.
 
 One that reads what it writes must not run again, for it may have begun to write, nor may one that
 other processes wait for. Room is made for it before it runs: as much as it took the last time, or,
@@ -107,7 +107,7 @@ def _replaces(
     try:
         places = {storage_of(tensor)._cdata for tensor in written}
         read = {storage_of(tensor)._cdata for tensor in given if id(tensor) not in mine}
-    except (NotImplementedError, RuntimeError):  # a sparse one, which lies in none
+    except (NotImplementedError, RuntimeError):  # a sparse one, which has none
         return False
     return len(places) == len(written) and not places & read
 

@@ -1,4 +1,4 @@
-"""Which content lies in which storage, for as long as the program holds the storage."""
+"""Which content is in which storage, for as long as the program holds the storage."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ __all__ = ["Contents", "NotPlain", "tensors_in"]
 
 
 class NotPlain(Exception):
-    """A tensor does not lie in a storage as sizes and strides say, such as a sparse one."""
+    """A tensor that sizes and strides of one storage do not describe, such as a sparse one."""
 
 
 class Contents:
     """The contents of all storages that are known.
 
-    `room`: is told when something ends that was there before. `pool`: is told what comes and goes.
+    `room`: notified when something ends that was there before. `pool`: notified of what comes and
+    goes.
     """
 
     def __init__(self, room: Room, pool: Pool) -> None:
@@ -48,30 +49,30 @@ class Contents:
 
     def of_storage(self, storage: torch.UntypedStorage) -> Content | None:
         """Return the content of a storage that is known."""
-        lies = getattr(storage, MARK, None)
-        return None if lies is None else lies.content
+        mark = getattr(storage, MARK, None)
+        return None if mark is None else mark.content
 
     def lying_in(self, tensor: torch.Tensor) -> tuple[Content, torch.UntypedStorage]:
-        """Return what a tensor lies in; what nobody has seen before stays where it is.
+        """Return the content and the storage of a tensor; what is new stays where it is.
 
-        Raises `NotPlain` if it lies in no storage.
+        Raises `NotPlain` if it has no storage.
         """
         storage = _plain_storage_of(tensor)
-        lies = getattr(storage, MARK, None)
-        if lies is not None:
-            return lies.content, storage
+        mark = getattr(storage, MARK, None)
+        if mark is not None:
+            return mark.content, storage
         return self.put(storage, Content(storage.nbytes(), None)), storage
 
     def put(self, storage: torch.UntypedStorage, content: Content) -> Content:
         """A storage holds something new, or is met for the first time."""
-        lies: StorageMark | None = getattr(storage, MARK, None)
-        if lies is None:
+        mark: StorageMark | None = getattr(storage, MARK, None)
+        if mark is None:
             return self.put_first(storage, content)
-        old = lies.content
+        old = mark.content
         for reader in old.readers:
             reader.let_go(old)
         self._lost(old)
-        lies.becomes(content)
+        mark.becomes(content)
         if old in self._before:
             self._before[content] = self._before.pop(old)
         self._held[content] = None
@@ -81,17 +82,17 @@ class Contents:
 
     def put_first(self, storage: torch.UntypedStorage, content: Content) -> Content:
         """A storage is met for the first time."""
-        lies = StorageMark(storage, self._ended.append)
-        lies.becomes(content)
-        setattr(storage, MARK, lies)
+        mark = StorageMark(storage, self._ended.append)
+        mark.becomes(content)
+        setattr(storage, MARK, mark)
         self._held[content] = None
         self._pool.offer(content)
         return content
 
     def new_among(self, outputs: Any) -> list[torch.UntypedStorage]:
-        """Return the storages of results that nobody has seen, each once.
+        """Return the new storages of results, each once.
 
-        Raises `NotPlain` if a result lies in no storage.
+        Raises `NotPlain` if a result has no storage.
         """
         here = self._room.device
         found: dict[int, torch.UntypedStorage] = {}
@@ -116,11 +117,11 @@ class Contents:
 
     def weights(self) -> tuple[int, int]:
         """Return the resident bytes that stay for ever, and those that could be evicted."""
-        resident = [c for c in self._held if c.is_resident and self._lies_here(c)]
+        resident = [c for c in self._held if c.is_resident and self._is_on_device(c)]
         kept_bytes = sum(c.size_bytes for c in resident if c.maker is None)
         return kept_bytes, sum(c.size_bytes for c in resident) - kept_bytes
 
-    def _lies_here(self, content: Content) -> bool:
+    def _is_on_device(self, content: Content) -> bool:
         storage = content.memory
         return storage is not None and self._room.has(storage)
 

@@ -57,7 +57,7 @@ class Core(ABC):
 
     @abstractmethod
     def need(self, tensor: torch.Tensor, for_good: bool) -> None:
-        """Bring a tensor back that is read beside the dispatcher; it may have to stay there."""
+        """Bring a tensor back that is read without the dispatcher; it may have to stay there."""
 
     @abstractmethod
     def resize(self, storage: torch.UntypedStorage, run: Callable[[], Any]) -> Any:

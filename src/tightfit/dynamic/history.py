@@ -1,7 +1,7 @@
 """What the runtime remembers: contents of storages, and the calls that made them.
 
 A storage that is written in place gets a new content; the old one can be computed again into
-memory of its own. Views are not remembered: they lie in the storage that they view.
+memory of its own. Views are not remembered: they share the storage that they view.
 
 One of each is made for every operator, so what is seldom set is an attribute of the class until
 it is.
@@ -24,7 +24,7 @@ MARK = "tightfit_online"
 
 
 class StorageMark(weakref.ref[torch.UntypedStorage]):
-    """A storage, held weakly, and what lies in it; its callback is told where the storage ends.
+    """A storage, held weakly, and its content; its callback is called when the storage ends.
 
     The storage has it as `MARK`, so that its content is found.
     """
@@ -42,7 +42,7 @@ class Content:
     """One content of one storage.
 
     `maker`: what computes it; None: it cannot be computed again, and stays. `is_backward`: whether
-    it is a gradient under way. `is_blank`: nobody has been seen writing it. `used_at`, `last_op`:
+    it is a gradient under way. `is_blank`: no write to it was seen. `used_at`, `last_op`:
     the clock, and the number of operators that had run, when it was last used.
     """
 
@@ -53,7 +53,7 @@ class Content:
     node: tuple[Any, int] | None = None
     known_cost: int | None = None
     """What the pool has found it to cost with all that it needs first; None: to be found."""
-    _lies: StorageMark | None = None
+    _mark: StorageMark | None = None
     _own: torch.UntypedStorage | None = None
     _readers: list[weakref.ref[Call]] | None = None
 
@@ -75,14 +75,14 @@ class Content:
 
     @property
     def memory(self) -> torch.UntypedStorage | None:
-        """The storage it lies in, or would lie in; None if that is gone."""
+        """Its storage, or the one it is to return to; None if that is gone."""
         if self._own is not None:
             return self._own
-        return None if self._lies is None else self._lies()
+        return None if self._mark is None else self._mark()
 
     @property
     def is_private(self) -> bool:
-        """Whether it lies in memory that only the runtime knows."""
+        """Whether it is in memory that only the runtime knows."""
         return self._own is not None
 
     @property
@@ -90,20 +90,20 @@ class Content:
         """The calls that read it and may be needed again."""
         return (call for ref in self._readers or () if (call := ref()) is not None)
 
-    def lie_in(self, lies: StorageMark) -> None:
-        """Lie in a storage that the program holds."""
-        self._lies = lies
+    def lie_in(self, mark: StorageMark) -> None:
+        """Become the content of a storage that the program holds."""
+        self._mark = mark
 
     def use(self, clock: int, op: int) -> None:
         self.used_at = clock
         self.last_op = op
 
     def lock(self) -> None:
-        """Somebody waits who reads it."""
+        """A call that reads it waits."""
         self.locks += 1
 
     def fasten(self) -> None:
-        """Somebody who locked it runs now."""
+        """A call that locked it runs now."""
         self.fast_locks += 1
 
     def unlock(self, *, was_fast: bool) -> None:
@@ -143,7 +143,7 @@ class Content:
     def lose_storage(self) -> None:
         """The program holds it no longer, or has written over it."""
         self.is_held = False
-        self._lies = None
+        self._mark = None
         if self._own is None:
             self.is_resident = False
 
@@ -154,9 +154,9 @@ class Content:
         self.node = None
 
     def move(self, own: torch.UntypedStorage) -> None:
-        """A copy of it lies elsewhere; its storage holds something else."""
+        """A copy of it is elsewhere; its storage holds something else."""
         self.is_held = False
-        self._lies = None
+        self._mark = None
         self._own = own
 
     def join(self, node: tuple[Any, int]) -> None:
@@ -169,7 +169,7 @@ class Content:
 
 
 class Place:
-    """A tensor argument: a content, and how the tensor lies in it."""
+    """A tensor argument: a content, and the tensor's geometry in it."""
 
     __slots__ = ("content", "dtype", "is_conj", "is_neg", "offset", "size", "stride")
 
@@ -225,7 +225,6 @@ class Call:
         reads: dict[Content, torch.UntypedStorage],
         cost: int,
         with_grad: bool,
-        drawn_from: tuple[torch.Generator, torch.Tensor] | None,
     ) -> None:
         self.function = function
         self.args = args
@@ -233,8 +232,6 @@ class Call:
         self.reads = tuple(reads)
         self.cost = cost
         self.with_grad = with_grad
-        if drawn_from is not None:
-            self.drawn_from = drawn_from
         reader = weakref.ref(self)
         for content in reads:
             content.add_reader(reader)
@@ -249,11 +246,14 @@ class Call:
     def made(self, contents: Sequence[Content]) -> None:
         self._outputs = tuple(map(weakref.ref, contents))
 
+    def drew_from(self, generator: torch.Generator, state: torch.Tensor) -> None:
+        self.drawn_from = generator, state
+
     def overwrote(self, written: Sequence[Content | Blank]) -> None:
         self.written = written
 
     def keep(self, content: Content, storage: torch.UntypedStorage) -> None:
-        """Hold what it reads and nobody can compute again."""
+        """Hold what it reads and cannot be computed again."""
         if self._kept is None:
             self._kept = {}
         self._kept[content] = storage
@@ -269,7 +269,7 @@ class Call:
                     self._kept_back[content] = storage
 
     def let_reads_go(self) -> None:
-        """A result came back, or nobody wants it."""
+        """A result came back, or is not needed."""
         if self._kept_back:
             outputs = (output for output in self.outputs if output is not None)
             if all(output.is_resident or not output.is_held for output in outputs):

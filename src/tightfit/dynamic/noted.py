@@ -16,7 +16,7 @@ __all__ = ["Noted"]
 class Noted:
     """The arguments of a call, with places for tensors.
 
-    `contents`: tells what a tensor lies in.
+    `contents`: maps a tensor to its content.
     """
 
     __slots__ = ("_contents", "_written", "args", "kwargs", "reads", "repeats", "unread")
@@ -53,7 +53,7 @@ class Noted:
 
     @property
     def written(self) -> list[torch.UntypedStorage]:
-        """The storages whose content is computed anew."""
+        """The storages whose content is computed again."""
         return [storage for _, storage in self._written.values()] if self._written else []
 
     def call(
@@ -65,7 +65,9 @@ class Noted:
     ) -> Call:
         """Return what is needed to run it again."""
         given = self.args, self.kwargs, self.reads
-        call = Call(function, *given, cost, with_grad, drawn_from)
+        call = Call(function, *given, cost, with_grad)
+        if drawn_from is not None:
+            call.drew_from(*drawn_from)
         if self._written:
             call.overwrote([what for what, _ in self._written.values()])
         return call
@@ -92,7 +94,7 @@ class Noted:
         return self._all_noted((value,))[0]
 
     def _argument(self, value: Any, unread: str | None) -> Any:
-        """A place, or a blank if what lies there is not read."""
+        """A place, or a blank if that content is not read."""
         if unread is None or not isinstance(value, torch.Tensor):
             return self._noted(value)
         content, storage = self._contents.lying_in(value)

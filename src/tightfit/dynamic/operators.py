@@ -31,8 +31,8 @@ class Operator:
 
     name: str  # as torch writes it
     is_composite: bool  # it is made of others, which are seen one by one
-    is_view: bool  # its result lies in its argument; nothing is computed
-    makes_blank: bool  # its result has no content yet: whoever called it may write it out of sight
+    is_view: bool  # its result is a view of its argument; nothing is computed
+    makes_blank: bool  # its result has no content yet: its caller may write it unseen
     draws: bool  # it draws random numbers
     # It may run again: it has no effects but its results and what the schema says it writes
     repeats: bool
@@ -42,7 +42,7 @@ class Operator:
     # Running statistics: written in training only, and not read then
     statistics: tuple[Argument, ...]
     training: Argument | None  # what says whether it is training
-    takes_dtype: bool  # it may be told the type of its result
+    takes_dtype: bool  # it may take the type of its result
     # Those it overwrites although its schema does not say so
     written_unsaid: tuple[Argument, ...] = ()
 
@@ -91,7 +91,7 @@ _WRITTEN_UNSAID = {"dropout_state", "reserve"}  # by cuDNN's recurrent kernels
 _HEAVY = ("mm", "conv", "matmul", "linear", "attention", "rnn", "lstm", "gru")
 _HEAVY_WEIGHT = 8
 _WITH_EFFECTS = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "profiler"}
-"""Namespaces of operators that wait for other processes, or that somebody counts."""
+"""Namespaces of operators that wait for other processes, or that are counted."""
 
 
 @cache

@@ -10,6 +10,7 @@ import heapq
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from time import perf_counter_ns
 
 from tightfit.dynamic.history import Call, Content
@@ -18,7 +19,7 @@ from tightfit.eviction.classes import Classes
 from tightfit.eviction.policies.policy import Cost, Policy, cost_of
 from tightfit.torch_private.storages import take_memory
 
-__all__ = ["Pool"]
+__all__ = ["Candidates", "Pool"]
 
 _RECENT_OPS = 8
 _MOST_ANCESTORS = 512
@@ -26,22 +27,30 @@ _LEAST_SAMPLE = 64
 _SHARE_OF_SAMPLE = 4
 
 
+@dataclass(frozen=True)
+class Candidates:
+    """Which contents an eviction looks at.
+
+    `smallest_bytes`: smaller ones are left alone. `are_all_scored`: whether every candidate is
+    scored at every eviction. False: a sample as large as the square root of their number, but of
+    64 at least (Kirisame et al., appendix E.2).
+    """
+
+    smallest_bytes: int
+    are_all_scored: bool
+
+
 class Pool:
     """The contents that may be evicted.
 
-    `policy`: who goes first. `ledger`: the clock, and where times are written down.
-    `smallest_bytes`: smaller ones are left alone. `look_at_all`: whether every candidate is scored
-    at every eviction. False: a sample as large as the square root of their number, but of 64 at
-    least (Kirisame et al., appendix E.2).
+    `policy`: who goes first. `ledger`: the clock, and where times are written down. `candidates`:
+    which of them are scored.
     """
 
-    def __init__(
-        self, policy: Policy, ledger: Ledger, *, smallest_bytes: int, look_at_all: bool
-    ) -> None:
+    def __init__(self, policy: Policy, ledger: Ledger, candidates: Candidates) -> None:
         self._policy = policy
         self._ledger = ledger
-        self._smallest_bytes = smallest_bytes
-        self._look_at_all = look_at_all
+        self._eligible = candidates
         self._contents: list[Content] = []
         self._positions: dict[Content, int] = {}
         self._retired: dict[Content, None] = {}
@@ -51,14 +60,14 @@ class Pool:
 
     def offer(self, content: Content) -> None:
         """A content is resident: it may be evicted if it can be computed again."""
-        if content.size_bytes < self._smallest_bytes or content.maker is None:
+        if content.size_bytes < self._eligible.smallest_bytes or content.maker is None:
             return
         if content not in self._positions:
             self._positions[content] = len(self._contents)
             self._contents.append(content)
 
     def is_small(self, content: Content) -> bool:
-        return content.size_bytes < self._smallest_bytes
+        return content.size_bytes < self._eligible.smallest_bytes
 
     def withdraw(self, content: Content) -> None:
         """A content may not be evicted any more, or is gone."""
@@ -83,7 +92,7 @@ class Pool:
             if not ranked:
                 break
             most = max(1, len(ranked) // _SHARE_OF_SAMPLE)
-            for _ in range(len(ranked) if self._look_at_all else most):
+            for _ in range(len(ranked) if self._eligible.are_all_scored else most):
                 content = self._next(ranked)
                 freed_bytes += content.size_bytes
                 self.evict(content)
@@ -93,7 +102,7 @@ class Pool:
         return freed_bytes > 0
 
     def drop(self, content: Content) -> None:
-        """Free what nobody but the runtime holds."""
+        """Free what only the runtime holds."""
         self.withdraw(content)
         content.leave()
         self.left(content)
@@ -117,14 +126,14 @@ class Pool:
         self.left(content)
 
     def left(self, content: Content) -> None:
-        """A content is not resident any more: it joins the class of what is evicted beside it."""
+        """A content is not resident any more: it joins the class of its evicted neighbours."""
         if self._costs_are_known:
             _tell_those_after(content)
         if self._classes is None or content.maker is None:
             return
         node = self._classes.add(content.maker.cost)
         content.join((self._classes, node))
-        for other in self._beside(content):
+        for other in self._adjacent_nodes(content):
             self._classes.join(node, other)
 
     def came_back(self, content: Content) -> None:
@@ -159,7 +168,7 @@ class Pool:
         return ranked
 
     def _next(self, ranked: list[tuple[float, int, Content]]) -> Content:
-        """Take the one with the least score; scores rise where others are evicted beside."""
+        """Take the one with the least score; scores rise when neighbours are evicted."""
         while self._policy.cost is not Cost.RANDOM:
             before, order, content = ranked[0]
             score = self._score(content)
@@ -179,20 +188,20 @@ class Pool:
             retired = [c for c in self._retired if c.is_private and not c.locks]
             if retired:
                 return retired
-        if self._look_at_all:
+        if self._eligible.are_all_scored:
             return self._first_turn(self._contents)[1]
         size = max(_LEAST_SAMPLE, math.isqrt(len(self._contents)))
         if size >= len(self._contents):
             return self._first_turn(self._contents)[1]
         turn, found = self._first_turn(self._random.sample(self._contents, size))
-        if turn:  # somebody else may come earlier
+        if turn:  # another may come earlier
             found = self._first_turn(self._contents)[1]
         return found if len(found) <= size else self._random.sample(found, size)
 
     def _first_turn(self, contents: list[Content]) -> tuple[int, list[Content]]:
         """Return the first turn that any of them has, and those whose turn it is.
 
-        Gradients under way and what was just used go only if nothing else may; what somebody waits
+        Gradients under way and what was just used go only if nothing else may; what a call waits
         for goes last of all: it will have to come back.
         """
         latest = self._ledger.operators - _RECENT_OPS
@@ -227,9 +236,9 @@ class Pool:
         return [*map(self.own_cost, _region(content, _children))]
 
     def cost_of_classes(self, content: Content) -> float:
-        """Return the sum of the classes of evicted contents beside it."""
+        """Return the sum of the classes of evicted contents next to it."""
         assert self._classes is not None
-        return self._classes.cost(self._beside(content))
+        return self._classes.cost(self._adjacent_nodes(content))
 
     def cost_of_operators(self, content: Content) -> int:
         """Return the cost of all operators that would have to run, each once; keep it in mind."""
@@ -240,7 +249,7 @@ class Pool:
         self._costs_are_known = True
         return cost
 
-    def _beside(self, content: Content) -> list[int]:
+    def _adjacent_nodes(self, content: Content) -> list[int]:
         """The nodes of the neighbours that are not resident."""
         nodes = [c.node for c in (*_parents(content), *_children(content)) if not c.is_resident]
         return [node[1] for node in nodes if node is not None and node[0] is self._classes]
@@ -263,7 +272,7 @@ def _calls_before(call: Call) -> list[Call]:
         for content in front.pop().reads:
             maker = content.maker
             if not content.is_resident and maker is not None:
-                content.know_cost(maker.cost)  # it was counted: somebody must be told if it changes
+                content.know_cost(maker.cost)  # counted: readers learn of a change
                 if maker not in found:
                     found[maker] = None
                     front.append(maker)

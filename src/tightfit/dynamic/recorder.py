@@ -1,7 +1,7 @@
 """A PyTorch program written down while it runs: its ops, their bytes and times, what it lets go.
 
 A name of the log stands for a storage, or for a view of it with its own sizes and strides. It is
-released when nobody holds the storage any more: no tensor and no graph of autograd.
+released when the storage is not held any more: no tensor and no graph of autograd.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class _Known:
 
 
 class _Ending:
-    """Lies in a storage and says when the storage ends."""
+    """Attached to a storage; calls back when the storage ends."""
 
-    def __init__(self, told: Callable[[], None]) -> None:
-        self._told = told
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
 
     def __del__(self) -> None:
-        self._told()
+        self._on_end()
 
 
 class Recorder(private.TorchDispatchMode):
@@ -183,7 +183,7 @@ class Recorder(private.TorchDispatchMode):
         return [Result(name, tensor.untyped_storage().nbytes(), keys.index(_key(tensor)))]
 
     def _named(self, tensor: torch.Tensor, func: Any) -> str:
-        """The name of an input; one that nobody made exists from the beginning."""
+        """The name of an input; one that no operator made exists from the beginning."""
         _check(tensor, func)
         known = self._known.get(_key(tensor))
         if known is None:

@@ -15,7 +15,7 @@ from tightfit.dynamic.core import Core
 from tightfit.dynamic.ledger import Ledger, OnlineReport
 from tightfit.dynamic.native.compiling import BeingCompiled, CoreUnavailable, ForLaterReleases
 from tightfit.dynamic.native.runtime import NativeRuntime
-from tightfit.dynamic.pool import Pool
+from tightfit.dynamic.pool import Candidates, Pool
 from tightfit.dynamic.room import (
     Room,
     allocated_bytes,
@@ -28,7 +28,11 @@ from tightfit.dynamic.runtime import Runtime
 from tightfit.errors import BadInput, BudgetExceeded, HookUnavailable, InfeasibleBudget
 from tightfit.eviction.policies.policy import Policy
 from tightfit.progress import announce
-from tightfit.torch_private.storages import told_of_addresses, told_of_resizing, why_memory_stays
+from tightfit.torch_private.storages import (
+    intercepted_resizing,
+    observed_addresses,
+    why_memory_stays,
+)
 from tightfit.units import format_bytes, parse_bytes
 
 __all__ = ["Online"]
@@ -45,10 +49,8 @@ class Online:
         The limit.
     policy : Policy
         What is evicted.
-    smallest_bytes : int
-        Smaller storages are never evicted.
-    look_at_all : bool
-        Whether every candidate is scored, or a sample.
+    candidates : Candidates
+        Which contents an eviction looks at.
     most_again : float
         How often a step's own cost may be spent on computing again.
     device : torch.device
@@ -62,17 +64,15 @@ class Online:
         self,
         budget_bytes: int,
         policy: Policy,
+        candidates: Candidates,
         *,
-        smallest_bytes: int,
-        look_at_all: bool,
         most_again: float,
         device: torch.device,
         core: str,
     ) -> None:
         self._budget_bytes = budget_bytes
         self._policy = policy
-        self._smallest_bytes = smallest_bytes
-        self._look_at_all = look_at_all
+        self._candidates = candidates
         self._ledger = Ledger(budget_bytes, most_again)
         self._device = device
         self._core = core
@@ -98,10 +98,10 @@ class Online:
         assert self._runtime is not None and self._room is not None
         runtime, room = self._runtime, self._room
         exceeded = None
-        if error is not None and is_refusal(error):  # a limit that is gone tells nothing
-            what = "something beside PyTorch's operators asked for memory, and all is evicted."
+        if error is not None and is_refusal(error):  # a limit that is gone says nothing
+            what = "memory was requested outside PyTorch's operators, and all is evicted."
             if room.retries:
-                what = "something beside PyTorch's operators asked for memory, which evicts nothing"
+                what = "memory was requested outside PyTorch's operators, which evicts nothing"
                 what += f" on {self._device.type!r}: call region.evict(...) before."
             exceeded = budget_exceeded(error, what)
         with self._around:
@@ -186,8 +186,8 @@ class Online:
         runtime.know(storages)
         room.keep(runtime.room_maker)
         around.callback(room.open)
-        around.enter_context(told_of_addresses(runtime.need))
-        around.enter_context(told_of_resizing(runtime.resize))
+        around.enter_context(observed_addresses(runtime.need))
+        around.enter_context(intercepted_resizing(runtime.resize))
         for register, hook in (
             (optimizer.register_optimizer_step_pre_hook, runtime.before_optimizer),
             (optimizer.register_optimizer_step_post_hook, runtime.after_optimizer),
@@ -198,12 +198,13 @@ class Online:
 
     def _runtime_in(self, room: Room) -> Core:
         """Return what sees the operators."""
-        search = {"smallest_bytes": self._smallest_bytes, "look_at_all": self._look_at_all}
         why = ""
         if self._core != "Python" and not room.retries:
             waits = self._core == "C++"
             try:
-                runtime = NativeRuntime(room, self._ledger, self._policy, waits=waits, **search)
+                runtime = NativeRuntime(
+                    room, self._ledger, self._policy, self._candidates, waits=waits
+                )
             except CoreUnavailable as error:
                 if waits:
                     raise BadInput(f"core='C++' cannot be had: {error}") from None
@@ -216,7 +217,7 @@ class Online:
                 self._seen_by = runtime.name
                 return runtime
         self._seen_by = f"{Runtime.name}{why}"
-        pool = Pool(self._policy, self._ledger, **search)
+        pool = Pool(self._policy, self._ledger, self._candidates)
         return Runtime(room, pool, self._ledger)
 
 

@@ -100,7 +100,7 @@ class Repeater:
     def _frame(self, wanted: Content) -> _Frame:
         call = wanted.maker
         if call is None:
-            raise BadInput("a tensor's memory is gone and nobody knows how it was computed")
+            raise BadInput("a tensor's memory is gone and how it was computed is unknown")
         for content in call.reads:
             content.use(self._ledger.clock, content.last_op)
         held = Held(self._pool)
@@ -138,7 +138,7 @@ class Repeater:
     def _to_write(self, what: Content | Blank) -> torch.UntypedStorage:
         """The memory that a call overwrites: what only it needs, or else a copy.
 
-        A copy as well where the call may have to begin anew.
+        A copy as well where the call may have to start over.
         """
         if isinstance(what, Blank):
             return new_memory(what.size_bytes, what.device)
@@ -175,7 +175,7 @@ class Repeater:
 class Pinned:
     """What an operator of the program reads, all of which was there.
 
-    `contents`: it lies in storages of the program.
+    `contents`: it is in storages of the program.
     """
 
     __slots__ = ("_contents",)
@@ -192,7 +192,7 @@ class Pinned:
 
 
 class Held:
-    """Contents that are locked, with the storages they lie in.
+    """Contents that are locked, with their storages.
 
     While others are computed, they may be evicted if nothing else is left: only what a running
     operator reads must stay.
@@ -231,7 +231,7 @@ class Held:
                 content.fasten()
 
     def lend_memory(self, unread: Mapping[Content, torch.UntypedStorage], room: Room) -> None:
-        """Let storages whose content nobody reads be written, whether they have memory or not."""
+        """Let storages whose content is not read be written, whether they have memory or not."""
         for content in self.lock(unread):
             storage = unread[content]
             fill(storage, room.in_room(partial(new_memory, content.size_bytes, storage.device)))

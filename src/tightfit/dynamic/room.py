@@ -50,7 +50,7 @@ class Room(ABC):
         self._tally = self._new_tally()
 
     def has(self, what: torch.Tensor | torch.UntypedStorage) -> bool:
-        """Whether something lies on this device."""
+        """Whether something is on this device."""
         return what.device == self.device
 
     @property
@@ -101,7 +101,7 @@ class Room(ABC):
 
 
 class CallingRoom(Room):
-    """A room whose allocator calls for memory to be freed, amid the operator that asks."""
+    """A room whose allocator calls back to free memory, within the operator that asks."""
 
     _tally: CpuTally
 
@@ -123,7 +123,7 @@ class CallingRoom(Room):
 class RetryingRoom(Room):
     """A room whose allocator refuses at once: what asked runs again after memory is freed.
 
-    The way of a GPU, whose allocator calls nobody. On the CPU it is for tests.
+    The way of a GPU, whose allocator has no callback. On the CPU it is for tests.
     """
 
     retries = True
@@ -175,7 +175,7 @@ class RetryingRoom(Room):
     def refused(self, error: BaseException) -> int:
         """Note what a limit has refused; return the bytes to free.
 
-        Where as much as was asked for is free already, it lies in pieces, and does not count.
+        Where as much as was asked for is free already, it is fragmented, and does not count.
         """
         limit_bytes, asked_bytes, held_bytes = refused_bytes(error)
         self._refusals = Refusals(self._refusals.count + 1, asked_bytes, held_bytes)

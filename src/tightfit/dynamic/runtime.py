@@ -91,7 +91,7 @@ class Runtime(Core, private.TorchDispatchMode):
             self._lock.release()
 
     def need(self, tensor: torch.Tensor, for_good: bool) -> None:
-        """Bring a tensor back that is read beside the dispatcher; it may have to stay there."""
+        """Bring a tensor back that is read without the dispatcher; it may have to stay there."""
         content = self._contents.of_tensor(tensor)
         if content is None or (content.is_resident and not for_good):
             return
@@ -239,7 +239,7 @@ class Runtime(Core, private.TorchDispatchMode):
         """Remember how the results were computed, if that can be done again."""
         try:
             fresh = self._contents.new_among(outputs)
-        except NotPlain:  # it may lie in what was given
+        except NotPlain:  # it may be a view of what was given
             self._settled.settle_all(noted.reads)
             return
         changed = [*noted.written, *fresh] if noted.written else fresh
@@ -298,7 +298,7 @@ class Runtime(Core, private.TorchDispatchMode):
         self.watch(parameter)
 
     def _about_to_write(self, operator: Operator, args: Any, kwargs: Any) -> list[torch.Tensor]:
-        """Return what an operator overwrites; nobody needs what cannot be computed again there."""
+        """Return what an operator overwrites; what cannot be computed again must not be needed."""
         for value in args:
             if type(value) is torch.nn.Parameter:
                 self._know(value)

@@ -19,7 +19,8 @@ __all__ = ["Settled"]
 class Settled:
     """Makes contents stay, so that nothing has to compute them again.
 
-    `contents`: what lies in which storage. `pool`: what may be evicted. `repeater`: brings back.
+    `contents`: which content is in which storage. `pool`: what may be evicted. `repeater`: brings
+    back.
     """
 
     def __init__(self, room: Room, contents: Contents, pool: Pool, repeater: Repeater) -> None:

@@ -16,7 +16,7 @@ from tightfit.capture.handed import HandedGraph
 from tightfit.dynamo.rewritten import rewritten
 from tightfit.errors import NothingToTrain
 from tightfit.torch_private import dynamo as private
-from tightfit.torch_private.frames.outermost import is_beside_loss
+from tightfit.torch_private.frames.outermost import is_returned_with_loss
 from tightfit.torch_private.frames.recompiled import why_recompiled
 
 __all__ = [
@@ -124,17 +124,17 @@ def handed(module: fx.GraphModule, place: str = "", failed_guards: str = "") -> 
         reason=private.break_reason(module),
         place=place,
         failed_guards=failed_guards,
-        beside_loss=_beside_loss(module.graph.output_node()),
+        returned_with_loss=_returned_with_loss(module.graph.output_node()),
         modules={node: inside for node, inside in made_in if inside is not None},
     )
 
 
-def _beside_loss(output: fx.Node) -> frozenset[int]:
-    """Return which outputs of a graph its callable returns beside a loss."""
+def _returned_with_loss(output: fx.Node) -> frozenset[int]:
+    """Return which outputs of a graph its callable returns along with a loss."""
     (returned,) = output.args
     assert isinstance(returned, tuple | list)
     nodes = ((i, n) for i, n in enumerate(returned) if isinstance(n, fx.Node))
-    return frozenset(i for i, n in nodes if is_beside_loss(n))
+    return frozenset(i for i, n in nodes if is_returned_with_loss(n))
 
 
 def _is_number(node: fx.Node) -> bool:
@@ -151,7 +151,7 @@ def _may_train(graph: fx.Graph) -> bool:
 
 
 def _is_on_meta(graph: fx.Graph) -> bool:
-    """Whether an input of a graph lies on the meta device: what it runs takes no memory."""
+    """Whether an input of a graph is on the meta device: what it runs takes no memory."""
     given = (private.example_of(node) for node in graph.nodes if node.op == "placeholder")
     return any(isinstance(x, torch.Tensor) and x.is_meta for x in given)
 

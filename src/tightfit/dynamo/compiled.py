@@ -29,8 +29,8 @@ class Following:
     """What Dynamo asks while it follows a callable.
 
     `outside`: notes what is left to Python. `account`: has a limit that what Dynamo needs for
-    itself is not to meet. `one_ops`: decides which modules run as one op though nobody has marked
-    them.
+    itself is not to meet. `one_ops`: decides which modules run as one op without being
+    marked.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class Following:
         """Return the forwards that are not to be followed."""
         left_out = {type(module).forward for module in self._left_out}
         found = leaf_forwards(self._modules)
-        return {forward: told for forward, told in found.items() if forward not in left_out}
+        return {forward: call for forward, call in found.items() if forward not in left_out}
 
     def one_op_at(self, places: Sequence[tuple[str, int]]) -> Any:
-        """Return the forward that may become one op in which the innermost of some calls lies."""
+        """Return the forward that may become one op and contains the innermost of some calls."""
         if self._one_ops is None:
             return None
         found = self._one_ops.at(places)
@@ -152,7 +152,7 @@ class Compiled:
     """Runs a callable through Dynamo.
 
     `function`: a module's own forward, another method of it, or a function. `hand_over`: given a
-    graph, returns what runs it where a backward may follow. `follower`: is asked and told while
+    graph, returns what runs it where a backward may follow. `follower`: consulted while
     Dynamo follows the callable. `kept`: keeps what Dynamo finds for other processes. Raises
     `BadInput` if this PyTorch lacks what that takes.
     """
@@ -177,8 +177,8 @@ class Compiled:
         self._last: Callable[..., Any] = function
         self._unguarded = follower.unguarded
 
-    def start_anew(self) -> None:
-        """Make all graphs anew."""
+    def start_over(self) -> None:
+        """Make all graphs again."""
         self._compiled.clear()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -51,7 +51,7 @@ class KeptFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     asked: str  # a digest of what guards asked of their values
     files: list[Any]  # those of installed code that was followed: size and date
     code: bytes
-    # Classes and fields; one that lies at another one has its place in this list as a field
+    # Classes and fields; one that belongs to another one has its place in this list as a field
     sources: list[tuple[str, list[Any]]]
     guards: list[tuple[int, str, dict[str, Any]]]
     sizes: list[tuple[int, Any, Any]]
@@ -84,7 +84,7 @@ class FrameCache:
             with whatever_happens(f"{path} is not used"):
                 kept = read_trace(path, KeptFrame, _FORMAT)
                 found = _unpacked(kept)
-                if _asked(frame, found, Tokens()) == kept.asked and _are_there(kept.files):
+                if _guard_digest(frame, found, Tokens()) == kept.asked and _are_there(kept.files):
                     graph = graph_again(kept.graph, module_names(self._modules))
                     note_use(path)
                     return found, DynamoGraph(graph, self._hand_over, trains=kept.trains)
@@ -94,7 +94,7 @@ class FrameCache:
         """Keep what was found of a frame, if it means anything in another process."""
         with whatever_happens("what Dynamo has found is not kept"):
             tokens = Tokens()
-            asked = _asked(frame, found, tokens)
+            asked = _guard_digest(frame, found, tokens)
             tokens.cover(found.traced)
             record = KeptFrame(
                 format=_FORMAT,
@@ -129,7 +129,7 @@ class FrameCache:
             packed(global_settings()),
             replaced,
             (digest_of(frame.f_code), [*frame.f_locals]),
-            [_told(leaf, names) for leaf in leaves],
+            [_leaf_token(leaf, names) for leaf in leaves],
             [(name, m.training, type(m).__qualname__) for name, m in inside.items()],
             [*tensors],
             [(*tensor_signature(tensor), first[id(tensor)]) for tensor in given],
@@ -146,7 +146,7 @@ def _held_by(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         yield from ((name, tensor) for name, tensor in holder.items() if tensor is not None)
 
 
-def _told(leaf: Any, names: Mapping[int, str]) -> str:
+def _leaf_token(leaf: Any, names: Mapping[int, str]) -> str:
     """Return what tells an argument from others, as far as guards do not."""
     plain = (bool, int, float, str, type(None))
     inner = getattr(leaf, "__self__", leaf)
@@ -154,7 +154,7 @@ def _told(leaf: Any, names: Mapping[int, str]) -> str:
     return f"{type(leaf).__name__} {name} {leaf if isinstance(leaf, plain) else ''}"
 
 
-def _asked(frame: Any, found: frames.Frame, tokens: Tokens) -> str:
+def _guard_digest(frame: Any, found: frames.Frame, tokens: Tokens) -> str:
     """Return a digest of what guards ask of values, for their values now."""
     return _digest([tokens.of(frames.facts_of(*each)) for each in frames.values_of(frame, found)])
 
@@ -193,7 +193,7 @@ def _packed(found: frames.Frame) -> dict[str, Any]:
 
 
 def _unpacked(kept: KeptFrame) -> frames.Frame:
-    """Return what was found of a frame; its names are ones that nobody has here."""
+    """Return what was found of a frame; its names are not used here."""
     names = unique_names()
     new = dict(zip(kept.names, names, strict=True))
     sources: list[Any] = []

@@ -45,8 +45,8 @@ class Unguarded:
         kinds = {type(m): None for top in self._modules.values() for m in top.modules()}
         homes = {kind.__module__: sys.modules.get(kind.__module__) for kind in kinds}
         own = [home for home in homes.values() if home and not is_library(_file_of(home))]
-        beside = (x for home in own for x in vars(home).values() if isinstance(x, type))
-        classes = {base: None for kind in (*kinds, *beside) for base in kind.__mro__}
+        others = (x for home in own for x in vars(home).values() if isinstance(x, type))
+        classes = {base: None for kind in (*kinds, *others) for base in kind.__mro__}
         methods = [
             *self._methods,
             *((kind, name) for kind in kinds for name in ("forward", "__call__")),
@@ -79,7 +79,7 @@ class Unguarded:
         return self._number
 
     def _state(self) -> dict[_Place, Any]:
-        """Return what graphs depend on, by where it lies."""
+        """Return what graphs depend on, by its place."""
         state: dict[_Place, Any] = {("choices", ""): choices_of_kernels()}
         state["parametrizations", ""] = private.caches_parametrizations()
         state["environment", ""] = dict(_ENVIRONMENT)

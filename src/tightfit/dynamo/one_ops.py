@@ -19,7 +19,7 @@ _LARGE_SHARE = 0.5
 
 
 class OneOps:
-    """Decides which modules of a callable run as one op though nobody has marked them."""
+    """Decides which modules of a callable run as one op without being marked."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = modules
@@ -27,7 +27,7 @@ class OneOps:
         self._followed: set[Any] = set()
 
     def at(self, places: Sequence[tuple[str, int]]) -> Any:
-        """Return the innermost forward in which a call lies, if it may become one op.
+        """Return the innermost forward that contains a call, if it may become one op.
 
         `places`: the file and line of each call, the outermost first.
         """

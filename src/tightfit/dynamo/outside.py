@@ -36,7 +36,7 @@ class Outside:
         self._has_inner_frames = False
         self._says_compiled = True
         self._unplanned: list[str] = []  # modules whose parameters got a gradient of no plan
-        self._is_planned: Callable[[torch.Tensor], bool] | None = None  # None: nobody watches
+        self._is_planned: Callable[[torch.Tensor], bool] | None = None  # None: not checked
 
     def reasons(self) -> dict[str, str]:
         """Return why something ran as plain Python, by what it was."""
@@ -56,8 +56,8 @@ class Outside:
 
     def nothing_planned(self) -> BadInput:
         """Return what says that there is nothing to report but what ran as plain Python."""
-        told = "; ".join(f"{what}: {why}" for what, why in self.reasons().items())
-        return BadInput(f"nothing is planned yet; what ran outside of every plan: {told}")
+        text = "; ".join(f"{what}: {why}" for what, why in self.reasons().items())
+        return BadInput(f"nothing is planned yet; what ran outside of every plan: {text}")
 
     def watch(self, is_planned: Callable[[torch.Tensor], bool]) -> None:
         """Note which parameters get their first gradient although no plan has made it."""
@@ -79,9 +79,9 @@ class Outside:
 
     def _say_unplanned(self) -> None:
         before = dict(self._reasons)
-        told = [what for what in self.reasons() if what not in before]
-        if told:
-            announce(f"{self._name}: outside of every plan, {_UNPLANNED}: {', '.join(told)}")
+        text = [what for what in self.reasons() if what not in before]
+        if text:
+            announce(f"{self._name}: outside of every plan, {_UNPLANNED}: {', '.join(text)}")
 
     def skipped(
         self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None
@@ -128,7 +128,7 @@ class Outside:
 
     def broke(self, reason: str) -> None:
         """Note that a graph ends before the callable does."""
-        self._note("what lies between two graphs", reason)
+        self._note("the code between two graphs", reason)
 
     def is_called_within(self) -> bool:
         """Whether a call of the whole is within what no plan can follow; then that is noted."""
@@ -142,7 +142,7 @@ class Outside:
         """Note that numbers decide in every call what a graph runs."""
         self._note(
             "a graph",
-            "numbers decide in every call anew what it runs (tightfit.opaque: one op)",
+            "numbers change in every call what it runs (tightfit.opaque: one op)",
         )
 
     def _leave(self, what: str, reason: str) -> None:

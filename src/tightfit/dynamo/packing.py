@@ -21,7 +21,8 @@ class KeptHandedGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # What each does, its name, what it calls, and packed arguments
     nodes: list[tuple[str, str, str, Any, Any]]
     made_in: dict[str, str]  # the module in whose forward a node was made
-    beside_loss: list[int]  # outputs that the callable returns beside a loss
+    # Outputs that the callable returns along with a loss
+    returned_with_loss: list[int] = msgspec.field(name="beside_loss")
 
 
 def kept_graph(graph: HandedGraph, modules: Mapping[str, nn.Module]) -> KeptHandedGraph:
@@ -40,7 +41,7 @@ def kept_graph(graph: HandedGraph, modules: Mapping[str, nn.Module]) -> KeptHand
             for n in places
         ],
         made_in={n.name: names[made] for n, made in graph.modules.items() if made in names},
-        beside_loss=sorted(graph.beside_loss),
+        returned_with_loss=sorted(graph.returned_with_loss),
     )
 
 
@@ -74,5 +75,5 @@ def graph_again(kept: KeptHandedGraph, modules: Mapping[str, nn.Module]) -> Hand
     return HandedGraph(
         traces.lazy_module(graph),
         modules=made_in,
-        beside_loss=frozenset(kept.beside_loss),
+        returned_with_loss=frozenset(kept.returned_with_loss),
     )

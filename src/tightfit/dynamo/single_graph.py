@@ -62,7 +62,7 @@ def without_graph(name: str, modules: Mapping[str, nn.Module]) -> CaptureError:
     """Return what says why a callable has no graph to plan."""
     if any(p.is_meta for module in modules.values() for p in module.parameters()):
         return CaptureError(
-            f"{name} lies on the meta device, where there are only shapes: no step of it can be "
+            f"{name} is on the meta device, where there are only shapes: no step of it can be "
             "planned. Way out: use real parameters and inputs, or tightfit.check with a function "
             "that makes them, which needs no memory for them"
         )

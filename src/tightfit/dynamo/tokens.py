@@ -1,4 +1,4 @@
-"""What values are, told so that another process can tell whether its values are the same.
+"""Tokens that describe values, so that another process can compare them with its own.
 
 A token is only ever compared with another one: nothing is looked up by it.
 """
@@ -66,7 +66,7 @@ class Tokens:
         return packed(value)
 
     def cover(self, traced: Sequence[types.CodeType]) -> None:
-        """Make sure that whatever was followed is told by the tokens so far.
+        """Make sure that the tokens so far describe whatever was followed.
 
         Raises `NotKept` if it is not: code that no class and no guard leads to, or that reads the
         environment.
@@ -94,10 +94,10 @@ class Tokens:
                 )
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         cells = [_content(cell) for cell in function.__closure__ or ()]
-        around = [self._beside(each, depth + 1) for each in (*defaults, *cells)]
+        around = [self._attached(each, depth + 1) for each in (*defaults, *cells)]
         return [*self._code(function.__code__), function.__module__, *around]
 
-    def _beside(self, value: Any, depth: int) -> Any:
+    def _attached(self, value: Any, depth: int) -> Any:
         """Return the token of what a function has with it; of objects only their kind."""
         if isinstance(value, types.FunctionType) and depth < _DEEPEST:
             return self._function(value, depth)
@@ -111,7 +111,7 @@ class Tokens:
     def _class(self, kind: type) -> list[Any]:
         """Return the token of a class: its name, and the methods of all its bases.
 
-        What Dynamo reads of a metaclass has no guard, so that it is told here.
+        What Dynamo reads of a metaclass has no guard, so the token includes it.
         """
         if kind not in self._classes:
             self._classes[kind] = ""  # methods may close over their class
@@ -121,7 +121,7 @@ class Tokens:
                 (base.__module__, base.__qualname__, [*self._methods(base)])
                 for base in (*kinds, *kinds_of)
             ]
-            parts += [(name, self._beside(v, 0)) for b in kinds_of for name, v in vars(b).items()]
+            parts += [(name, self._attached(v, 0)) for b in kinds_of for name, v in vars(b).items()]
             self._classes[kind] = hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
         return ["class", kind.__module__, kind.__qualname__, self._classes[kind]]
 

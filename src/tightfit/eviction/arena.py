@@ -1,4 +1,4 @@
-"""One contiguous range of addresses: bytes that are free do not help where they lie apart.
+"""One contiguous range of addresses: free bytes do not help where they are not adjacent.
 
 Every storage has a range of its own; an allocation takes the smallest hole that fits, of several
 the first; holes that touch become one. The Coop window is of Zhang et al., Coop (NeurIPS 2023).
@@ -19,7 +19,7 @@ GRANULARITY_BYTES = 512
 
 Placement: TypeAlias = Literal["bytes", "arena", "neighbours", "window", "mixed"]
 """What an eviction must bring: bytes, or a hole in an arena of the budget's size. There a score's
-bytes are the storage's own (``"arena"``), or with the holes beside it (``"neighbours"``); or the
+bytes are the storage's own (``"arena"``), or with the holes next to it (``"neighbours"``); or the
 neighbours that cost least go together (``"window"``), always or, ``"mixed"``, if bytes do not lack.
 """
 
@@ -75,7 +75,7 @@ class Arena:
         """Make what an owner has another's."""
         self._pieces = [p._replace(owner=heir) if p.owner == owner else p for p in self._pieces]
 
-    def free_beside(self, owner: int) -> int:
+    def free_next_to(self, owner: int) -> int:
         """Return the bytes of the holes directly before and after an owner's range."""
         own = next((piece for piece in self._pieces if piece.owner == owner), None)
         if own is None:

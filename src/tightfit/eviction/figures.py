@@ -41,7 +41,7 @@ COMPARISONS = (
     Comparison(11, "Deallocation, h_DTR", DTR[:1], ("eager", "banish", "ignore")),
     Comparison(12, "Accesses of storages and classes", DTR, measure="accesses"),
 )
-"""Figures 2 and 7 to 12; ours stand beside the paper's policies."""
+"""Figures 2 and 7 to 12; ours are shown with the paper's policies."""
 
 
 class Compared(NamedTuple):

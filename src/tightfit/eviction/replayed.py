@@ -19,7 +19,7 @@ MomentKind: TypeAlias = Literal["evict", "evict_eager", "remat", "remat_sibling"
 class Moment(NamedTuple):
     """An eviction or a rematerialisation, for those who look closely."""
 
-    # ``"evict"`` for want of memory, ``"evict_eager"`` because nobody holds it; ``"remat"`` of a
+    # ``"evict"`` for want of memory, ``"evict_eager"`` because it is not held; ``"remat"`` of a
     # tensor that was asked for, ``"remat_sibling"`` of another output of its operator
     kind: MomentKind
     clock_ns: int  # nanoseconds computed so far, from 1
@@ -39,8 +39,8 @@ class Replayed:
     budget_bytes: int
     max_memory_bytes: int
     total_cost_ns: int  # nanoseconds of all operators that ran
-    # evictions_pressure, evictions_eager: storages evicted for want of memory, and because nobody
-    # held them
+    # evictions_pressure, evictions_eager: storages evicted for want of memory, and because they
+    # were not held
     evictions_pressure: int
     evictions_eager: int
     # rematerialisations, rematerialised_outputs: operators that ran again, and outputs that came

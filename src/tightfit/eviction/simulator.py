@@ -13,6 +13,7 @@ from tightfit.eviction.log.resolve import Log
 from tightfit.eviction.log.views import without_views
 from tightfit.eviction.policies.policy import Policy
 from tightfit.eviction.reference.replay import simulate_in_python
+from tightfit.eviction.reference.state import Ledger
 from tightfit.eviction.replayed import Deallocation, Moment, MomentKind, Replayed, Status
 
 __all__ = ["Simulator"]
@@ -64,10 +65,9 @@ class Simulator:
             return simulate_in_python(
                 log,
                 policy,
-                budget_bytes,
+                Ledger(budget_bytes, most_again_ns),
                 deallocation=deallocation,
                 placement=placement,
-                most_again_ns=most_again_ns,
                 draw=draw,
             )
         try:

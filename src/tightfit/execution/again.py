@@ -19,7 +19,7 @@ from tightfit.errors import WITHOUT_A_PLAN, TightfitError
 from tightfit.execution.returned import raw_outputs
 from tightfit.torch_private import engine
 
-__all__ = ["Again", "RanPlainly", "Repeated"]
+__all__ = ["DifferentiatedCall", "RanPlainly", "Repeated"]
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Repeated(Protocol):
         ...
 
     def retained(self) -> None:
-        """Hear that a further backward may come: what is there now must be there then."""
+        """Note that a further backward may come: what is there now must be there then."""
         ...
 
 
-class Again:
+class DifferentiatedCall:
     """A call whose gradients are differentiated.
 
     Every backward that is differentiated goes through one forward that was run again: what is
@@ -76,7 +76,9 @@ class Again:
     `ran`: its forward that was run again.
     """
 
-    def __init__(self, joint: JointGraph, ran: RanPlainly, before: Sequence[Again]) -> None:
+    def __init__(
+        self, joint: JointGraph, ran: RanPlainly, before: Sequence[DifferentiatedCall]
+    ) -> None:
         pairs = enumerate(zip(ran.inputs, ran.owners, strict=True))
         own = {p: x for p, (x, owner) in pairs if x is owner}
         self._owners = {p: own[p] for _, p in joint.gradients if p in own}
@@ -144,7 +146,7 @@ class Again:
         """
         return {p: x for p, x in self._owners.items() if engine.asks_for_gradient(x)}
 
-    def _calls(self) -> list[Again]:
+    def _calls(self) -> list[DifferentiatedCall]:
         """Return the call and all that were run again before it."""
         found = {self: None}
         waiting = [self]
@@ -154,7 +156,7 @@ class Again:
             waiting += before
         return list(found)
 
-    def _meets_its_derivative(self, calls: Sequence[Again]) -> bool:
+    def _meets_its_derivative(self, calls: Sequence[DifferentiatedCall]) -> bool:
         """Whether the backward that runs now goes through forwards that were run again."""
         seen = {node for call in calls for node in call._ends}
         waiting = [edge.node for edge in self._outputs.values()]

@@ -1,8 +1,8 @@
 """Fit a module in place: its `forward`, and methods that are named, are replaced; no more.
 
-`state_dict`, the type, `isinstance`, hooks of the module itself, `torch.save` and `pickle` (of
-the plain model) keep working; no public attribute is added. What runs instead lies in the module,
-so both live and die together; a deep copy of the module is fitted anew on its first call. Other
+`state_dict`, the type, `isinstance`, hooks of the module itself, `torch.save` and `pickle` (of the
+plain model) keep working; no public attribute is added. What runs instead is stored in the module,
+so both live and die together; a deep copy of the module is fitted again on its first call. Other
 tools may wrap the replaced forward (by `functools.wraps`, as autocast does): it is found beneath
 theirs.
 """
@@ -61,12 +61,12 @@ class Attached(Protocol):
         ...
 
     def leave(self) -> None:
-        """Clean up: the module is fitted no longer, or anew."""
+        """Clean up: the module is fitted no longer, or again."""
         ...
 
 
 class _Attachment:
-    """What lies in a fitted module, from which a copy of the module gets its own."""
+    """What is stored in a fitted module, from which a copy of the module gets its own."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class _Attachment:
         self._running: set[int] = set()
 
     def of(self, module: nn.Module, name: str = "forward") -> Attached:
-        """Return what is attached to the module it lies in; a copy gets its own now."""
+        """Return what is attached to the module; a copy gets its own now."""
         if self.made is None or not self.made.is_of(module):
             made = self.refit(module)
             return made if name == "forward" else attached_methods(module)[name]
@@ -145,8 +145,8 @@ def original_method(module: nn.Module, name: str) -> Callable[..., Any]:
     if not inspect.isfunction(method) or name in vars(nn.Module) or name == "forward":
         own = ", ".join(own_methods(kind)) or "none"
         raise BadInput(
-            f"methods= names {name!r}, which is no method of {kind.__name__} beside its forward "
-            f"(it has: {own})"
+            f"methods= names {name!r}, which is no method of {kind.__name__} besides its "
+            f"forward (it has: {own})"
         )
     here = module.__dict__.get(name)
     if here is not None and getattr(here, "__func__", None) not in _PLANNED:
@@ -216,7 +216,7 @@ def refuse_unfittable(module: nn.Module) -> None:
     """Refuse a module whose forward cannot be replaced.
 
     Raises `BadInput` if an ancestor or a child of the module is fitted, if the module is compiled
-    or wrapped, if its forward was replaced by somebody else, or if it has no weights yet.
+    or wrapped, if its forward was replaced by other code, or if it has no weights yet.
     """
     _refuse_lazy(module)
     _refuse_wrapped(module)

@@ -23,7 +23,7 @@ __all__ = ["ChangingBuffers", "Unchanged"]
 class ChangingBuffers:
     """Which buffers of a step may be changed between forward and backward.
 
-    Nobody knows that at first: the first call copies each that its backward reads. Later ones copy
+    That is not known at first: the first call copies each that its backward reads. Later ones copy
     those that were seen to change.
     """
 

@@ -47,8 +47,8 @@ class StepPeaks:
     backward_bytes: int = 0
     after_bytes: int = 0
     # The budgets of other callables whose steps were under way at the same time: who holds what
-    # cannot be told apart, so all of them keep to the sum
-    beside_bytes: int = 0
+    # is unknown, so all of them keep to the sum
+    other_budgets_bytes: int = 0
     # Whether any of them ran a forward or a backward meanwhile: peaks may be theirs
     others_ran: bool = False
 
@@ -104,7 +104,7 @@ def left_out() -> Iterator[None]:
 
 
 class _Exceeded:
-    """Says that a step held more than the budget, as the user asked to be told.
+    """Says that a step held more than the budget, in the way the user asked for.
 
     Parameters are those of `Guard`.
     """
@@ -166,7 +166,7 @@ class Guard:
         self._phase: _Phase = "forward"
         self._shared: object | None = None
         self._runs: Iterable[Opened] = ()
-        self._beside: WeakSet[Guard] = WeakSet()
+        self._other_budgets: WeakSet[Guard] = WeakSet()
         self._others_ran = False
         self._is_checked_only = False
         self._learns = True  # from the open step
@@ -236,15 +236,15 @@ class Guard:
         self.budget_bytes = budget_bytes
 
     def restart(self) -> None:
-        """Begin the open window anew: what happened in it so far belongs to no step."""
+        """Restart the open window: what happened in it so far belongs to no step."""
         if self.meter is not None and self._open is not None:
             self._start = self.meter.live_bytes()
             self._reset_peak()
 
     def leave_out_garbage(self) -> None:
-        """Leave out what lay about when the window was opened and has been collected since."""
+        """Leave out garbage of when the window was opened and has been collected since."""
         if self.meter is not None and self._open is not None and self._start is not None:
-            self.take_peak()  # while it lay about
+            self.take_peak()  # while it was there
             self._start = min(self._start, self.meter.live_bytes())
 
     def after_forward(self) -> None:
@@ -301,7 +301,7 @@ class Guard:
     def close(self, where: str | None = None) -> StepPeaks | None:
         """End the window of the open step; return what it held, at least if it was only checked.
 
-        `where`: where its peak was, if somebody knows better. Raises `BudgetExceeded` if it held
+        `where`: where its peak was, if the caller knows better. Raises `BudgetExceeded` if it held
         more than the budget and the user asked to raise.
         """
         if self._open is None or self.meter is None:
@@ -309,16 +309,16 @@ class Guard:
         self._turn("after", "after")
         # weights that user code has replaced: the new ones are metered, and the old ones were not
         self._open["after_bytes"] -= max(0, self._unmetered_start - self._unmetered_bytes())
-        beside_bytes = 0
-        if self._beside:
-            beside_bytes = sum(other.budget_bytes for other in self._beside)
-            self._beside.clear()
-        beside = {"beside_bytes": beside_bytes, "others_ran": self._others_ran}
-        step, self._open = StepPeaks(**self._open, **beside), None
+        other_budgets_bytes = 0
+        if self._other_budgets:
+            other_budgets_bytes = sum(other.budget_bytes for other in self._other_budgets)
+            self._other_budgets.clear()
+        others = {"other_budgets_bytes": other_budgets_bytes, "others_ran": self._others_ran}
+        step, self._open = StepPeaks(**self._open, **others), None
         if self._learns:
             self.steps.append(step)
             del self.steps[:-8]
-        if step.peak_bytes > self.budget_bytes + beside_bytes:
+        if step.peak_bytes > self.budget_bytes + other_budgets_bytes:
             self._exceeded.tell(step, self.budget_bytes, where)
         return step
 
@@ -339,8 +339,8 @@ class Guard:
     def _meet(self, other: Guard) -> None:
         """Note of two steps that one begins while the other one is under way, if it is."""
         if self._open is not None and any(run.is_open for run in self._runs):
-            self._beside.add(other)
-            other._beside.add(self)
+            self._other_budgets.add(other)
+            other._other_budgets.add(self)
 
     def _disturb_others(self) -> None:
         """Let others know that this one begins or ends a program before their backward is over."""
@@ -358,7 +358,7 @@ class Guard:
         peak = self.meter.peak_bytes() - (self._start or 0)
         self._reset_peak()
         name = f"{ended}_bytes"
-        # below 0 where garbage that lay about at the start was collected meanwhile
+        # below 0 where garbage of the start was collected meanwhile
         self._open[name] = max(self._open.get(name, peak), peak)
         self._phase = begun
         return peak

@@ -40,8 +40,8 @@ class Program:
     # Takes the list of placeholder tensors (emptied), returns (raw outputs, saved)
     forward: Forward
     # A generator function of (saved, tangents), both emptied; yields lists of gradients. A third
-    # argument is told the placeholder and the first term of each gradient of `sums`, and returns
-    # what that gradient begins with.
+    # argument is called with the placeholder and the first term of each gradient of `sums`, and
+    # returns what that gradient begins with.
     backward: Backward
     # For each yielded list, the placeholder positions the gradients belong to
     groups: tuple[tuple[int, ...], ...]
@@ -283,7 +283,7 @@ class _Lowering:
 
 
 class _Moves:
-    """Lets values be stored and loaded, and whoever needs the end of that wait for it."""
+    """Lets values be stored and loaded, and ops that need the end of that wait for it."""
 
     def __init__(self, plan: Plan, writer: Writer, *, is_timed: bool) -> None:
         steps = enumerate(plan.instructions)

@@ -1,4 +1,4 @@
-"""A program whose requests are led to their places: what is told before and around it."""
+"""A program whose requests are led to their places: what is called before and around it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class PlacedStep(Protocol):
         ...
 
     def pause(self) -> None:
-        """Let requests lie elsewhere: code of others runs."""
+        """Let requests be placed elsewhere: other code runs."""
         ...
 
 
 class Places(Protocol):
-    """Where the steps of a plan lie."""
+    """The addresses of the steps of a plan."""
 
     def begin(self) -> PlacedStep:
         """Begin a step."""
@@ -92,7 +92,7 @@ def placed_program(program: Program, turns: Turns, places: Places) -> Program:
 def placed_runner(
     runner: Runner, plan: Plan, places: Places, instructions: Collection[int]
 ) -> Runner:
-    """Return what runs a plan where its steps lie, and says what comes before some instructions."""
+    """Return what runs a plan at its addresses, and says what comes before some instructions."""
     turns = Turns()
     program = lower(runner.captured, plan, turn=turns, turns=instructions)
     return Runner(runner.captured, placed_program(program, turns, places))

@@ -9,7 +9,7 @@ __all__ = ["changed", "changed_during", "differentiated", "looks_at_parts", "sec
 
 
 def looks_at_parts() -> TightfitError:
-    """Return the error that somebody looks at a part of a gradient."""
+    """Return the error for a hook that looks at a part of a gradient."""
     return TightfitError(
         "an output has a hook on its gradient, or is to keep it (retain_grad), and other "
         "outputs of the same planned step are computed of it: that part of its gradient "

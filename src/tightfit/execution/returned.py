@@ -1,7 +1,7 @@
 """What a planned call returns and changes, made of what its program returns.
 
 AOTAutograd's runtime wrapper runs around the chain of autograd nodes. What leaves as an output of
-the chain has a history of its own; views of inputs and of other outputs are made anew outside of
+the chain has a history of its own; views of inputs and of other outputs are made again outside of
 it, so that autograd knows them for what they are.
 """
 
@@ -89,7 +89,7 @@ class Returned:
     def hidden(self, raw: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Return what leaves the chain, as views only of what leaves it, too.
 
-        A view of what nobody else sees is no view: the caller may write into it. What has no
+        A view of what is visible nowhere else is no view: the caller may write into it. What has no
         history is no view of what gets one.
         """
         if not any(t._is_view() for t in raw):

@@ -17,7 +17,7 @@ import torch
 from tightfit.allocator.refusals import budget_exceeded, is_refusal
 from tightfit.capture.captured import Captured
 from tightfit.execution import refused
-from tightfit.execution.again import Again, Repeated
+from tightfit.execution.again import DifferentiatedCall, Repeated
 from tightfit.execution.chain import Chained, goes_on_through
 from tightfit.execution.changing import ChangingBuffers, Unchanged
 from tightfit.execution.lower import Program
@@ -141,7 +141,7 @@ def _chained(given: list[Any]) -> dict[int, Any]:
 class Run(Chained):
     """One forward that awaits its backward.
 
-    `on_start`, `on_finish`: told when backward begins and when its last gradient has been handed
+    `on_start`, `on_finish`: called when backward begins and when its last gradient has been handed
     over. `repeated`: runs the call again: for a backward that is to be differentiated, that has
     gradients of other outputs than planned for, or that comes after another one (retain_graph).
     """
@@ -166,7 +166,7 @@ class Run(Chained):
         self.reached = Reached()
         self.sums: Sums | None = None
         self._repeated = repeated
-        self._again: Again | None = None
+        self._again: DifferentiatedCall | None = None
 
     def begin(self, runner: Runner, inputs: list[Any], summed: Mapping[int, torch.Tensor]) -> None:
         """Take what the forward program runs on, and whose gradients are sums."""
@@ -177,7 +177,7 @@ class Run(Chained):
             self.sums.watch(position, owner)
 
     def take_aliases(self) -> dict[int, Any]:
-        """Return the outputs that are made anew outside the program, and let go of them."""
+        """Return the outputs that are made again outside the program, and let go of them."""
         aliases, self.aliases = self.aliases, {}
         return aliases
 
@@ -286,12 +286,12 @@ class Run(Chained):
         groups = runner.program.groups or ((),)
         self.generator = ([found.get(p) for p in positions] for positions in groups)
 
-    def _ran_again(self) -> Again:
+    def _ran_again(self) -> DifferentiatedCall:
         """Return the call as it was run again under autograd; it is now, the first time."""
         if self._again is None:
             assert self.runner is not None and self._repeated is not None
             self.saved = self.unchanged = None
-            before: list[Again] = []
+            before: list[DifferentiatedCall] = []
 
             def instead(given: Any, run: Run, output: int) -> Any:
                 if given is not None and not goes_on_through(given.grad_fn, run):
@@ -300,11 +300,13 @@ class Run(Chained):
                 before.extend([call] if call is not None and other is not None else [])
                 return other
 
-            self._again = Again(self.runner.joint, self._repeated.plainly(instead), before)
+            self._again = DifferentiatedCall(
+                self.runner.joint, self._repeated.plainly(instead), before
+            )
             self._repeated = None
         return self._again
 
-    def output_run_again(self, place: int) -> tuple[Again | None, torch.Tensor | None]:
+    def output_run_again(self, place: int) -> tuple[DifferentiatedCall | None, torch.Tensor | None]:
         """Run the call again under autograd, as a later one does; return an output that it makes.
 
         `place`: which of the tensors that leave the chain of nodes.

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from tightfit.capture.captured import Captured
-from tightfit.capture.nodes import lies_without_gaps, terms_of
+from tightfit.capture.nodes import is_without_gaps, terms_of
 from tightfit.graph.ir import OpId
 from tightfit.plan.plan import Compute, Plan
 from tightfit.torch_private import core as private
@@ -69,10 +69,10 @@ def first_sums(captured: Captured, plan: Plan) -> dict[OpId, FirstSum]:
 
 
 def added_to(tangent: fx.Node) -> torch.Tensor:
-    """Return what a tangent is added to, else itself: so zeros in its place are to lie.
+    """Return what a tangent is added to, else itself: zeros in its place have that layout.
 
-    Plain PyTorch adds nothing where an output has no gradient. A sum lies as both its terms do, if
-    these lie alike, and how a gradient lies decides in which order it is summed up.
+    Plain PyTorch adds nothing where an output has no gradient. A sum has the layout of both its
+    terms, if these agree, and a gradient's layout decides in which order it is summed up.
     """
     own = tangent.meta["val"]
     for user in tangent.users:
@@ -85,7 +85,7 @@ def added_to(tangent: fx.Node) -> torch.Tensor:
 
 
 def _is_like(rest: torch.Tensor, own: torch.Tensor) -> bool:
-    return (rest.shape, rest.dtype) == (own.shape, own.dtype) and lies_without_gaps(rest)
+    return (rest.shape, rest.dtype) == (own.shape, own.dtype) and is_without_gaps(rest)
 
 
 def _first_sum(gradient: fx.Node) -> fx.Node | None:
@@ -108,7 +108,7 @@ def _in_one_memory(gradients: Iterable[tuple[Any, int]]) -> frozenset[int]:
     return frozenset(p for positions in found.values() if len(positions) > 1 for p in positions)
 
 
-class _OnTheirWay(threading.local):
+class _GradientsInFlight(threading.local):
     """Gradients that calls of this thread handed over in the backward that it runs now."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class _OnTheirWay(threading.local):
             self._gradients.clear()
 
 
-_ON_THEIR_WAY = _OnTheirWay()
+_ON_THEIR_WAY = _GradientsInFlight()
 _OPEN: weakref.WeakSet[Sums] = weakref.WeakSet()
 """Of the calls that await their backward, or run it."""
 
@@ -149,9 +149,9 @@ _OPEN: weakref.WeakSet[Sums] = weakref.WeakSet()
 class Sums:
     """The gradients of one call, on their way to where those of other calls may meet them.
 
-    `announce`: told of a placeholder to whose sum code outside the plan has added, in another order
-    than plain PyTorch. `gradients`: those of the call's graph, each with the placeholder whose it
-    is.
+    `announce`: called with a placeholder to whose sum code outside the plan has added, in another
+    order than plain PyTorch. `gradients`: those of the call's graph, each with the placeholder
+    whose it is.
     """
 
     def __init__(
@@ -221,11 +221,11 @@ class Sums:
             if gradient is None:
                 continue
             if edge is not None:
-                gradients[place], gradient = self._met(position, edge, gradient)
+                gradients[place], gradient = self._received(position, edge, gradient)
             if position in self._watched:
                 self._handed[position] = gradient.data_ptr()
 
-    def _met(
+    def _received(
         self, position: int, edge: _Edge, gradient: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Return what autograd is given of a gradient, and the tensor that it is in."""
@@ -255,12 +255,12 @@ class Sums:
         return own is not None and own() is gradient
 
     def _is_own(self, position: int, gradient: torch.Tensor) -> bool:
-        """Whether nothing else lies in the memory of a gradient.
+        """Whether nothing else uses the memory of a gradient.
 
-        Where a gradient lay that has passed on, its memory may have been freed and be another's
+        Once a gradient has passed on, its memory may have been freed and be another's
         now. Storages are not asked: autograd adds in place only where Python has never seen them.
         """
-        if not lies_without_gaps(gradient) or private.is_zero_tensor(gradient):
+        if not is_without_gaps(gradient) or private.is_zero_tensor(gradient):
             return False
         noted = self._noted.get(gradient.data_ptr())
         if noted is None:

@@ -44,7 +44,7 @@ def try_program(
     """Run forward and backward once on the real tensors and measure what they hold.
 
     Parameters and inputs are only read; what the step would write to is copied first; generators
-    are put back; gradients are kept or dropped as autograd will. The peak may lie above any
+    are put back; gradients are kept or dropped as autograd will. The peak may be above any
     budget: that is what is to be found out. Where memory runs out it counts as endless.
 
     `program`: a lowered plan, compiled or not. `gradients`: whether finished gradients stay

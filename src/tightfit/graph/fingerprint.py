@@ -15,7 +15,7 @@ def fingerprint(graph: Graph) -> str:
     """Return a short hash of everything a plan's validity depends on.
 
     Names, modules, costs, workspaces and constants do not change it: a plan stays applicable
-    (and is verified again) when they are measured anew.
+    (and is verified again) when they are measured again.
     """
     structure = (
         graph.format,

@@ -118,7 +118,7 @@ class Op(_Frozen, frozen=True):
     module: str = ""  # the module that called it, such as ``"layer3.0.act"``
     segment: SegmentId = 0  # the segment in which it is computed first
     partner: OpId | None = None  # for a backward op: the forward op it differentiates
-    required: bool = True  # False: computed only if somebody reads it (a mask, pool offsets)
+    required: bool = True  # False: computed only if it is read (a mask, pool offsets)
     pinned: str | None = None  # why it may not be computed again, or None
     # Bytes of random-number state kept from the first to the last computation, if it is computed
     # more than once

@@ -1,6 +1,6 @@
 """A plugin for axolotl: ``plugins: [tightfit.integrations.axolotl.TightfitPlugin]``.
 
-Beside it in the same file, ``memory_budget: 8GiB``. The trainer's model is fitted as by the
+Next to it in the same file: ``memory_budget: 8GiB``. The trainer's model is fitted as by the
 callback for Hugging Face's Trainer, which axolotl's is. Tested with axolotl's own class; a whole
 run of axolotl needs a GPU and was not tried.
 """

@@ -1,9 +1,9 @@
 """Leave free memory open only where the next op is to find it: what an allocator can be led by.
 
-An allocator that cannot be told an address takes the smallest free stretch that is large enough.
+An allocator that takes no address uses the smallest free stretch that is large enough.
 Where everything that is free is held by fillers but for the places of the op that runs next, it
 can take no other. Fillers are ordinary requests themselves: what was freed since is held again by
-requests of just its size. Then one filler at a time is let go of, and what lies in front of a
+requests of just its size. Then one filler at a time is let go of, and what is in front of a
 place, the place and the rest are requested one after the other, from the only free stretch there
 is. What a step's fillers are follows from its layout alone.
 """
@@ -50,11 +50,11 @@ GRANULARITY_BYTES = 512
 
 @dataclass(frozen=True)
 class Filler:
-    """A stretch that is held while nothing lies there."""
+    """A stretch that is held while it is unused."""
 
     # Its name within a script; None: it is the place of a request, held for a moment
     number: int | None
-    # offset, size_bytes: where it lies
+    # offset, size_bytes: its position
     offset: int
     size_bytes: int
 
@@ -66,9 +66,9 @@ class Filler:
 
 @dataclass(frozen=True)
 class Opening:
-    """One free stretch, made of fillers, that is divided anew."""
+    """One free stretch, made of fillers, that is divided again."""
 
-    # Fillers to let go of: they lie side by side, and nothing else is free then
+    # Fillers to let go of: they are adjacent, and nothing else is free then
     drops: tuple[int, ...]
     # To hold then, from its begin to its end; places of the instruction are among them
     pieces: tuple[Filler, ...]
@@ -78,7 +78,7 @@ class Opening:
 class Turn:
     """What is done before an instruction."""
 
-    # Whether the instruction's requests lie in the arena; if not, nothing else is done
+    # Whether the instruction's requests are in the arena; if not, nothing else is done
     is_inside: bool
     # What has become free since the turn before, each of it to be held first
     refills: tuple[Filler, ...] = ()
@@ -115,12 +115,12 @@ def script_of_plan(
 ) -> Script:
     """Lay a plan out and return its fillers.
 
-    Small blocks lie elsewhere, and so does everything that an op requests of which a large output
+    Small blocks are elsewhere, and so does everything that an op requests of which a large output
     may outlive the step: what the caller gets, and gradients if they are not to be inside. What
-    user code holds amid the step comes in addition to the arena, all of which is held then.
+    user code holds within the step comes in addition to the arena, all of which is held then.
 
-    `with_gradients`: whether gradients that the plan hands over lie inside. `elsewhere`: further
-    instructions whose requests lie elsewhere.
+    `with_gradients`: whether gradients that the plan hands over are inside. `elsewhere`: further
+    instructions whose requests are elsewhere.
     """
     lives = sorted(
         lives_of(graph, plan),
@@ -158,7 +158,7 @@ def script_of(
     """Lay blocks out whose ticks are twice the numbers of instructions; return their fillers.
 
     `blocks`: larger than `SMALL_BYTES` each. `outside_bytes`, `peak_bytes`: what the step holds
-    elsewhere, and in all, at most. `outside_at`: instructions whose large requests lie elsewhere.
+    elsewhere, and in all, at most. `outside_at`: instructions whose large requests are elsewhere.
     """
     rooms = _rooms(blocks)
     reserved = [
@@ -236,7 +236,7 @@ def _stretches(
 ) -> list[tuple[list[Filler], list[tuple[int, int]]]]:
     """Return the fillers that cover places, side by side, and the places in each such stretch.
 
-    Where what is left beside a place would be small, the filler beyond goes along.
+    Where what is left next to a place would be small, the filler beyond goes along.
     """
     found: list[tuple[list[Filler], list[tuple[int, int]]]] = []
     for begin, end in sorted(places):

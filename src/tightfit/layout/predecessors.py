@@ -11,9 +11,9 @@ __all__ = ["predecessors"]
 def predecessors(sizes: Sequence[int], offsets: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Return for each request those planned last before it over each of its bytes.
 
-    If every earlier request lies in its place or was freed, only these can be in the way.
+    If every earlier request is in its place or was freed, only these can be in the way.
 
-    `sizes`, `offsets`: bytes of each request, in the order of requests; a negative offset: it lies
+    `sizes`, `offsets`: bytes of each request, in the order of requests; a negative offset: it is
     elsewhere.
     """
     begins: list[int] = []  # disjoint intervals from the lowest up: where each begins and ends,

@@ -52,7 +52,7 @@ def _check_numbers(layout: Layout) -> None:
         seen.add(block.id)
         if offset < 0 or offset % layout.alignment_bytes:
             raise InvalidLayout(
-                f"block {block.id} lies at {offset}: offsets are multiples of "
+                f"block {block.id} is at {offset}: offsets are multiples of "
                 f"{layout.alignment_bytes} from 0 on"
             )
 

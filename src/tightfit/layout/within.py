@@ -24,7 +24,7 @@ class LaidOut(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome  # of the last round; its plan keeps the budget of that round
     # What the plan takes with an address for every byte, constants included; None without a plan
     height_bytes: int | None
-    outside_bytes: int  # what lies outside and counts as well
+    outside_bytes: int  # what is outside and counts as well
     rounds: int  # how often it was planned
 
     @property
@@ -47,9 +47,9 @@ def plan_within(
     outside_bytes: int = 0,
     height_of: Callable[[Plan], int] | None = None,
 ) -> LaidOut:
-    """Plan so that the layout, and what lies outside it, are within the budget.
+    """Plan so that the layout, and what is outside of it, are within the budget.
 
-    The first round plans with the budget less what lies outside. Where the height of what came
+    The first round plans with the budget less what is outside. Where the height of what came
     of it exceeds that, the next round plans with as much less than the last plan's peak; there
     are three rounds at most.
 

@@ -1,4 +1,4 @@
-"""The verifier's own accounts of bytes: what is alive in near memory, what lies in far memory."""
+"""The verifier's own accounts of bytes: what is alive in near memory, what is in far memory."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class NearAccount:
 
 
 class FarAccount:
-    """What lies in far memory: since when, until when, and how many bytes together."""
+    """What is in far memory: since when, until when, and how many bytes together."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.values = graph.values
         self.stored: dict[ValueId, int] = {}  # value -> instruction that stored it
-        self.expected: dict[ValueId, int] = {}  # value -> loads of it that nobody has begun
-        self.coming: set[ValueId] = set()  # loads that nobody has waited for
+        self.expected: dict[ValueId, int] = {}  # value -> loads of it that have not begun
+        self.coming: set[ValueId] = set()  # loads that were not waited for
         self.bytes = self.peak_bytes = 0
         for step in plan.instructions:
             if isinstance(step, Load):
@@ -78,7 +78,7 @@ class FarAccount:
         self.coming.add(value)
 
     def arrive(self, value: ValueId) -> None:
-        """Somebody waits for a value; after its last load nothing of it stays far away."""
+        """An op waits for a value; after its last load nothing of it stays far away."""
         if value in self.coming:
             self.coming.remove(value)
             if self.expected[value] == 0:

@@ -114,7 +114,7 @@ def steps_of(graph: Graph, plan: Plan) -> list[Step]:
 def handing_over_singly(graph: Graph, plan: Plan) -> Plan:
     """Return a plan with the same steps that hands over every gradient as soon as it is done.
 
-    Whoever sends gradients to other processes during backward wants them early, in the order in
+    Code that sends gradients to other processes during backward needs them early, in the order in
     which they are made.
     """
     return assemble(
@@ -213,7 +213,7 @@ def _free_unread_tangents(
     pending: set[ValueId],
     crossings: dict[int, list[int]],
 ) -> None:
-    """Free tangents nobody reads right after the first compute of their segment."""
+    """Free unread tangents right after the first compute of their segment."""
     position = {segment: index for index, group in crossings.items() for segment in group}
     for value in graph.values:
         if value.role == "tangent" and value.id not in pending and value.segment is not None:

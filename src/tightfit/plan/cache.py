@@ -65,7 +65,7 @@ class CacheFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of the cache."""
 
     name: str  # by which it is named on the command line
-    imported: bool  # whether it came from a file of somebody's, not from a search here
+    imported: bool  # whether it came from another's file, not from a search here
     size_bytes: int
     used_s: float
     entry: CachedPlan
@@ -149,7 +149,7 @@ class PlanCache:
     def load(self, key: PlanKey, graph: Graph) -> Outcome | None:
         """Return the outcome stored under a key, or None.
 
-        Its plan is verified against the graph, and its peak and overhead are computed anew. An
+        Its plan is verified against the graph, and its peak and overhead are computed again. An
         entry that cannot be used is deleted with a warning. Where this machine has planned no such
         step, an imported plan of the same graph, device and budget serves, if it fits.
         """
@@ -225,7 +225,7 @@ class PlanCache:
         return len(there)
 
     def take_in(self, plans: Iterable[CachedPlan]) -> int:
-        """Keep plans that somebody else has found; return how many.
+        """Keep plans that were found elsewhere; return how many.
 
         They are verified when they are used, against the graph at hand.
 

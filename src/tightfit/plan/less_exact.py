@@ -25,7 +25,7 @@ class LessExact(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, exactness: Exactness, outcome: Outcome, before: float | None) -> LessExact:
-        """Return what the outcome of a search with that class says beside an exact plan.
+        """Return what the outcome of a search with that class says compared with an exact plan.
 
         `before`: the overhead of the exact plan, which the class allows, too; None: there is none.
         """

@@ -84,7 +84,7 @@ class Store(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="load"):
     """Begin to bring a stored value back, behind the loads begun before; ops go on meanwhile.
 
-    It takes near memory from here on; whoever reads it first waits for its end. The copy in far
+    It takes near memory from here on; its first reader waits for its end. The copy in far
     memory lasts until the value's last load has ended.
     """
 

@@ -40,7 +40,7 @@ class Link:
         self.stall_s = 0.0
         self.transfers: list[Transfer] = []
         self._free_s: dict[Direction, float] = {"store": 0.0, "load": 0.0}
-        self._ends_s: dict[ValueId, float] = {}  # of what somebody may have to wait for
+        self._ends_s: dict[ValueId, float] = {}  # of what an op may have to wait for
 
     def begin(self, value: ValueId, size_bytes: int, direction: Direction, cost_s: float) -> None:
         """Queue a transfer, once ops of `cost_s` seconds have run."""

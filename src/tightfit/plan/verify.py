@@ -4,7 +4,7 @@ The verifier shares no code with planners, `tightfit.plan.assemble` or `tightfit
 it walks the instructions once with its own set of values alive and its own byte account.
 
 What is near and what is far at an instruction does not depend on how fast a link is: a stored
-value keeps its place until a `Free`, which waits, and a copy far away lasts until somebody has
+value keeps its place until a `Free`, which waits, and a copy far away lasts until an op has
 waited for its last `Load`. So both budgets hold at every instant, whatever transfers really take.
 """
 

@@ -19,7 +19,7 @@ _LONGEST = 3.0  # times what a search may take, and a little: it is given the pr
 _LITTLE_S = 10.0
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _PlannerRequest(msgspec.Struct, frozen=True):
     """What a planner is asked, on its way to the other process."""
 
     name: str
@@ -45,7 +45,7 @@ def plan_apart(
         progress.update(len(answers))
 
     if sys.executable and not hasattr(sys, "frozen"):
-        asked = msgspec.msgpack.encode(_Asked(name, task, limits, known))
+        asked = msgspec.msgpack.encode(_PlannerRequest(name, task, limits, known))
         seconds = _LONGEST * limits.seconds + _LITTLE_S
         try:
             run_in_child(
@@ -58,6 +58,6 @@ def plan_apart(
 
 def serve(payload: bytes, report: Callable[[bytes], None]) -> None:
     """Plan what the parent process asks for and report it."""
-    asked = msgspec.msgpack.decode(payload, type=_Asked)
+    asked = msgspec.msgpack.decode(payload, type=_PlannerRequest)
     outcome = plan_with(asked.name, asked.task, asked.limits, known=asked.known)
     report(msgspec.msgpack.encode(outcome))

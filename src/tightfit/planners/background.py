@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
-from tightfit.progress import Progress, Until
+from tightfit.progress import Progress, StoppableProgress
 
 __all__ = ["Search", "searching"]
 
@@ -25,7 +25,7 @@ class Search(Generic[Found]):
     """A search that runs in a thread; searches run one after the other.
 
     `plan`: given a progress, returns what it has found; touches nothing else. What takes long in it
-    belongs into another process (`apart`): whoever trains waits for the interpreter's lock.
+    belongs into another process (`apart`): training waits for the interpreter's lock.
     """
 
     def __init__(self, plan: Callable[[Progress], Found]) -> None:
@@ -65,7 +65,7 @@ class Search(Generic[Found]):
             with _ONE_AT_A_TIME:
                 while not self._stopped.is_set():
                     try:
-                        self._found = self._plan(Until(self._stopped))
+                        self._found = self._plan(StoppableProgress(self._stopped))
                         break
                     except SystemError:  # `gc.get_objects` of another thread saw a half-made tuple
                         attempts -= 1

@@ -40,7 +40,7 @@ def run_in_child(
 
     `target`: ``"module:function"``. `seconds`: after this the child is killed. `on_report`: called
     here with everything the child reports, and with ``b""`` every 0.2 s in between. What it raises
-    ends the child. `gives_way`: whether the child runs only when nobody else wants the processor,
+    ends the child. `gives_way`: whether the child runs only when the processor is idle,
     where the system can see to that. Returns whether the child finished by itself. Raises
     `RuntimeError` if the child failed; carries the end of what it wrote to its standard error.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -15,7 +16,7 @@ from tightfit.plan.verify import verify
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import least_overhead
 
-__all__ = ["NO_PLAN_HERE", "finish", "judged", "no_plan", "planned", "simulated"]
+__all__ = ["NO_PLAN_HERE", "Bound", "finish", "judged", "no_plan", "planned", "simulated"]
 
 NO_PLAN_HERE = "proven: no plan in its own search space"
 """Note of an outcome whose program is infeasible: no proof for plans outside that space."""
@@ -23,20 +24,32 @@ NO_PLAN_HERE = "proven: no plan in its own search space"
 _ROUNDING = 1e-4  # what a solver's tolerances may add to a bound
 
 
+@dataclass(frozen=True)
+class Bound:
+    """A proven lower bound on the overhead (a fraction), and how it was proven.
+
+    `overhead`: None: only what must run anyway.
+    """
+
+    overhead: float | None
+    source: str
+
+
+_TRIVIAL = Bound(None, "trivial")
+
+
 def finish(
     task: Task,
     steps: Sequence[Step],
     *,
-    bound: float | None = None,
-    bound_source: str = "trivial",
+    bound: Bound = _TRIVIAL,
     started: float,
     gap: float = 1e-4,
     note: str = "",
 ) -> Outcome:
     """Assemble, verify and price a planner's computes, and its moves.
 
-    `steps`: the schedule found. `bound`: a proven lower bound on the overhead (a fraction); None:
-    only what must run anyway. It is withdrawn if the plan is cheaper. `started`:
+    `steps`: the schedule found. `bound`: withdrawn if the plan is cheaper. `started`:
     `time.perf_counter` at the start of planning. Raises `InvalidPlan` if the verifier refuses the
     plan: a bug of the planner.
     """
@@ -44,18 +57,18 @@ def finish(
     verify(plan, task.graph)
     result = simulate(task.graph, plan)
     least = least_overhead(task.graph)
-    bound = least if bound is None else bound
-    if bound > result.overhead + _ROUNDING:
+    proven, source = least if bound.overhead is None else bound.overhead, bound.source
+    if proven > result.overhead + _ROUNDING:
         # what a plan undercuts is no bound: say so instead of calling the plan optimal
-        note = f"{note}; the bound of {bound_source} was wrong and is withdrawn".lstrip("; ")
-        bound, bound_source = least, "withdrawn"
-    bound = min(bound, result.overhead)
+        note = f"{note}; the bound of {source} was wrong and is withdrawn".lstrip("; ")
+        proven, source = least, "withdrawn"
+    proven = min(proven, result.overhead)
     return Outcome(
         plan=plan,
         overhead=result.overhead,
-        bound=bound,
-        bound_source=bound_source,
-        status=_status(result.overhead, bound, gap),
+        bound=proven,
+        bound_source=source,
+        status=_status(result.overhead, proven, gap),
         seconds=time.perf_counter() - started,
         peak_bytes=result.peak_bytes,
         note=note,
@@ -88,7 +101,7 @@ def simulated(task: Task, steps: Sequence[Step]) -> Simulation:
 
 
 def planned(task: Task, steps: Sequence[Step]) -> Plan:
-    """Return a schedule as a plan for a task's budget; nobody has verified it."""
+    """Return a schedule as a plan for a task's budget, not verified."""
     return assemble(
         task.graph,
         steps,

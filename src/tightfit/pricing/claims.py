@@ -1,4 +1,4 @@
-"""What the alternatives of a step say of themselves: each claim is tried beside the default."""
+"""What the alternatives of a step say of themselves: each claim is compared with the default."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import fx
 
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs
-from tightfit.capture.stepping import Foretold
+from tightfit.capture.stepping import PredictedOp
 from tightfit.graph.ir import Alternative, Exactness, OpId
 from tightfit.pricing.keys import key_of, name_of
 from tightfit.torch_private import core as private
@@ -59,7 +59,7 @@ def claims_of(captured: Captured) -> dict[tuple[OpId, int], Claim]:
         for op, calls in zip(captured.graph.ops, captured.calls, strict=True)
         for number, way in enumerate(op.alternatives)
         if number and not _is_the_same(calls[0], calls[number])
-        if not isinstance(calls[0].function, Foretold)  # tried by who offers it
+        if not isinstance(calls[0].function, PredictedOp)  # tried by who offers it
     }
 
 
@@ -83,7 +83,7 @@ def _claim(captured: Captured, default: Call, call: Call, way: Alternative) -> C
 
 @functools.cache
 def _code(function: Callable[..., Any]) -> str:
-    """Return the code of the file that a function of ours lies in: with another one, ask again."""
+    """Return a hash of the file that defines a function of ours: if it changes, compare again."""
     file = getattr(sys.modules.get(function.__module__), "__file__", None)
     ours = isinstance(function, types.FunctionType) and file is not None
     return hashlib.sha256(Path(file).read_bytes()).hexdigest() if ours and file else ""
@@ -117,7 +117,7 @@ def _layouts(*calls: Call) -> list[str]:
 
 
 def _by_rows(*calls: Call) -> list[str]:
-    """Return what one row of each tensor is, and what there is beside tensors."""
+    """Return what one row of each tensor is, and what there is besides tensors."""
     rows = [str(tuple(x.shape[1:])) for x in _leaves(*calls) if isinstance(x, torch.Tensor)]
     return rows + [str(fx.map_arg((call.args, call.kwargs), lambda node: None)) for call in calls]
 

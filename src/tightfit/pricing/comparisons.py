@@ -1,4 +1,4 @@
-"""Runs alternatives of a step beside their defaults, and keeps what that has shown."""
+"""Compares alternatives of a step with their defaults, and keeps what that has shown."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class _Beside:
+class _DefaultResults:
     """What a default made of drawn tensors."""
 
     default: Call  # that ran
@@ -55,7 +55,7 @@ class _Beside:
 
 
 class Comparisons:
-    """Runs alternatives of a step beside their defaults.
+    """Compares alternatives of a step with their defaults.
 
     `on_rows`: the keys of claims of the same bits that were compared on fewer rows and not
     elementwise.
@@ -67,7 +67,7 @@ class Comparisons:
         self._default = {n: c[0] for n, c in zip(captured.nodes, captured.calls, strict=True)}
         self._device = device_of(captured)
         self._cache = Cache(environment_of(self._device))
-        self._beside: _Beside | None = None
+        self._default_results: _DefaultResults | None = None
         self.on_rows: set[str] = set()
 
     def verdicts(self, claims: Iterable[Claim], progress: Progress) -> dict[str, Verdict]:
@@ -83,7 +83,7 @@ class Comparisons:
                 if verdict is not None:
                     found[claim.key] = found[claim.kind] = verdict
         finally:
-            self._beside = None
+            self._default_results = None
             self._cache.save()
             progress.stop()
         return found
@@ -112,7 +112,7 @@ class Comparisons:
                 self._found(claim)
                 tried.add(claim.key)
         finally:
-            self._beside = None
+            self._default_results = None
             self._cache.save()
         return True
 
@@ -159,7 +159,7 @@ class Comparisons:
             verdict = if_room(partial(self._compared_side_by_side, claim))
             if verdict is not None:
                 return verdict
-        self._beside = None
+        self._default_results = None
         if not self._has(argument_bytes + claim.made_bytes):
             return None
         expected, made = (  # each may write over what it is given
@@ -172,14 +172,14 @@ class Comparisons:
 
     def _compared_side_by_side(self, claim: Claim) -> Verdict:
         """Compare two results; those of a default serve all alternatives of an op."""
-        beside, self._beside = self._beside, None
+        known, self._default_results = self._default_results, None
         trial = self._trial(claim)
-        if beside is None or beside.default is not claim.default or not trial.is_drawn:
-            beside = _Beside(claim.default, trial, self._results(trial, claim.default))
-        if beside.trial.is_drawn:
-            self._beside = beside
-        results = partial(self._results, beside.trial)
-        return _verdict(beside.expected, partial(results, claim.call))
+        if known is None or known.default is not claim.default or not trial.is_drawn:
+            known = _DefaultResults(claim.default, trial, self._results(trial, claim.default))
+        if known.trial.is_drawn:
+            self._default_results = known
+        results = partial(self._results, known.trial)
+        return _verdict(known.expected, partial(results, claim.call))
 
     def _results(self, trial: Trial, call: Call) -> Results:
         """Run a call; what it takes is kept, and need not be found out another time."""

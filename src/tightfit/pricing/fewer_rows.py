@@ -28,12 +28,12 @@ def rows_of(nodes: Iterable[fx.Node]) -> int:
 
 
 def _bytes(tensor: Any) -> int:
-    """Return the bytes of all elements, wherever they lie; 0 for what is no tensor."""
+    """Return the bytes of all elements, wherever they are; 0 for what is no tensor."""
     return tensor.numel() * tensor.itemsize if isinstance(tensor, torch.Tensor) else 0
 
 
 def _is_a_shape_only(node: fx.Node) -> bool:
-    """Whether a constant is one element, expanded: of it nobody reads more than the shape."""
+    """Whether a constant is one element, expanded: only its shape is read."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dim() > 0 and not any(value.stride())
 

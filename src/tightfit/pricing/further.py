@@ -1,4 +1,4 @@
-"""Prices of the ways that a step has beside those of a priced one: only these are measured."""
+"""Prices of the ways that a priced step lacks: only these are measured."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def _places(captured: Captured) -> Iterator[Hashable]:
 
 
 def _to_measure(op: Op, like: Op | None) -> list[int]:
-    """Return the numbers of those ways of an op that its like lacks, with the default beside."""
+    """Return the numbers of those ways of an op that its like lacks, and the default."""
     names = set() if like is None else {way.name for way in like.alternatives}
     lacking = [number for number, way in enumerate(op.alternatives) if way.name not in names]
     return [0, *lacking] if lacking else []
 
 
 def _priced_as(op: Op, like: Op | None, default: Measurement | None) -> Op:
-    """Return an op with what its like knows of its ways, and further ways priced beside these."""
+    """Return an op with what its like knows of its ways, and prices for further ways."""
     if like is None:
         return op
     known = {way.name: way.variants for way in like.alternatives}

@@ -8,7 +8,7 @@ from torch import fx
 
 from tightfit.capture.captured import Call
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
-from tightfit.capture.stepping import Foretold
+from tightfit.capture.stepping import PredictedOp
 from tightfit.costs.measured.call import call_key
 from tightfit.torch_private import core as private
 
@@ -25,7 +25,7 @@ _PLACES: dict[str, tuple[int, ...]] = {
 
 def is_opaque(call: Call) -> bool:
     """Whether a call runs an opaque module, or the optimizer: it says itself what it takes."""
-    return isinstance(call.function, OpaqueForward | OpaqueBackward | Foretold)
+    return isinstance(call.function, OpaqueForward | OpaqueBackward | PredictedOp)
 
 
 def name_of(function: Any) -> str:
@@ -34,7 +34,7 @@ def name_of(function: Any) -> str:
         return function.name()
     if isinstance(function, OpaqueForward | OpaqueBackward):
         return f"opaque module {function.call.name}"
-    if isinstance(function, Foretold):
+    if isinstance(function, PredictedOp):
         return repr(function)
     return f"{function.__module__}.{function.__qualname__}"
 

@@ -67,7 +67,7 @@ def _is_elementwise(call: Call, made: torch.Tensor) -> bool:
 
 
 def _is_product(call: Call, made: torch.Tensor) -> bool:
-    """Whether a kernel multiplies two matrices as they lie, rows or columns without gaps."""
+    """Whether a kernel multiplies two matrices without a copy, rows or columns without gaps."""
     places = _PRODUCTS.get(call.function)
     if places is None or made.device.type != "cpu" or made.dtype not in _EXACT:
         return False

@@ -95,7 +95,7 @@ def measured_costs(captured: Captured, progress: Progress, *, postpones: bool = 
     Each distinct call (operator, shapes, strides, dtypes, other arguments) runs a few times on
     synthetic tensors, unless the disk cache knows it. Random generators are left as they were.
 
-    `progress`: told of each call that is measured. `postpones`: whether to compare alternatives for
+    `progress`: shows each call that is measured. `postpones`: whether to compare alternatives for
     three seconds only, and to leave what takes long for later: `Captured.hoped` has them.
     """
     kept = promises_kept(captured, progress, postpones=postpones, seconds=_COMPARING_S)
@@ -188,8 +188,8 @@ def priced_by(
     """Return the captured step with what is known of its calls, and the strides kernels gave.
 
     `known`: by the key of a call; a `Measurement` also tells its cost. Others count as traced.
-    `source`: where the costs come from. `unknown`: the keys of calls of which nobody knows what
-    they work with: no plan takes them where there is another way.
+    `source`: where the costs come from. `unknown`: the keys of calls whose workspace is
+    unknown: no plan takes them where there is another way.
     """
     if unknown:
         captured = captured.keeping(lambda op, way, call: key_of(call) not in unknown)

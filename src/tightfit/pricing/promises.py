@@ -1,4 +1,4 @@
-"""Alternatives that do not keep their promise are left out: each is run beside the default.
+"""Alternatives that do not keep their promise are left out: each is compared with the default.
 
 On the step's own device, on drawn tensors: what calls itself ``"bitwise"`` has every bit of the
 default, and ``"rounding"`` is near it. Verdicts are kept on disk, like costs. Where there is little

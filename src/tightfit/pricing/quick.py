@@ -21,7 +21,7 @@ from torch import fx
 
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs, storage_bytes
-from tightfit.capture.stepping import Foretold
+from tightfit.capture.stepping import PredictedOp
 from tightfit.costs.measured.call import Footprint, Measurement, measure_once
 from tightfit.costs.neighbour import matched, scaled_from, work
 from tightfit.graph.ir import Graph, OpId, ValueId
@@ -42,12 +42,12 @@ _LARGE_BYTES = 256 << 20  # read and made by a call that need not run, and takes
 _STRETCH_BYTES = 16 << 20  # moved at least by a call of which a stretch is a part
 _BYTES_PER_S = 5e9  # of an operator of which nothing is known
 _NUMBERS_BYTES = 256  # numbers as tensors: all that a call works with whose bytes are plain
-_ROUNDING = 1.07  # of workspaces that are foretold from fewer rows
+_ROUNDING = 1.07  # of workspaces that are predicted from fewer rows
 _HELD = 4  # times what a call reads and makes: what a run of it holds, about
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _DistinctCall:
     """A distinct call of a step."""
 
     call: Call  # how it is run
@@ -84,7 +84,7 @@ def quick_costs(
     captured = kept.captured
     likes = matched(captured.graph, neighbour) if neighbour is not None else {}
     as_there = {place for place, like in likes.items() if not may_need_workspace(like)}
-    asked = _asked(captured, as_there, alone=neighbour is None)
+    asked = _distinct_calls(captured, as_there, alone=neighbour is None)
     needed = _needed(captured, kept.postponed, asked) if kept.postponed else asked
     fitting = [
         one for one in needed.values() if room_bytes is None or one.running_bytes <= room_bytes
@@ -95,15 +95,15 @@ def quick_costs(
         chosen += _typical([one for one in short if one.plain is not None])
     calls = [one.call for one in chosen]
     known = recorded(captured, calls, Brief, _brief, progress)
-    foretold = {key for key, one in needed.items() if one.must_run and key not in known}
+    predicted = {key for key, one in needed.items() if one.must_run and key not in known}
     if room_bytes is not None:
         large = [one for one in needed.values() if one.must_run and key_of(one.call) not in known]
         known |= _by_rows(captured, large, room_bytes)
     unknown = without_room((one.call for one in needed.values() if one.must_run), known)
     scaled = _scaled(asked, known)
     of_defaults = (key_of(calls[0]) for calls in captured.calls)
-    places = frozenset(op for op, key in enumerate(of_defaults) if key in foretold)
-    captured = dataclasses.replace(captured, foretold=places)
+    places = frozenset(op for op, key in enumerate(of_defaults) if key in predicted)
+    captured = dataclasses.replace(captured, predicted=places)
     ready = captured
     if kept.postponed:
         ready = captured.keeping(lambda op, way, call: id(call) not in kept.postponed)
@@ -122,8 +122,8 @@ def quick_costs(
 
 
 def _needed(
-    captured: Captured, postponed: frozenset[int], asked: Mapping[str, _Asked]
-) -> dict[str, _Asked]:
+    captured: Captured, postponed: frozenset[int], asked: Mapping[str, _DistinctCall]
+) -> dict[str, _DistinctCall]:
     """Return the calls that a plan may make before what is postponed has been compared.
 
     Ops that were added for alternatives are of no use where only postponed ones read their results.
@@ -142,7 +142,9 @@ def _needed(
     return {key: one for key, one in asked.items() if key in needed}
 
 
-def _by_rows(captured: Captured, asked: Iterable[_Asked], room_bytes: int) -> dict[str, Brief]:
+def _by_rows(
+    captured: Captured, asked: Iterable[_DistinctCall], room_bytes: int
+) -> dict[str, Brief]:
     """Return what calls without room take, from runs of them on fewer rows of the batch."""
     found: dict[str, Brief] = {}
     for one in asked:
@@ -195,10 +197,12 @@ def _brief(*arguments: Any, **keywords: Any) -> Brief:
     return Brief.of(measure_once(*arguments, **keywords))
 
 
-def _asked(captured: Captured, as_there: set[OpId], *, alone: bool) -> dict[str, _Asked]:
+def _distinct_calls(
+    captured: Captured, as_there: set[OpId], *, alone: bool
+) -> dict[str, _DistinctCall]:
     """Return the distinct calls of a step by their keys; `alone`: no neighbour prices them."""
     graph = captured.graph
-    asked: dict[str, _Asked] = {}
+    asked: dict[str, _DistinctCall] = {}
     for op, calls, node in zip(graph.ops, captured.calls, captured.nodes, strict=True):
         plain = UNKNOWN if op.id in as_there else plain_footprint(calls[0], flat_outputs(node))
         for way, call in zip(op.alternatives, calls, strict=True):
@@ -209,7 +213,7 @@ def _asked(captured: Captured, as_there: set[OpId], *, alone: bool) -> dict[str,
             by_stretches = alone and bool(call.stretches)
             own = plain if call is calls[0] or in_place or by_stretches else None
             made = sum(graph.values[v].size_bytes for v in way.writes)
-            asked[key] = _Asked(
+            asked[key] = _DistinctCall(
                 call=call,
                 kind=_kind(call if own is None or by_stretches else calls[0]),
                 by_stretches=by_stretches,
@@ -229,16 +233,16 @@ def _kind(call: Call) -> str:
 
 
 def _read_bytes(call: Call) -> int:
-    """Return the bytes of the storages that a call's arguments lie in; 0 if it need not run."""
-    if isinstance(call.function, Foretold):
+    """Return the bytes of the storages of a call's arguments; 0 if it need not run."""
+    if isinstance(call.function, PredictedOp):
         return 0
     leaves = [leaf for node in set(call.nodes()) for leaf in flat_outputs(node)]
     return sum(storage_bytes(leaf) for leaf in leaves)
 
 
-def _typical(asked: Iterable[_Asked]) -> list[_Asked]:
+def _typical(asked: Iterable[_DistinctCall]) -> list[_DistinctCall]:
     """Return one call of each operator: the largest that is quickly run, else the smallest."""
-    by_kind: dict[str, list[_Asked]] = defaultdict(list)
+    by_kind: dict[str, list[_DistinctCall]] = defaultdict(list)
     for one in asked:
         by_kind[one.kind].append(one)
     return [
@@ -247,9 +251,13 @@ def _typical(asked: Iterable[_Asked]) -> list[_Asked]:
     ]
 
 
-def _scaled(asked: Mapping[str, _Asked], known: Mapping[str, Brief]) -> dict[str, Measurement]:
+def _scaled(
+    asked: Mapping[str, _DistinctCall], known: Mapping[str, Brief]
+) -> dict[str, Measurement]:
     """Return what is known of every call; what did not run is scaled from its operator's calls."""
-    largest: dict[tuple[str, bool], tuple[_Asked, Brief]] = {}  # calls that must run, and others
+    largest: dict[
+        tuple[str, bool], tuple[_DistinctCall, Brief]
+    ] = {}  # calls that must run, and others
     for key, record in known.items():
         one = asked[key]
         kind = one.kind, one.plain is None
@@ -263,7 +271,7 @@ def _scaled(asked: Mapping[str, _Asked], known: Mapping[str, Brief]) -> dict[str
     return found
 
 
-def _estimate(one: _Asked, like_asked: _Asked, like: Brief | None) -> Measurement:
+def _estimate(one: _DistinctCall, like_asked: _DistinctCall, like: Brief | None) -> Measurement:
     """Return what a call that did not run takes, from another one of its operator.
 
     Its time grows with its work, its workspace with what it reads and makes. What a call works

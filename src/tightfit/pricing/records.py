@@ -12,7 +12,7 @@ import torch
 from tightfit.allocator.refusals import if_room, is_refusal
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
-from tightfit.capture.stepping import Foretold
+from tightfit.capture.stepping import PredictedOp
 from tightfit.costs.cache import Cache
 from tightfit.costs.measured.call import (
     Footprint,
@@ -75,7 +75,7 @@ def recorded(
 
     `calls`: of its ops; opaque modules are known in this process only. `kind`: `Footprint`,
     `Measurement` or `Brief`. `measure`: runs a function on arguments and returns such a record.
-    `progress`: told of each call that is measured.
+    `progress`: shows each call that is measured.
     """
     device = device_of(captured)
     cache = Cache(environment_of(device))
@@ -133,7 +133,9 @@ def _kept(cache: Cache, key: str, kind: type[Record]) -> Record | None:
     return None
 
 
-def _of_opaque(function: OpaqueForward | OpaqueBackward | Foretold, kind: type[Record]) -> Record:
+def _of_opaque(
+    function: OpaqueForward | OpaqueBackward | PredictedOp, kind: type[Record]
+) -> Record:
     """Return what a call takes that says so itself; it is known in this process only."""
     measured = function.measure(briefly=kind is not Measurement)
     return kind(**{name: getattr(measured, name) for name in kind.__struct_fields__})

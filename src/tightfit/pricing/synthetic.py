@@ -37,7 +37,7 @@ _KEEP_SEEDS_ON_CPU = {
     aten._scaled_dot_product_efficient_attention.default: _SEEDS,
     aten._efficient_attention_forward.default: _SEEDS,
 }
-"""Which outputs lie on the CPU wherever the inputs lie; on fake tensors they lie beside those.
+"""Which outputs are on the CPU wherever the inputs are; on fake tensors they are where those are.
 
 The backward reads them there: given a pointer of a GPU it would end the process.
 """
@@ -51,11 +51,11 @@ class KnownResults(Protocol):
         ...
 
     def kind(self, node: fx.Node) -> str | None:
-        """Return the type of a result and where it lies, where the trace has it otherwise."""
+        """Return the type and device of a result, where the trace has it otherwise."""
         ...
 
 
-class _Nothing:
+class _TraceOnly:
     """Nothing is known but the trace."""
 
     def given(self, call: Call) -> Mapping[fx.Node, Any]:
@@ -66,7 +66,7 @@ class _Nothing:
         """Return nothing."""
 
 
-_NOTHING = _Nothing()
+_NOTHING = _TraceOnly()
 
 
 def synthetic_arguments(
@@ -85,7 +85,7 @@ def synthetic_arguments(
         if node.op == "get_attr":
             value = getattr(module, str(node.target))
             return value.clone_state() if isinstance(value, torch.Generator) else value
-        kind = "cpu" if _lies_on_cpu(node) else made.kind(node)
+        kind = "cpu" if _is_on_cpu(node) else made.kind(node)
 
         def materialised(fake: torch.Tensor) -> torch.Tensor:
             return _materialised(fake, kind)
@@ -112,7 +112,7 @@ def synthetic_arguments(
     return args, kwargs
 
 
-def _lies_on_cpu(node: fx.Node) -> bool:
+def _is_on_cpu(node: fx.Node) -> bool:
     if not is_getitem(node):
         return False
     made, index = node.args

@@ -47,7 +47,7 @@ def snapshot(
 ) -> bytes:
     """Return the content of a snapshot file.
 
-    `blocks`: of the step; they lie in one segment as high as the layout. `constants`: what is
+    `blocks`: of the step; they are in one segment as high as the layout. `constants`: what is
     resident the whole step, in a segment below it. `height_bytes`: of the layout of `blocks`.
     `seconds_at`: when each tick happens, from the start of the step.
     """

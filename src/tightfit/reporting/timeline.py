@@ -79,7 +79,7 @@ def _slices(graph: Graph, plan: Plan, starts: list[float]) -> Iterator[dict[str,
 def _counters(
     plan: Plan, result: Simulation, starts: list[float], height_bytes: int | None
 ) -> Iterator[dict[str, Any]]:
-    """The bytes alive at the worst instant of each instruction and after it; limits beside them."""
+    """The bytes alive at the worst instant of each instruction and after it, with the limits."""
     limits = {"budget": plan.budget_bytes}
     if height_bytes is not None:
         limits["height"] = height_bytes

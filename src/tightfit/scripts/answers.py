@@ -1,4 +1,4 @@
-"""What tightfit tells a program about its plans: the plain run is told what the fitted one was."""
+"""Answers of tightfit about its plans: the plain run gets those of the fitted one."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ _CALL = "__call__"
 
 
 class OutermostCalls:
-    """Says of every call of a module before it begins, unless it lies within another one.
+    """Says of every call of a module before it begins, unless it is within another one.
 
     A hook of all modules would come too late: `nn.Module` looks up which forward to run before it
     calls hooks, and what is fitted there would run plainly once more. Within such a call
-    `nn.Module` is as ever, for whoever traces or compiles it.
+    `nn.Module` is unchanged for code that traces or compiles it.
 
     `before`: called with the module.
     """

@@ -177,7 +177,7 @@ def _random_states() -> dict[str, str]:
 
 
 def main(path: str) -> None:
-    """Run a job that lies in a file."""
+    """Run a job that is stored in a file."""
     job = msgspec.json.decode(Path(path).read_bytes(), type=Job)
     if job.threads is not None:
         torch.set_num_threads(job.threads)

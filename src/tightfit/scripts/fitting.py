@@ -128,7 +128,7 @@ class Fitting:
     # -- what is fitted here --------------------------------------------------------------------
 
     def before_call(self, module: nn.Module) -> None:
-        """Fit a module that the program is about to call, if it trains and nobody has fitted it.
+        """Fit a module that the program is about to call, if it trains and is not fitted.
 
         Raises `CannotProve` if it must be fitted and no budget was given.
         """

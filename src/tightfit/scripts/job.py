@@ -8,10 +8,10 @@ import msgspec
 
 from tightfit.errors import BadInput
 
-__all__ = ["CannotProve", "EnoughSteps", "Job", "Wanted"]
+__all__ = ["CannotProve", "EnoughSteps", "Job", "RequestedTensor"]
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class RequestedTensor(msgspec.Struct, frozen=True):
     """A tensor to write into a file: its name, the step after which, and the file."""
 
     name: str
@@ -31,11 +31,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     budget_bytes: int | None  # the budget in place of the program's own
     keywords: dict[str, Any]  # of `tightfit.fit`, where the program fits nothing itself
     threads: int | None  # threads of PyTorch
-    # record, answers: files: what the run leaves behind, and what tightfit has told the fitted
+    # record, answers: files: what the run leaves behind, and what tightfit has answered the fitted
     # program
     record: str
     answers: str
-    wanted: Wanted | None = None  # a tensor that is asked for
+    wanted: RequestedTensor | None = None  # a tensor that is asked for
 
 
 class CannotProve(BadInput):

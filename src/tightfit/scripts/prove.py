@@ -15,7 +15,7 @@ import msgspec
 
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.progress import SILENT, Progress, announce
-from tightfit.scripts.job import Job, Wanted
+from tightfit.scripts.job import Job, RequestedTensor
 from tightfit.scripts.record import Difference, Ended, Failure, Line, Record, Step, differences
 from tightfit.units import parse_bytes
 
@@ -49,7 +49,7 @@ class ScriptProof(msgspec.Struct, frozen=True, kw_only=True):
     # one run has it, None if a second run did not give it again
     largest_difference: float | None
     # Printed lines and random states that two plain runs have not in common: times, say, and
-    # generators that nobody seeds. They are not compared.
+    # generators without a seed. They are not compared.
     left_out: int
     fitted: tuple[str, ...]
     # budget_bytes, measured_peak_bytes, eager_peak_bytes: the budget, and the most that the fitted
@@ -185,14 +185,14 @@ class _Runs:
             wanted = self._wanted(way, difference)
             paths.append(Path(wanted.path))
             if not paths[-1].exists():
-                told = f"{self._job.answers}-again" if way == "fitted" else self._job.answers
+                answers = f"{self._job.answers}-again" if way == "fitted" else self._job.answers
                 steps = difference.step
-                self._run(way, f"{way}-wanted", steps=steps, wanted=wanted, answers=told)
+                self._run(way, f"{way}-wanted", steps=steps, wanted=wanted, answers=answers)
         return _largest_between(*paths)
 
-    def _wanted(self, way: str, difference: Difference) -> Wanted:
+    def _wanted(self, way: str, difference: Difference) -> RequestedTensor:
         path = self._folder / f"{way}-{difference.index}.tensor"
-        return Wanted(difference.name, difference.step, os.fspath(path))
+        return RequestedTensor(difference.name, difference.step, os.fspath(path))
 
     def _run(self, way: str, name: str, **changes: Any) -> Record:
         record = Record(self._folder / name)

@@ -67,7 +67,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended", kw_only=True):
     trained: bool  # whether a parameter has moved, or a gradient was other than zero
     fitted: tuple[str, ...]  # what was fitted, or would have been
     # budget_bytes, peak_bytes: the budget, and the most that was held from `fit` on; None where
-    # nobody knows
+    # unknown
     budget_bytes: int | None
     peak_bytes: int | None
     seconds: float  # of the whole run
@@ -147,7 +147,7 @@ def _difference(index: int, step: int, a: Event | None, b: Event | None) -> Diff
         return None if a == b else Difference(index, step, "generator", a.name)
     if isinstance(a, Ended) and isinstance(b, Ended) and _same_end(a, b):
         return None
-    return Difference(index, step, "order", f"{_told(a)}, the other one {_told(b)}")
+    return Difference(index, step, "order", f"{_described(a)}, the other one {_described(b)}")
 
 
 def _or_end(record: Record, event: Event | None) -> Event | None:
@@ -158,7 +158,7 @@ def _same_end(a: Ended, b: Ended) -> bool:
     return a.code == b.code and a.failure == b.failure
 
 
-def _told(event: Event | None) -> str:
+def _described(event: Event | None) -> str:
     """Say what a run does, after "one run"."""
     if isinstance(event, Line):
         return f"prints {_short(event.text)}"

@@ -1,4 +1,4 @@
-"""Steps at planned addresses, and what plans leave of the budget to what lies outside them."""
+"""Steps at planned addresses, and what plans leave of the budget to memory outside of them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tightfit.allocator.replay import return_large_blocks_at_once, trim_ordinary
 from tightfit.arenas.calls import CallArena, Caller
 from tightfit.errors import InfeasibleBudget
 from tightfit.progress import announce
-from tightfit.session.anywhere import Anywhere
+from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.optimizers import hear_of_steps
+from tightfit.session.memory.optimizers import before_every_step
 from tightfit.session.on_gpu.addresses import DeviceAddresses
 from tightfit.session.on_gpu.reserved import Reserved
 from tightfit.session.options import Options
@@ -32,10 +32,10 @@ _SPARE = 1 / 64  # of the budget: what is left besides, as what the process hold
 _FIRST_BYTES = 14 << 20  # at most: what libraries prepare in the first step that runs
 _FIRST_SHARE = 1 / 16  # of the budget, where that is less
 _MOST_ROUNDS = 4
-_MOST_CALLS = 8  # between two steps of an optimizer that are told apart
+_MOST_CALLS = 8  # between two steps of an optimizer that are distinguished
 
 
-class Addresses(Anywhere):
+class Addresses(DefaultAddresses):
     """The arena of a fitted callable, and the loop that closes around it.
 
     A plan bounds what PyTorch's allocator gives out. What the process holds for the steps is the
@@ -55,7 +55,7 @@ class Addresses(Anywhere):
         self._account = account
         self._arena = CallArena()
         self._calls = 0  # since an optimizer has stepped
-        hear_of_steps(self)
+        before_every_step(self)
         return_large_blocks_at_once(True)  # also while the first step is captured and planned
         gc.collect()  # what is freed later would hide what comes
         trim_ordinary_memory()
@@ -99,7 +99,7 @@ class Addresses(Anywhere):
         return not self._looked_at and self._may_look(options)
 
     def looking_bytes(self, options: Options) -> int:
-        """Return what tracing and trying operators hold beside tensors, about."""
+        """Return what tracing and trying operators hold besides tensors, about."""
         return 2 * min(_FIRST_BYTES, round(_FIRST_SHARE * options.usable_bytes))
 
     def look(self, inputs: Iterable[Any], options: Options) -> Options:
@@ -155,12 +155,12 @@ class Addresses(Anywhere):
         return self._changed(options)
 
     def _say_what_exceeds(self, needed_bytes: int, why: str) -> None:
-        """Say, once, that no plan leaves as much as the process holds beside tensors."""
+        """Say, once, that no plan leaves as much as the process holds besides tensors."""
         if self._said:
             return
         self._said = True
         announce(
-            f"{self._name}: the process holds {format_bytes(needed_bytes)} beside tensors, and no "
+            f"{self._name}: the process holds {format_bytes(needed_bytes)} besides tensors, and no "
             "plan leaves that of the budget: what it holds exceeds the budget by "
             f"{format_bytes(needed_bytes - self.left_bytes)}. {why}"
         )
@@ -184,8 +184,8 @@ class Addresses(Anywhere):
         )
 
 
-def addresses_for(name: str, account: Account, options: Options) -> Anywhere:
-    """Return where the steps of a callable lie, as its user asked.
+def addresses_for(name: str, account: Account, options: Options) -> DefaultAddresses:
+    """Return the addresses of a callable's steps, as its user asked.
 
     Raises `BadInput` or `HookUnavailable` as `Addresses` and `DeviceAddresses` do.
     """
@@ -193,7 +193,7 @@ def addresses_for(name: str, account: Account, options: Options) -> Anywhere:
     if not options.arena and device.type == "cuda" and torch.cuda.is_available():
         return Reserved(name, account, CudaCachingAllocator(device))
     if not options.arena:
-        return Anywhere()
+        return DefaultAddresses()
     if device.type == "cpu":
         return Addresses(name, account)
     return DeviceAddresses(name, account, options)

@@ -25,16 +25,16 @@ from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.addresses import addresses_for
-from tightfit.session.anywhere import Anywhere, PlannedAnew
 from tightfit.session.callee import Callee
 from tightfit.session.copies import Copies
+from tightfit.session.default_addresses import DefaultAddresses, PlanRejected
 from tightfit.session.graphs import GraphSteps
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.limit import Limit
 from tightfit.session.options import Options, not_together, with_ranks, worst_first
 from tightfit.session.processes import Replicas, running_wrapper
-from tightfit.session.refusals import second_forward, told
+from tightfit.session.refusals import second_forward, with_way_out
 from tightfit.session.report import Report
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.torch_private import tools
@@ -92,7 +92,7 @@ class Route(Protocol):
 class Fitted:
     """A callable that trains inside a budget.
 
-    `route`: the way it runs at first. `addresses`: where its steps lie in memory. `copies`: what it
+    `route`: the way it runs at first. `addresses`: of its steps in memory. `copies`: what it
     has in common with the model that it is a copy of. `options`: as they are now: ranks may have
     joined, the budget may have changed. `route`: the way it runs now.
     """
@@ -103,7 +103,7 @@ class Fitted:
         options: Options,
         account: Account,
         route: Route,
-        addresses: Anywhere,
+        addresses: DefaultAddresses,
         *,
         copies: Copies | None = None,
     ) -> None:
@@ -166,7 +166,7 @@ class Fitted:
             with self._limit:
                 return self._run(args, kwargs)
         except TightfitError as error:
-            raise told(error, self.account.device) from error.__cause__
+            raise with_way_out(error, self.account.device) from error.__cause__
         finally:
             self._running_in = None
 
@@ -181,7 +181,7 @@ class Fitted:
         self.join_replicas(running_wrapper())
         self._resolve_budget()
         self.account.optimizers.look()
-        limits = self.options.enforced_bytes, self.options.beside(self.account)
+        limits = self._limits()
         if not self.is_used:
             self._limit.refuse_below_parameters(self.options.planned_bytes)
         self._limit.begin(*limits, is_looking=not self.is_used)
@@ -193,7 +193,7 @@ class Fitted:
         while True:
             try:
                 return self._run_on_route(given)
-            except PlannedAnew as other:
+            except PlanRejected as other:
                 self._take_options(other.options)
             except InfeasibleBudget as error:
                 self._take_options(self._addresses.giving_way(self.options, error))
@@ -201,7 +201,7 @@ class Fitted:
     def _run_without_backward(self, given: Arguments) -> Any:
         if tools.is_exported():
             return self.callee.function(*given.args, **given.kwargs)
-        limits = self.options.enforced_bytes, self.options.beside(self.account)
+        limits = self._limits()
         open_calls = self.options.shared.open_members() if self.options.shared else self.waiting
         with self._limit.briefly(*limits, goes_on=bool(open_calls)):
             return self.callee.function(*given.args, **given.kwargs)
@@ -210,7 +210,7 @@ class Fitted:
         """Run the callable as it is, within the limit; a backward may follow."""
         self._resolve_budget()
         self._addresses.end_step()
-        with self._limit.outside(self.options.enforced_bytes, self.options.beside(self.account)):
+        with self._limit.outside(*self._limits()):
             return self.callee.function(*given.args, **given.kwargs)
 
     def _run_on_route(self, given: Arguments) -> Any:
@@ -242,7 +242,7 @@ class Fitted:
         try:
             self.route.prepare(given)
         except CaptureError as error:
-            raise told(error, self.account.device) from error.__cause__
+            raise with_way_out(error, self.account.device) from error.__cause__
         self.settle()
         return self.report()
 
@@ -297,10 +297,10 @@ class Fitted:
         self._join_budget()
 
     def change_budget(self, budget_bytes: int) -> None:
-        """Plan the next step within another budget, and measure anew."""
+        """Plan the next step within another budget, and measure again."""
         self.change_options(dataclasses.replace(self.options, budget_bytes=budget_bytes))
         if self.route is self._whole:
-            self._whole.measure_anew()
+            self._whole.measure_again()
 
     def smallest_budget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MinimumBudget:
         """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
@@ -329,7 +329,7 @@ class Fitted:
         replicas = Replicas(wrapper)
         self.account.join(replicas)
         self._take_options(with_ranks(self.options, replicas.ranks))
-        self._whole.start_anew()
+        self._whole.capture_again()
         self.route = self._whole
 
     def _resolve_budget(self) -> None:
@@ -356,15 +356,19 @@ class Fitted:
         if self._whole is not None:
             self._whole.change_options(options)
 
+    def _limits(self) -> tuple[int | None, list[Account]]:
+        """Return the limit to enforce, and the accounts that share it."""
+        return self.options.enforced_bytes, self.options.others_in_budget(self.account)
+
     def _join_budget(self) -> None:
         if self.options.shared is not None:
             self.options.shared.join(self.account, self)
-        self._limit.follow(self.options.enforced_bytes, self.options.beside(self.account))
+        self._limit.follow(*self._limits())
 
     # -- leaving ------------------------------------------------------------------------------
 
     def at_leaving(self, callback: Callable[[], None]) -> None:
-        """Call back when the model is fitted no longer, or anew."""
+        """Call back when the model is fitted no longer, or again."""
         self._at_leaving.append(callback)
 
     def leave(self) -> None:

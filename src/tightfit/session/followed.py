@@ -23,8 +23,8 @@ from tightfit.session.memory.account import Account
 __all__ = ["FollowedCalls"]
 
 
-class _Anew(BaseException):
-    """Ends a call of which nothing has run yet: it begins anew with other graphs."""
+class _RestartCall(BaseException):
+    """Ends a call of which nothing has run yet: it starts over with other graphs."""
 
 
 class FollowedCalls(HandedCalls):
@@ -65,7 +65,7 @@ class FollowedCalls(HandedCalls):
         while True:
             try:
                 return self._compiled(given.args, dict(given.kwargs))
-            except _Anew:
+            except _RestartCall:
                 continue
 
     def asked(self, given: Arguments, asks: Callable[[Arguments], Any]) -> Any:
@@ -87,7 +87,7 @@ class FollowedCalls(HandedCalls):
             while True:
                 try:
                     self._compiled(given.args, dict(given.kwargs))
-                except _Anew:
+                except _RestartCall:
                     continue
                 break
         except GraphHandedOver as asked:
@@ -97,21 +97,21 @@ class FollowedCalls(HandedCalls):
         raise without_graph(self.name, self._modules)
 
     def one_ops(self) -> list[str]:
-        """Return the names of modules that run as one op though nobody has marked them."""
+        """Return the names of modules that run as one op without being marked."""
         return self._one_ops.names()
 
     def _follow_again(self, graph: HandedGraph) -> None:
-        """Follow the modules of a graph that run as one op though nobody has marked them.
+        """Follow the modules of a graph that run as one op without being marked.
 
-        Raises `_Anew` if there are any, and nothing of the call has run yet.
+        Raises `_RestartCall` if there are any, and nothing of the call has run yet.
         """
         leaves = graph.leaves() if graph.leaf_calls else ()
         is_left = any(not is_opaque(leaf) for leaf in leaves)  # of what was one op until now
         calls = bool(leaves) or graph.hides_leaf_calls
         if (calls and self._follower.follow_all_again()) or is_left:
-            self._compiled.start_anew()
+            self._compiled.start_over()
             if not self._has_run:
-                raise _Anew from None
+                raise _RestartCall from None
 
     def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
         """Run one call of a graph; or answer what is asked of it."""
@@ -132,7 +132,7 @@ class FollowedCalls(HandedCalls):
         """Do without a plan of a graph.
 
         Where a module is the cause, calls are followed without it: this one, if nothing of it has
-        run yet, else those that come. Where nobody has marked it, it is followed.
+        run yet, else those that come. If it is not marked, it is traced.
         """
         self._follow_again(graph)
         name = getattr(error, "module", None)
@@ -141,6 +141,6 @@ class FollowedCalls(HandedCalls):
             super()._leave_out(graph, error)
             return
         self._follower.leave_out(module)
-        self._compiled.start_anew()
+        self._compiled.start_over()
         if not self._has_run and len(self.outside.reasons()) == 1:
-            raise _Anew from None
+            raise _RestartCall from None

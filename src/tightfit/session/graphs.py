@@ -20,8 +20,8 @@ from tightfit.execution.guard import left_out
 from tightfit.planners.bounds import leaves_much_to_plan
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
-from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
+from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.followed import FollowedCalls
 from tightfit.session.handed_calls import HandedCalls, RunsGraphs, run_as_it_is
 from tightfit.session.memory.account import Account
@@ -44,7 +44,7 @@ class GraphSteps(WholeSteps):
     """
 
     def __init__(
-        self, callee: Callee, options: Options, account: Account, addresses: Anywhere
+        self, callee: Callee, options: Options, account: Account, addresses: DefaultAddresses
     ) -> None:
         self._followed = _calls_of(callee, options, account)
         self.graphs = self._followed.graphs
@@ -132,27 +132,27 @@ class GraphSteps(WholeSteps):
     def _capture(self, key: Any, call: TracedCall, *, waits: bool) -> Specialisation:
         """Capture a call.
 
-        Raises `CaptureError` if it is better done graph by graph than with modules as one op that
-        nobody has marked.
+        Raises `CaptureError` if it is better done graph by graph than with unmarked modules as one
+        op.
         """
         names = self._followed.one_ops()
         try:
-            one = super()._capture(key, call, waits=waits)
+            spec = super()._capture(key, call, waits=waits)
         except BudgetExceeded as error:
             if not names:
                 raise
             raise _better_in_graphs(self.callee.name, names) from error
-        if names and not leaves_much_to_plan(one.captured.graph):
-            self.captures.forget(one)
+        if names and not leaves_much_to_plan(spec.captured.graph):
+            self.captures.forget(spec)
             raise _better_in_graphs(self.callee.name, names)
         if names and names != self._one_ops:
             self._one_ops = names
-            told = ", ".join(map(repr, names))
+            listed = ", ".join(map(repr, names))
             announce(
-                f"{self.callee.name}: data decide sizes inside of {told}: each runs eagerly, as "
+                f"{self.callee.name}: data decide sizes inside of {listed}: each runs eagerly, as "
                 "one measured op of the plan (tightfit.opaque says so beforehand)"
             )
-        return one
+        return spec
 
     def looking(self) -> AbstractContextManager[None]:
         """Return what is around while it is found out what is to run: it belongs to no step."""
@@ -172,15 +172,15 @@ class GraphSteps(WholeSteps):
         super().change_options(options)
         self._plain.clear()
 
-    def start_anew(self) -> None:
-        """Capture anew: what was found out alone does not count."""
+    def capture_again(self) -> None:
+        """Capture again: what was found out alone does not count."""
         self.in_graphs = None
         self._plain.clear()
         self._are_several = False
-        super().start_anew()
+        super().capture_again()
 
     def _expect_others(self) -> None:
-        """Have graphs that are new run with least memory: nobody knows yet what follows them."""
+        """Have graphs that are new run with least memory: what follows them is unknown."""
         if not self.options.others_to_come:
             self.options = dataclasses.replace(self.options, others_to_come=True)
 
@@ -189,12 +189,12 @@ class GraphSteps(WholeSteps):
         self.outside.varies()
         raise RunsPlainly
 
-    def _run(self, one: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
+    def _run(self, spec: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
         """Run the forward of a plan; note by which one it ran."""
         is_first = not self.waiting
-        outputs = super()._run(one, given, inputs)
+        outputs = super()._run(spec, given, inputs)
         assert self.last is not None
-        self._graphs_of_step.ran(one.captured.graph, self.last, is_first=is_first)
+        self._graphs_of_step.ran(spec.captured.graph, self.last, is_first=is_first)
         return outputs
 
     def report(self) -> Report:

@@ -42,7 +42,7 @@ class RunsGraphs(Protocol):
 
 
 class HandedCalls:
-    """Calls of graphs that somebody else has made, such as `torch.compile`.
+    """Calls of graphs that other code has made, such as `torch.compile`.
 
     `callee`: whose modules hold parameters and buffers of the graphs. `graphs`: those that have
     been called. `outside`: what ran as plain Python.
@@ -73,7 +73,7 @@ class HandedCalls:
         return asks(self.graphs.arguments(graph, inputs))
 
     def one_ops(self) -> list[str]:
-        """Return the names of modules that run as one op though nobody has marked them."""
+        """Return the names of modules that run as one op without being marked."""
         return []
 
     def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
@@ -95,7 +95,7 @@ class HandedCalls:
     def _first_like(self, graph: HandedGraph, inputs: Sequence[Any]) -> HandedGraph:
         """Return the first graph that runs what this one does.
 
-        Dynamo makes a graph anew where Python has changed that does not matter to it.
+        Dynamo makes a graph again where Python has changed that does not matter to it.
         """
         number = self.graphs.arguments(graph, inputs).args[-1]
         first = graph
@@ -108,7 +108,7 @@ class HandedCalls:
         return first
 
     def _unguarded(self) -> Any:
-        """Return what graphs depend on that whoever hands them over does not look at."""
+        """Return what graphs depend on that is not checked before they are handed over."""
         return None
 
     def _leave_out(self, graph: HandedGraph, error: Exception) -> None:

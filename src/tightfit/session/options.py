@@ -56,14 +56,14 @@ class Options:
     cache: bool = True  # whether plans and costs from steps are kept on disk for the next process
     progress: Progress = field(default=SILENT)
     shared: Budget | None = None  # the budget that several fitted callables share, if this one does
-    # Whether further calls will share the budget that nobody has seen yet: graphs after a break
+    # Whether further calls will share the budget that were not seen yet: graphs after a break
     others_to_come: bool = False
     ranks: Ranks | None = None  # the processes that train the same model, once they are known
     compile: bool = False  # whether planned programs are compiled by Inductor
     # Whether Ctrl-C during planning stops the program; else the best plan so far is taken
     stops_on_interrupt: bool = True
-    arena: bool = False  # whether the memory of a step lies at planned addresses
-    # What plans leave of the budget to what the process holds beside tensors; known in an arena
+    arena: bool = False  # whether the memory of a step is at planned addresses
+    # What plans leave of the budget to what the process holds besides tensors; known in an arena
     left_bytes: int = 0
     # How exact operators have to be that a plan may choose instead of eager's
     exactness: Exactness = "bitwise"
@@ -91,7 +91,7 @@ class Options:
 
     @property
     def limit_bytes(self) -> int:
-        """The bytes that may be held at any time, whoever shares them."""
+        """The bytes that may be held at any time, by all that share them."""
         if self.shared is not None:
             return self.shared.size_bytes
         assert self.budget_bytes is not None  # resolved before anything is planned
@@ -109,7 +109,7 @@ class Options:
 
     @property
     def enforced_bytes(self) -> int | None:
-        """What nobody may be given more than; None if only a warning is asked for."""
+        """The most bytes that may be given out; None if only a warning is asked for."""
         is_known = self.shared is not None or self.budget_bytes is not None
         return self.limit_bytes if is_known and self.on_exceed == "raise" else None
 
@@ -123,8 +123,8 @@ class Options:
         """Whether the budget is for one callable's own plans, which may leave some of it."""
         return self.shared is None and self.ranks is None and self.plan is None
 
-    def beside(self, account: Account) -> list[Account]:
-        """Return what others hold within the same budget."""
+    def others_in_budget(self, account: Account) -> list[Account]:
+        """Return the accounts of the others within the same budget."""
         return self.shared.others(account) if self.shared is not None else []
 
 

@@ -1,8 +1,8 @@
 """Processes that train one model together find things out once: costs, plans, what user code holds.
 
 They meet in the key-value store that `torch.distributed` started with, not in collectives: a rank
-that needs something nobody has made yet makes it, every other rank that needs the same waits for
-it. So ranks may see different shapes, or in another order, and nobody waits for a rank that has no
+that needs something first makes it, every other rank that needs the same waits for
+it. So ranks may see different shapes, or in another order, and no rank waits for one that has no
 reason to come.
 """
 
@@ -77,7 +77,7 @@ class Ranks:
         return [int(self._wait_for(f"{place}/{rank}")) for rank in range(self.size)]
 
     def _wait_for(self, place: str) -> bytes:
-        """Return what lies under a key; looked for again and again, as waiting locks the store."""
+        """Return the value of a key; looked for again and again, as waiting locks the store."""
         deadline = time.monotonic() + _PATIENCE_S
         pause_s = 0.001
         while not self.store.check([place]):

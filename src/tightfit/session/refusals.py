@@ -15,10 +15,10 @@ from tightfit.errors import (
     with_another_way,
 )
 
-__all__ = ["second_forward", "told"]
+__all__ = ["second_forward", "with_way_out"]
 
 
-def told(refusal: TightfitError, device: torch.device) -> TightfitError:
+def with_way_out(refusal: TightfitError, device: torch.device) -> TightfitError:
     """Return a refusal that names `tightfit.online`, too, where that takes what it is about."""
     if device.type != "cpu" or isinstance(refusal, NothingToTrain):
         return refusal

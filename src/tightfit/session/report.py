@@ -32,7 +32,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def planned_bytes(self) -> int:
-        """The arena and the tensors beside it."""
+        """The arena and the tensors outside of it."""
         return self.height_bytes + self.tensor_bytes
 
     @property
@@ -81,7 +81,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     calls: int = 0  # calls of parts in a step. Cost and overhead are of the parts.
     # Where parts are: every plan that runs, in the order of the first calls
     parts: tuple[PlannedPart, ...] = ()
-    arena: ArenaReport | None = None  # what lies at planned addresses, if an arena was asked for
+    arena: ArenaReport | None = None  # what is at planned addresses, if an arena was asked for
     held: Held | None = None  # what the process held for it then, between two steps
     # What the next, less exact class of alternatives would cost, if that was asked for
     next_exactness: LessExact | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import NoReturn
 
 import msgspec
@@ -49,6 +50,7 @@ from tightfit.session.processes import agreed
 from tightfit.units import format_bytes
 
 __all__ = [
+    "Pricing",
     "cached_outcome",
     "capture_step",
     "less_exact_step",
@@ -61,53 +63,51 @@ _AMPLE_BYTES = 1 << 60
 _ANY_GAP = 1e3  # of overhead: more than any plan has
 
 
+@dataclass(frozen=True)
+class Pricing:
+    """How the alternatives of a captured step are found and priced.
+
+    `neighbour`: the graph of the same callable at another shape, whose costs are scaled.
+    `is_checked`: whether `Captured.conditions` are checked in every step. `room_bytes`: a step
+    waits for this, and measuring may hold so much: what is not known is found out at once, and the
+    steps that follow teach the rest. None: every operator is measured well. `postpones`: whether
+    what takes long to compare is compared later (`Captured.hoped`).
+    """
+
+    neighbour: Graph | None = None
+    is_checked: bool = False
+    room_bytes: int | None = None
+    postpones: bool = False
+
+
+_THOROUGH = Pricing()
+
+
 def capture_step(
-    call: TracedCall,
-    options: Options,
-    name: str,
-    neighbour: Graph | None = None,
-    *,
-    watched: bool = False,
-    room_bytes: int | None = None,
-    postpones: bool = False,
+    call: TracedCall, options: Options, name: str, pricing: Pricing = _THOROUGH
 ) -> Captured:
     """Capture a step, add every alternative, and price each of them.
 
-    Costs come from measurements on the device, from a neighbour (the graph of the same callable
-    at another shape) or from a model, by `options.costs`; workspaces are measured in any case.
-    Of several ranks that train the same model one measures.
-
-    `watched`: whether somebody looks in every step whether `Captured.conditions` hold.
-    `room_bytes`: a step waits for this, and measuring may hold so much: what is not known is found
-    out at once, and the steps that follow teach the rest. None: every operator is measured well.
-    `postpones`: whether somebody compares later what takes long to compare (`Captured.hoped`).
+    Costs come from measurements on the device, from a neighbour or from a model, by
+    `options.costs`; workspaces are measured in any case. Of several ranks that train the same
+    model one measures.
     """
     with _said(options, f"looking at {name}: what it runs, and what each operator takes"):
-        captured = captured_alone(
-            lambda: _captured_and_priced(
-                call, options, name, neighbour, watched, room_bytes, postpones
-            )
-        )
+        captured = captured_alone(lambda: _captured_and_priced(call, options, name, pricing))
     captured.joint.opaque.forget_examples()
     return_cached(device_of_modules(call.modules))  # operators that were measured left holes
     return captured
 
 
 def _captured_and_priced(
-    call: TracedCall,
-    options: Options,
-    name: str,
-    neighbour: Graph | None,
-    watched: bool,
-    room_bytes: int | None,
-    postpones: bool,
+    call: TracedCall, options: Options, name: str, pricing: Pricing
 ) -> Captured:
     kept_bytes = library_bytes(device_of_modules(call.modules))
 
     def traced(strides: TrueStrides) -> Captured:
         steps = options.steps
         step = capture(call, name=name, strides=strides, recalls=options.cache, stepper=steps)
-        present = parameters_of(step.joint, call.modules) if watched else {}
+        present = parameters_of(step.joint, call.modules) if pricing.is_checked else {}
         step = with_alternatives(step, options.exactness, present=present)
         if steps is not None:
             step = with_parameter_steps(step, call.modules, steps)
@@ -116,7 +116,7 @@ def _captured_and_priced(
         return step.with_graph(step.graph.with_constants(libraries=kept_bytes))
 
     def priced(step: Captured) -> Priced:
-        return _priced(step, options, neighbour, room_bytes, postpones)
+        return _priced(step, options, pricing)
 
     first = traced({})
     if options.ranks is None:
@@ -129,17 +129,12 @@ def _captured_and_priced(
     return with_prices(traced(prices.strides) if prices.strides else first, prices)
 
 
-def _priced(
-    captured: Captured,
-    options: Options,
-    neighbour: Graph | None,
-    room_bytes: int | None,
-    postpones: bool,
-) -> Priced:
+def _priced(captured: Captured, options: Options, pricing: Pricing) -> Priced:
     if options.costs != "measured":
         modelled = captured.with_graph(with_costs(captured.graph, options.costs))
         return measured_workspaces(modelled, options.progress)
-    postpones = postpones and not captured.conditions  # of which nobody knows later
+    room_bytes, neighbour = pricing.room_bytes, pricing.neighbour
+    postpones = pricing.postpones and not captured.conditions  # which cannot be checked later
     if room_bytes is not None and captured.graph.device.kind == "cpu":  # steps will teach the rest
         how = {"room_bytes": room_bytes, "neighbour": neighbour, "postpones": postpones}
         return quick_costs(captured, options.progress, **how)
@@ -268,7 +263,7 @@ def _stop(task: Task, options: Options, outcome: Outcome) -> NoReturn:
 
 
 def _said(options: Options, what: str) -> AbstractContextManager[None]:
-    """Tell the user of long waiting, where nobody else does."""
+    """Tell the user of long waiting, if no progress display does."""
     if options.progress is not SILENT:
         return contextlib.nullcontext()
     return said_while_waiting(lambda: what)

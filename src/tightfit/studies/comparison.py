@@ -160,7 +160,7 @@ class Comparison:
         for _ in range(_MOST_HALVINGS):
             try:
                 held = self._train(self.within((least + most) // 2)).peak_bytes
-            except Exception as error:  # no plan, or no room for what lies between graphs
+            except Exception as error:  # no plan, or no room for what is held between graphs
                 if not isinstance(error, InfeasibleBudget) and not is_refusal(error):
                     raise
                 least = (least + most) // 2
@@ -279,7 +279,7 @@ class Comparison:
             return Fitted.as_a_whole(self.subject.step, options)
         fitted = fit_in_place(self.subject.model, options)
         self._fit_again = put_aside(self.subject.model)
-        self.subject.make_target_anew()
+        self.subject.make_new_target()
         return fitted
 
     @contextlib.contextmanager

@@ -81,7 +81,7 @@ def captured_step(
 
 
 def _captured(call: TracedCall, exactness: Exactness, alternatives: str) -> Captured:
-    """Capture a step with alternatives; what lies beside a loss receives no gradient."""
+    """Capture a step with alternatives; what is returned along with a loss receives no gradient."""
     name = call.function.__name__
     call = dataclasses.replace(call, loss_alone=True)
     captured = capture(graph_call(call, name), name=name)

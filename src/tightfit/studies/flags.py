@@ -1,4 +1,4 @@
-"""What PyTorch's flags against memory would do to one model's step, beside plans in a budget."""
+"""What PyTorch's flags against memory do to one model's step, compared with plans in a budget."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _or_why(schedule: Callable[[], Schedule]) -> Schedule | str:
 
 
 def _in_list(module: str) -> str:
-    """Return the module of a list that a module lies in: ``layer1.0`` of ``layer1.0.conv``."""
+    """Return the module of a list that contains a module: ``layer1.0`` of ``layer1.0.conv``."""
     parts = module.split(".")
     for place, part in enumerate(parts):
         if part.isdigit():

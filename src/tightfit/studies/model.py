@@ -214,7 +214,7 @@ def _load_module(name: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _importable_from(folder: Path) -> Iterator[None]:
-    """Let imports find what lies in a folder, as in a script there."""
+    """Let imports find the modules in a folder, as in a script there."""
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -249,7 +249,7 @@ def _refuse_more_arguments(
     """Say so of a factory that cannot be called without arguments of its own."""
     try:
         parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):  # a builtin, whose signature nobody knows
+    except (TypeError, ValueError):  # a builtin, whose signature is unknown
         return
     positional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     asked = [

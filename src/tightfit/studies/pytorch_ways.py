@@ -1,4 +1,4 @@
-"""What PyTorch's own ways give on a captured step, as rows beside those of the planners."""
+"""What PyTorch's own ways give on a captured step, as rows next to those of the planners."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tightfit.capture.partitioner import Schedule, checkpoint_schedules, min_cut
 from tightfit.errors import BadInput
 from tightfit.plan.plan import Outcome
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.outcomes import finish, no_plan, simulated
+from tightfit.planners.outcomes import Bound, finish, no_plan, simulated
 from tightfit.planners.questions.compare import ComparisonRow, comparison_row
 from tightfit.units import format_bytes
 
@@ -76,8 +76,7 @@ class PyTorch:
         return finish(
             task,
             list(chosen.computes),
-            bound=0.0,
-            bound_source="trivial",
+            bound=Bound(0.0, "trivial"),
             started=started,
             gap=limits.gap,
             note=chosen.setting,

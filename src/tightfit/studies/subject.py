@@ -91,7 +91,7 @@ class Subject:
         finally:
             self._runs = before
 
-    def make_target_anew(self) -> None:
+    def make_new_target(self) -> None:
         """Have what the loss compares with given out now: batches are, once a model is fitted.
 
         What is there before `fit` counts against no budget, unless the model is called with it.
@@ -186,7 +186,7 @@ def _together(modules: Mapping[str, nn.Module]) -> nn.Module:
 def digest_of(tensor: torch.Tensor) -> bytes:
     """Return a hash of the bits of a tensor: of a sparse one of its indices and values.
 
-    PyTorch's allocator is not asked for anything: somebody may be counting what it gives out.
+    PyTorch's allocator is not asked for anything: what it gives out may be counted.
     """
     digest = hashlib.blake2b(digest_size=16)
     for part in (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,):

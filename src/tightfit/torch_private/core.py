@@ -288,7 +288,7 @@ def symbols_in(value: Any) -> frozenset[str]:
 
 
 def symbols_asked_for(error: BaseException | None) -> frozenset[str]:
-    """Return the names of the numbers whose values somebody wanted to know, by the error."""
+    """Return the names of the numbers whose values were asked for, by the error."""
     while error is not None and not isinstance(error, GuardOnDataDependentSymNode):
         error = error.__cause__ or error.__context__
     return frozenset(map(str, error.cond.free_symbols)) if error is not None else frozenset()
@@ -306,7 +306,7 @@ def is_zero_tensor(tensor: torch.Tensor) -> bool:
 
 @contextlib.contextmanager
 def hidden_changes_without_tangents(is_parameter: Callable[[Any], bool]) -> Iterator[None]:
-    """While tracing, let nobody differentiate through what autograd is not told of.
+    """While tracing, forbid differentiating through what autograd does not see.
 
     A tensor changed under `no_grad` or by its `data` is the same to autograd afterwards, whatever
     the tracer makes of it: a further output that could receive a gradient. A parameter cannot be

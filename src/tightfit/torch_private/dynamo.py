@@ -29,13 +29,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from tightfit.errors import TightfitError
-from tightfit.torch_private.frames.again import KeptFirst, KeptFrames
+from tightfit.torch_private.frames.again import KeptFrames, ReusingConversion
 from tightfit.torch_private.frames.ends import End, noting_ends
 from tightfit.torch_private.frames.follower import Follower, Given
 from tightfit.torch_private.frames.following import DerivativeOutside, following_ours
 from tightfit.torch_private.frames.leaves import (
     HAS_LEAVES,
-    IsGiven,
+    ArgumentsKnown,
     as_leaves,
     asking,
     invoke_leaf_function,
@@ -109,11 +109,11 @@ def compiled(
 ) -> Callable[..., Any]:
     """Return a callable that Dynamo compiles for a backend; everything stays where it is.
 
-    `function`: what is compiled, in whichever file it lies. `backend`: given a graph module and
-    example inputs, returns what runs the graph. `follower`: is asked and told. `kept`: what other
-    processes have found of frames.
+    `function`: what is compiled, in whichever file it is. `backend`: given a graph module and
+    example inputs, returns what runs the graph. `follower`: consulted while tracing. `kept`: what
+    other processes have found of frames.
     """
-    first = KeptFirst(without_numpy(backend), kept)
+    first = ReusingConversion(without_numpy(backend), kept)
     converting = convert_frame.convert_frame(first.backend, Hooks())
     # as `optimize` does, which loads what shrinks failing graphs to their least
     context = eval_frame._optimize_catch_errors(converting, Hooks(), **_ISOLATED)
@@ -137,7 +137,7 @@ class _PerFrame:
     """What Dynamo asks about a frame, between it and its own conversion of frames."""
 
     def __init__(
-        self, convert: Any, follower: Follower, first: KeptFirst, outermost: types.CodeType
+        self, convert: Any, follower: Follower, first: ReusingConversion, outermost: types.CodeType
     ) -> None:
         self._torchdynamo_orig_backend = convert
         self._first = first
@@ -197,8 +197,8 @@ class _PerFrame:
             except _EndsInside as end:
                 asked = end.forward
                 continue
-            except IsGiven as told:
-                self._follower.try_as_one_op(told.forward, told.given)
+            except ArgumentsKnown as call:
+                self._follower.try_as_one_op(call.forward, call.given)
                 asked = None
                 continue
             except (exc.FailOnRecompileLimitHit, TightfitError):
@@ -236,9 +236,9 @@ class _PerFrame:
     def _note_end(self, frame: Any, ends: list[End], answers: Answers, end: End) -> None:
         """Note the end of a graph.
 
-        Raises `RunsOtherwise` if code was told that it is not compiled, and what it does then ends
-        the graph. Raises `_EndsInside` if the frame may be one graph, with a forward inside of it
-        as one op.
+        Raises `RunsOtherwise` if code got the answer that it is not compiled, and what it does then
+        ends the graph. Raises `_EndsInside` if the frame may be one graph, with a forward inside of
+        it as one op.
         """
         if end.reason and answers.change(f"{end.reason} {end.frames}"):
             raise RunsOtherwise
@@ -449,7 +449,7 @@ def taken_back(node: fx.Node) -> list[fx.Node] | None:
     """Return what takes back that ``tensor.data = value`` counts as a change; None: it is not that.
 
     `node`: of a graph of Dynamo's, which makes ``set_`` of such an assignment; from PyTorch 2.14 on
-    an operator of its own, that is not counted. There only inputs are told as they were before.
+    an operator of its own, that is not counted. There only inputs are recorded as before.
     """
     if node.op == "call_function" and node.target is _ASSIGNS_DATA:
         return [] if node.args[0].op == "placeholder" else None

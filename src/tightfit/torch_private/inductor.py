@@ -94,7 +94,7 @@ def compile_graph(
 
     `module`: placeholders and outputs are tensors; nodes carry their fake results. `backward`:
     whether it belongs to the backward pass. `donated`: inputs, of the backward pass, whose memory
-    nobody needs afterwards: kernels may write their results there. It takes a list of tensors,
+    is not needed afterwards: kernels may write their results there. It takes a list of tensors,
     which it empties; returns the outputs.
     """
     with _without_deprecations():

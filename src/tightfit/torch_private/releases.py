@@ -64,7 +64,7 @@ VALUES = Since(
 )
 COMPILED_ONLINE = Since(
     (2, 13),
-    "the core of `tightfit.online` is compiled: what it listens with lies below PyTorch's modes",
+    "the core of `tightfit.online` is compiled: its dispatch key is below PyTorch's modes",
     "the core is Python, which costs each operator more",
 )
 CAUGHT_ERRORS = Since(

@@ -42,7 +42,8 @@ def watched_saving_hooks(entered: Callable[[str], None]) -> Iterator[None]:
 def watched_checkpoints(seen: Callable[[bool], None]) -> Iterator[None]:
     """Tell of each checkpointed region that is not reentrant, or that Dynamo has made a graph of.
 
-    `seen`: told whether the region, run again, draws the random numbers that it drew at first.
+    `seen`: called with whether the region, run again, draws the random numbers that it drew at
+    first.
     """
 
     def region(

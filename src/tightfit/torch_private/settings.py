@@ -18,7 +18,7 @@ _CPU = torch.device("cpu")
 
 
 def global_settings() -> tuple[Any, ...]:
-    """Return what decides, beside modules and inputs, which operators a forward runs.
+    """Return what decides, besides modules and inputs, which operators a forward runs.
 
     The hooks of all modules, what new tensors are like, which kernels may be chosen.
     """
@@ -71,5 +71,5 @@ def hooks_of_all_modules() -> tuple[dict[int, Any], ...]:
 
 
 def _default_device() -> torch.device:
-    """Return where new tensors lie: on the CPU where no mode is around that says otherwise."""
+    """Return the device of new tensors: the CPU where no mode is around that says otherwise."""
     return torch.get_default_device() if torch._C._len_torch_function_stack() else _CPU

@@ -1,4 +1,4 @@
-"""Storages whose memory is taken away and given back under the tensors that lie in them.
+"""Storages whose memory is taken away and given back under the tensors that use them.
 
 Private names of torch. A storage without memory keeps its size, so views of it can be made, and
 every access to its memory raises torch's error; nothing can read what is not there.
@@ -21,20 +21,20 @@ __all__ = [
     "below_modes",
     "copy_of",
     "fill",
+    "intercepted_resizing",
     "let_go_of_failed_backward",
     "negated",
     "new_memory",
+    "observed_addresses",
     "storage_of",
     "take_memory",
-    "told_of_addresses",
-    "told_of_resizing",
     "why_memory_stays",
 ]
 
 storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]
-"""The storage of a tensor, also while `told_of_addresses` listens."""
+"""The storage of a tensor, also while `observed_addresses` listens."""
 
-_SEEN_BYTES = 120  # of c10's StorageImpl: its flags lie well before that
+_SEEN_BYTES = 120  # of c10's StorageImpl: its flags are well before that
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def why_memory_stays() -> str | None:
     if not hasattr(torch._C, "_construct_storage_from_data_pointer"):
         return "storages around a pointer cannot be made"
     if _flags() is None:
-        return "the flags of a storage lie elsewhere"
+        return "the flags of a storage are elsewhere"
     storage = torch.UntypedStorage(64)
     tensor = torch.empty(0, dtype=torch.uint8).set_(storage)
     _take(storage)
@@ -58,7 +58,7 @@ def why_memory_stays() -> str | None:
 def _flags() -> tuple[int, int] | None:
     """Where a storage says 'look before you read', and 'reading is an error'.
 
-    Four flags lie side by side: look; writing is an error; reading is; writing warns. Setting the
+    Four flags are adjacent: look; writing is an error; reading is; writing warns. Setting the
     second and the fourth shows where.
     """
     storage = torch.UntypedStorage(64)
@@ -88,7 +88,7 @@ def _swap(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
     """Exchange the memory of two storages, and all that says how it may be used.
 
     PyTorch 2.11 has no function for it: there the bytes of both are exchanged, from the pointer to
-    the allocator, which lies behind the flags.
+    the allocator, which follows the flags.
     """
     if hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
         storage._swap_data_ptr_(other)
@@ -102,7 +102,7 @@ def _swap(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
 
 @functools.cache
 def _owned() -> tuple[int, int]:
-    """Where the bytes of a storage lie that say what memory it has, and how many they are."""
+    """The place and number of the bytes of a storage that say what memory it has."""
     flags = _flags()
     assert flags is not None
     storage = torch.UntypedStorage(64)
@@ -117,7 +117,7 @@ _WORD_BYTES = ctypes.sizeof(ctypes.c_void_p)
 
 
 def take_memory(storage: torch.UntypedStorage) -> None:
-    """Free the memory of a storage; whoever reads or writes it gets an error from now on."""
+    """Free the memory of a storage; reading or writing it is an error from now on."""
     _take(storage)
 
 
@@ -167,17 +167,17 @@ _HANDED_OUT = ("numpy", "data_ptr", "untyped_storage", "__dlpack__", "to_dlpack"
 
 
 @contextlib.contextmanager
-def told_of_resizing(
-    told: Callable[[torch.UntypedStorage, Callable[[], Any]], Any],
+def intercepted_resizing(
+    callback: Callable[[torch.UntypedStorage, Callable[[], Any]], Any],
 ) -> Iterator[None]:
-    """Let a function give a storage another size, where that happens beside the dispatcher.
+    """Let a function give a storage another size, where that happens without the dispatcher.
 
     It gets the storage and what resizes it.
     """
     resize = torch.UntypedStorage.resize_
 
     def telling(storage: Any, size: int) -> Any:
-        return told(storage, lambda: resize(storage, size))
+        return callback(storage, lambda: resize(storage, size))
 
     torch.UntypedStorage.resize_ = telling  # type: ignore[method-assign]
     try:
@@ -187,8 +187,8 @@ def told_of_resizing(
 
 
 @contextlib.contextmanager
-def told_of_addresses(told: Callable[[torch.Tensor, bool], None]) -> Iterator[None]:
-    """Call a function before the memory of a tensor is read beside the dispatcher.
+def observed_addresses(callback: Callable[[torch.Tensor, bool], None]) -> Iterator[None]:
+    """Call a function before the memory of a tensor is read without the dispatcher.
 
     NumPy, printing, saving and the like. The second argument says whether the address is handed
     out, so that the memory must stay where it is as long as the tensor lives.
@@ -197,7 +197,7 @@ def told_of_addresses(told: Callable[[torch.Tensor, bool], None]) -> Iterator[No
     places += [(module, name) for module, name in _FUNCTIONS if hasattr(module, name)]
     before = [(owner, name, vars(owner).get(name)) for owner, name in places]
     for owner, name in places:
-        setattr(owner, name, _telling(getattr(owner, name), name in _HANDED_OUT, told))
+        setattr(owner, name, _with_callback(getattr(owner, name), name in _HANDED_OUT, callback))
     try:
         yield
     finally:
@@ -208,13 +208,13 @@ def told_of_addresses(told: Callable[[torch.Tensor, bool], None]) -> Iterator[No
                 setattr(owner, name, own)
 
 
-def _telling(
-    function: Callable[..., Any], hands_out: bool, told: Callable[[torch.Tensor, bool], None]
+def _with_callback(
+    function: Callable[..., Any], hands_out: bool, callback: Callable[[torch.Tensor, bool], None]
 ) -> Callable[..., Any]:
     @functools.wraps(function)
     def telling(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(tensor, torch.Tensor):
-            told(tensor, hands_out)
+            callback(tensor, hands_out)
         return function(tensor, *args, **kwargs)
 
     return telling

@@ -111,7 +111,7 @@ def local_tensor(tensor: Any) -> Any:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies anywhere: autograd makes gradients of zeros that do not."""
+    """Whether a tensor has memory: autograd makes gradients of zeros that have none."""
     return not tensor._is_zerotensor()
 
 

@@ -18,14 +18,15 @@ from torch.utils._contextlib import _DecoratorContextManager as DecoratingContex
 __all__ = [
     "DecoratingContext",
     "children_of_tree",
+    "conjugate_view",
     "fake_in",
     "function_named",
     "is_plain_fake",
     "lazy_module",
     "name_of_function",
+    "negative_view",
     "operator_named",
     "patched",
-    "read_as",
     "tree_of",
 ]
 
@@ -52,15 +53,18 @@ def is_plain_fake(tensor: torch.Tensor) -> bool:
     )
 
 
-def read_as(tensor: torch.Tensor, *, conjugated: bool, negated: bool) -> torch.Tensor:
-    """Return a view of a tensor whose numbers are read conjugated or negated."""
-    if conjugated:
-        tensor = torch._conj(tensor)
-    return torch._neg_view(tensor) if negated else tensor
+def conjugate_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor whose numbers are read conjugated."""
+    return torch._conj(tensor)
+
+
+def negative_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor whose numbers are read negated."""
+    return torch._neg_view(tensor)
 
 
 def fake_in(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a fake tensor that lies as a tensor without memory does."""
+    """Return a fake tensor with the layout of a tensor without memory."""
     return FakeTensor(mode, meta, device)
 
 

@@ -1,4 +1,4 @@
-"""AOTAutograd's runtime wrappers, and what they are told of a traced step: every private name.
+"""AOTAutograd's runtime wrappers, and their description of a traced step: every private name.
 
 The tracer notes of each input how it is changed and of each output what it is a view of. The
 wrapper makes of what a compiled forward returns what the traced function would have returned:
@@ -68,13 +68,13 @@ else:
 def seeing_what_receives() -> Iterator[None]:
     """Have the tracer tell views that are made under `no_grad` from those that have a history.
 
-    PyTorch before 2.12 gives both a tangent. There the tracer is told that the former require none.
+    PyTorch before 2.12 gives both a tangent. There the tracer treats the former as requiring none.
     """
     if _TELLS_WHAT_RECEIVES:
         yield
         return
 
-    def told(make: Any, *, requires_grad: bool, **others: Any) -> OutputAliasInfo:
+    def make_info(make: Any, *, requires_grad: bool, **others: Any) -> OutputAliasInfo:
         caller = sys._getframe(2).f_locals  # behind this one, what a patch puts around it
         output, history = caller["o"], caller["grad_fn"]
         receives = requires_grad and (output._base is None or history is not None)
@@ -85,7 +85,7 @@ def seeing_what_receives() -> Iterator[None]:
             **others,
         )
 
-    with _MAKE_OUTPUT_INFO.by(told):
+    with _MAKE_OUTPUT_INFO.by(make_info):
         yield
 
 
@@ -111,7 +111,7 @@ def takes_gradient(joint: Any, place: int) -> bool:
 
 
 def runtime_metadata(metadata: RuntimeMetadata, inside: Collection[int]) -> RuntimeMetadata:
-    """Return what the wrapper is told.
+    """Return what the wrapper is make_info.
 
     `metadata`: what the tracer has found out. `inside`: inputs that the compiled forward itself
     changes: the wrapper leaves them alone.
@@ -158,7 +158,7 @@ def wrapped(
 
     `forward`: takes the inputs, and whatever more it is given after them; returns the changed
     inputs, the outputs and the tensors that several outputs view. What is no output of an autograd
-    node is in a `TensorAlias`. `metadata`: what the wrapper is told.
+    node is in a `TensorAlias`. `metadata`: what the wrapper is make_info.
     """
     function: Callable[..., list[Any]] = _looks_on
 
@@ -170,18 +170,20 @@ def wrapped(
     unused = (None, None, None, {}, 0, 0)
     config = aot_autograd.AOTConfig(*unused, keep_inference_input_mutations=False)  # type: ignore
     result = wrapper.post_compile(run, config, runtime_metadata=metadata)
-    with contextlib.suppress(_LooksOn):  # its first call runs under a mode that sees operators
+    with contextlib.suppress(
+        _CallInspected
+    ):  # its first call runs under a mode that sees operators
         result([None] * len(metadata.input_info))
     function = forward
     return result
 
 
-class _LooksOn(Exception):
+class _CallInspected(Exception):
     """Ends the call in which the wrapper looks at custom operators."""
 
 
 def _looks_on(given: list[Any]) -> list[Any]:
-    raise _LooksOn
+    raise _CallInspected
 
 
 def facts_of(metadata: RuntimeMetadata) -> tuple[Any, ...]:
@@ -193,7 +195,7 @@ def facts_of(metadata: RuntimeMetadata) -> tuple[Any, ...]:
 def metadata_with(inputs: Any, outputs: Any, bases: int) -> RuntimeMetadata:
     """Return the metadata that such values tell."""
     made = [InputAliasInfo(*each) for each in inputs]
-    return _safe(made, [_output_with(*each) for each in outputs], bases)
+    return _safe(made, [_output_with(each) for each in outputs], bases)
 
 
 def _fields(info: Any) -> dict[str, Any]:
@@ -211,9 +213,9 @@ def _output_facts(info: OutputAliasInfo) -> tuple[Any, ...]:
     return info.output_type.name, info.base_idx, *flags, sequence
 
 
-def _output_with(
-    kind: str, base: int | None, requires_grad: bool, receives: bool, sequence: Any
-) -> OutputAliasInfo:
+def _output_with(facts: tuple[Any, ...]) -> OutputAliasInfo:
+    """Return the output of which `_output_facts` are these."""
+    kind, base, requires_grad, receives, sequence = facts
     views = None
     if sequence is not None:
         views = ViewMetaSequence.__new__(ViewMetaSequence)

@@ -1,6 +1,6 @@
 """Fourier neural operator (Li et al., 2021) and U-FNO (Wen et al., 2022), in two dimensions.
 
-From values of a field, and where they lie, to values of another field on the same grid.
+From values of a field, and their places, to values of another field on the same grid.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SpectralConvolution(nn.Module):
 
 
 class SmallUNet(nn.Module):
-    """Two halvings and doublings with skips, beside a spectral convolution: [N, C, H, W]."""
+    """Two halvings and doublings with skips, next to a spectral convolution: [N, C, H, W]."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

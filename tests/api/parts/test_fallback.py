@@ -1,4 +1,4 @@
-"""Models that allow no single graph: planned part by part, what lies between runs eagerly."""
+"""Models that allow no single graph: planned part by part, the code between them runs eagerly."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class WordsTwice(Words):
 
 
 @pytest.mark.parametrize("kind", [Words, WordsTwice])
-def test_sparse_gradients_beside_planned_blocks(kind) -> None:
+def test_sparse_gradients_outside_planned_blocks(kind) -> None:
     torch.manual_seed(0)
     plain, model = kind(), kind()
     model.load_state_dict(plain.state_dict())
@@ -277,7 +277,7 @@ def test_what_computes_numbers_between_its_graphs_is_planned_around_them() -> No
 
 
 class Decoder(nn.Module):
-    """Runs its cell step by step; nobody reads the last state."""
+    """Runs its cell step by step; the last state is not read."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -157,9 +157,9 @@ def test_experts_are_one_op_each_of_one_graph_inside_a_budget(capsys: Any) -> No
 def test_what_else_a_module_does_is_done_as_often_as_in_plain_pytorch(capsys: Any) -> None:
     plain, fitted = twins(Counted, "1GiB")
     reference = trained(plain)
-    told = capsys.readouterr().out
+    first = capsys.readouterr().out
     assert_equal(trained(fitted), reference)
-    assert capsys.readouterr().out == told
+    assert capsys.readouterr().out == first
     for mine, theirs in zip(fitted.inner, plain.inner, strict=True):
         assert (mine.seen, mine.log) == (theirs.seen, theirs.log)
     assert attached(fitted).is_in_parts

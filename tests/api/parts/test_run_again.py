@@ -229,7 +229,7 @@ def test_derivatives_inside_of_a_forward(way: Any) -> None:
 
 
 class BreakBefore(nn.Module):
-    """Its second graph begins with an operator that keeps its input for nobody."""
+    """Its second graph begins with an operator whose kept input is not read."""
 
     def __init__(self, in_place: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ class BreakBefore(nn.Module):
         return self.second(self.drop(torch.nn.functional.relu(hidden, inplace=self.in_place)))
 
 
-class Beside(BreakBefore):
+class TwoOutputs(BreakBefore):
     """Returns what its first graph and what its second one computes."""
 
     def forward(self, x: Tensor) -> Any:
@@ -302,7 +302,7 @@ def lived(plain: nn.Module, step: Callable[[nn.Module, int], None], steps: int) 
         (BreakBefore(in_place=True, dropout=0.5), retained),
         (BreakBefore(), retained_at_times),
         (BreakBefore(), penalty_at_times),
-        (Beside(), takes_more_from_the_fourth_on),
+        (TwoOutputs(), takes_more_from_the_fourth_on),
     ],
     ids=["retained", "in place", "draws", "at times", "penalty at times", "late gradient"],
 )
@@ -324,7 +324,7 @@ def test_what_was_drawn_before_anybody_came_back_is_refused_once() -> None:
 
 
 def test_outputs_of_several_graphs_with_one_derivative_are_refused() -> None:
-    model = tightfit.fit(Beside(), "1GiB", costs="unit", cache=False)
+    model = tightfit.fit(TwoOutputs(), "1GiB", costs="unit", cache=False)
     x = torch.randn(16, 8).requires_grad_()
     loss, _, hidden = model(x)
     with pytest.raises(TightfitError, match=r"several graphs.*return their sum"):

@@ -12,7 +12,7 @@ import tightfit
 
 
 def test_what_takes_the_address_of_something_else_is_not_that() -> None:
-    """Functions made anew for every step lie where the last but one has lain."""
+    """Functions made again for every step get the address of the last but one."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Identity())
 
     class Bent(nn.Module):

@@ -1,4 +1,4 @@
-"""Numbers that a step holds lie beside what PyTorch's allocator has given out."""
+"""Numbers that a step holds are outside of what PyTorch's allocator has given out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tightfit.allocator import meter_for
-from tightfit.capture.normalise.rewriting import beside_allocator
+from tightfit.capture.normalise.rewriting import outside_allocator
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from tightfit.capture.normalise.rewriting import beside_allocator
     ids=lambda x: f"{x.dtype} {tuple(x.shape)}",
 )
 def test_they_are_the_same_numbers(constant: torch.Tensor) -> None:
-    found = beside_allocator(constant)
+    found = outside_allocator(constant)
     assert torch.equal(found, constant)
     assert (found.dtype, found.stride()) == (constant.dtype, constant.stride())
     assert found.storage_offset() == constant.storage_offset()
@@ -33,7 +33,7 @@ def test_the_allocator_has_not_given_them_out() -> None:
     meter = meter_for("cpu")
     number = torch.tensor(2.5)
     before = meter.live_bytes()
-    found = beside_allocator(number)
+    found = outside_allocator(number)
     del number
     assert meter.live_bytes() < before
     assert found.item() == 2.5
@@ -45,4 +45,4 @@ def test_the_allocator_has_not_given_them_out() -> None:
     ids=["large", "empty", "with a gradient", "a parameter"],
 )
 def test_what_is_no_number_stays_where_it_is(constant: torch.Tensor) -> None:
-    assert beside_allocator(constant) is constant
+    assert outside_allocator(constant) is constant

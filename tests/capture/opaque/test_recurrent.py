@@ -133,7 +133,7 @@ def test_at_three_fifths_of_the_peak(make: Any, shape: tuple[int, int]) -> None:
     assert proof.succeeded
 
 
-def test_a_stack_of_attention_beside_large_embeddings_is_looked_into() -> None:
+def test_a_stack_of_attention_with_large_embeddings_is_looked_into() -> None:
     torch.manual_seed(0)
     model = Attention()
     expected = trained(copy.deepcopy(model), 24)

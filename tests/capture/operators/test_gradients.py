@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.plainly import trained_beside_plain
+from support.plainly import trained_and_compared
 
 WAYS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "product": lambda x: x.prod(),
@@ -17,7 +17,7 @@ WAYS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "product with zeros": lambda x: (x * (x > 0)).prod(1),
     "product in double precision": lambda x: torch.prod(x, -1, dtype=torch.float64),
     "sign": lambda x: torch.sgn(x) * 3,
-    "sign beside others": lambda x: torch.sgn(x) * x,
+    "sign among others": lambda x: torch.sgn(x) * x,
 }
 
 
@@ -36,4 +36,4 @@ class Way(nn.Module):
 def test_a_gradient_has_the_bits_of_plain_pytorch(way: str) -> None:
     torch.manual_seed(0)
     batches = [(torch.randn(6, 5),) for _ in range(3)]
-    assert trained_beside_plain(Way(way), batches).parts == ()
+    assert trained_and_compared(Way(way), batches).parts == ()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import tightfit
-from support.plainly import trained_beside_plain
+from support.plainly import trained_and_compared
 
 WAYS: dict[str, Callable[..., torch.Tensor]] = {
     "inverse": lambda a, x: torch.linalg.inv(a) @ x,
@@ -41,7 +41,7 @@ class Factorized(nn.Module):
 def test_a_factorization_has_the_bits_of_plain_pytorch(way: str) -> None:
     torch.manual_seed(0)
     batches = [(torch.randn(8, 8), torch.ones(())) for _ in range(2)]
-    assert trained_beside_plain(Factorized(way), batches).parts == ()
+    assert trained_and_compared(Factorized(way), batches).parts == ()
 
 
 def test_a_singular_matrix_is_an_error_in_the_forward() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.plainly import trained_beside_plain
+from support.plainly import trained_and_compared
 from tightfit.session.report import Report
 
 
@@ -85,7 +85,7 @@ class Masked(nn.Module):
 def _trained(change: Callable[..., torch.Tensor]) -> Report:
     torch.manual_seed(0)
     masks = [torch.arange(6) % 3 > 0, torch.arange(6) % 3 > 0, torch.arange(6) > 3]
-    return trained_beside_plain(Masked(change), [(torch.randn(6, 8), mask) for mask in masks])
+    return trained_and_compared(Masked(change), [(torch.randn(6, 8), mask) for mask in masks])
 
 
 @pytest.mark.parametrize("change", [_columns, _scattered, _one_for_all, _one_added, _with_slices])
@@ -98,7 +98,7 @@ def test_what_a_mask_selects_may_be_assigned(change: Callable[..., torch.Tensor]
 def test_what_a_mask_selects_may_be_read_too(change: Callable[..., torch.Tensor]) -> None:
     """Dynamo's graphs end where a mask selects, and are planned."""
     report = _trained(change)
-    assert report.parts and [*report.outside] == ["what lies between two graphs"]
+    assert report.parts and [*report.outside] == ["the code between two graphs"]
 
 
 class Same(nn.Module):
@@ -116,4 +116,4 @@ class Same(nn.Module):
 def test_a_forward_may_ask_whether_tensors_are_equal() -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 8)
-    assert trained_beside_plain(Same(), [(x, x), (x, x + 1), (x, x.clone())]).parts
+    assert trained_and_compared(Same(), [(x, x), (x, x + 1), (x, x.clone())]).parts

@@ -1,4 +1,4 @@
-"""What is written in place lies where it lay, whatever layout a new result would have."""
+"""What is written in place keeps its layout, whatever layout a new result would have."""
 
 from __future__ import annotations
 
@@ -96,4 +96,4 @@ def test_a_product_that_is_written_into_a_transposed_tensor_runs_as_it_is(
     fitted = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit", cache=False)
     x = torch.randn(24, 32)
     assert all(map(torch.equal, plain(x), fitted(x)))
-    assert "lies transposed" in capsys.readouterr().err
+    assert "a transposed tensor" in capsys.readouterr().err

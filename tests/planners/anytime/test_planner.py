@@ -67,7 +67,7 @@ def test_the_memory_row_forces_a_recomputation() -> None:
 
 
 def test_a_recomputation_needs_its_inputs() -> None:
-    # of v0 and v1 neither can stay beside v2 and v3, and making v1 again makes v0 again
+    # of v0 and v1 neither can stay along with v2 and v3, and making v1 again makes v0 again
     assert solved(CHAIN, 5, (3,))[0] == pytest.approx(2 / 6, abs=1e-6)
 
 

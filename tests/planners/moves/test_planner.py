@@ -57,7 +57,7 @@ def test_far_memory_never_makes_a_plan_worse(task: Task) -> None:
 
 
 def assert_every_load_is_read(graph: Graph, plan: Plan) -> None:
-    """A load that nobody reads takes room on the link, and whoever frees it would wait."""
+    """An unread load takes room on the link, and freeing it would wait."""
     unread: set[int] = set()
     for step in plan.instructions:
         if isinstance(step, Load):

@@ -167,7 +167,7 @@ def test_retention_intervals_are_checkmate_with_one_recomputation_per_op(task: T
 @settings(parent=SETTINGS, max_examples=60)
 @given(tasks(most_nodes=7))
 def test_no_baseline_beats_the_optimum(task: Task) -> None:
-    """Every heuristic's schedule lies in Checkmate's search space, as its section 5.2 says."""
+    """Every heuristic's schedule is in Checkmate's search space, as its section 5.2 says."""
     exact = plan_checkmate(task, EXACT, SILENT)
     for name, entry in PLANNERS.items():
         can = entry.capabilities

@@ -1,4 +1,4 @@
-"""The least budget lies between its proven limit and the peak with nothing recomputed."""
+"""The least budget is between its proven limit and the peak with nothing recomputed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calls that nobody has seen yet may keep, and which are expected."""
+"""What calls that were not seen yet may keep, and which are expected."""
 
 from __future__ import annotations
 

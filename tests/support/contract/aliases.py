@@ -69,18 +69,18 @@ OF_INPUTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "the input, its view and it detached": lambda x: (x, x[1:], x.detach()),
     "chunks of the input": lambda x: x.chunk(2),
 }
-"""Beside the output of a layer, for three kinds of inputs."""
+"""Next to the output of a layer, for three kinds of inputs."""
 KINDS = {"data": data, "a leaf": leaf, "computed": inner}
 
 
 def of_inputs() -> list[OutputCase]:
     """Outputs that are inputs, or views of them."""
 
-    def beside(view: Callable[[torch.Tensor], Any]) -> Function:
+    def with_layer(view: Callable[[torch.Tensor], Any]) -> Function:
         return lambda s, x: (s.a(x), view(x))
 
     crossed = [
-        net(f"{name} ({kind})", beside(view), make)
+        net(f"{name} ({kind})", with_layer(view), make)
         for name, view in OF_INPUTS.items()
         for kind, make in KINDS.items()
     ]

@@ -1,4 +1,4 @@
-"""The ways in which a module is made to train within a budget, and plain PyTorch beside them."""
+"""The ways in which a module is made to train within a budget, and plain PyTorch."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _beside(first: torch.Tensor, second: torch.Tensor) -> tuple[bool, int | None
 
 
 class _Anything:
-    """What is nobody's concern: equal to whatever is found in its place."""
+    """What does not matter: equal to whatever is found in its place."""
 
     def __repr__(self) -> str:
         return "anything"
@@ -114,8 +114,8 @@ ANYTHING = _Anything()
 def _base_of(first: torch.Tensor, second: torch.Tensor) -> Any:
     """Return which of two is the base of the other.
 
-    Of what needs no gradient, or lies in different storages, or is one of many views that one
-    operator has made (which nobody may change in place), it is nobody's concern.
+    Of what needs no gradient, or has different storages, or is one of many views that one
+    operator has made (which must not be changed in place), it does not matter.
     """
     shared = _share_storage(first, second) and first.requires_grad and second.requires_grad
     if not shared or first is second or _is_one_of_many(first) or _is_one_of_many(second):
@@ -156,7 +156,7 @@ def gradients(named: list[tuple[str, Any]]) -> list[Fact]:
 def bits(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a copy of a tensor's content, out of autograd; None where it has none.
 
-    It lies in memory of Python's, which no budget counts.
+    It is in memory of Python's, which no budget counts.
     """
     if tensor.device.type == "meta":
         return None

@@ -53,7 +53,7 @@ STOPPED = {
 
 
 def pairs() -> list[OutputCase]:
-    """f1: a stop-gradient beside what it was made of."""
+    """f1: a stop-gradient, and what it was made of."""
 
     def beside(stop: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
         def function(s: Net, x: torch.Tensor) -> Any:
@@ -138,7 +138,7 @@ def left_behind() -> list[OutputCase]:
     ]
 
 
-def detached_beside_views() -> list[OutputCase]:
+def detached_and_views() -> list[OutputCase]:
     """f3, f4 and f5: views and detached tensors of one intermediate, with and without it."""
 
     def f4(s: Net, x: torch.Tensor) -> Any:
@@ -739,7 +739,7 @@ def compiled_in_place(door: Any, module: nn.Module, budget: str) -> Any:
 SHAPES: tuple[OutputCase, ...] = (
     *pairs(),
     *left_behind(),
-    *detached_beside_views(),
+    *detached_and_views(),
     *replaced_buffers(),
     *changed_views(),
     *derivatives(),

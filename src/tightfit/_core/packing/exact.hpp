@@ -49,7 +49,7 @@ private:
         int begin, end;  // their sections
     };
 
-    // A component that is being packed; below it in the stack lies the one it came from.
+    // A component that is being packed; below it in the stack is its parent.
     struct Frame {
         Component blocks;
         Step after;  // later blocks are placed after this step
@@ -60,7 +60,7 @@ private:
 
     struct Undo {
         int block;
-        std::size_t raised, renewed;  // how much was raised and ranked anew before it
+        std::size_t raised, renewed;  // how many were raised and ranked again before it
     };
 
     enum class Signal { none, solved, failed };

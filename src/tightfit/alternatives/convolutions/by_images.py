@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 _LARGE_SHARE = 0.25  # of the largest convolution of the step: below, its workspace matters little
 _LARGE_BYTES = 1 << 20
-_PARTS = 4  # of a batch, beside single images
+_PARTS = 4  # of a batch; single images are tried, too
 
 
 def convolved_by_images(

@@ -97,7 +97,7 @@ def _of_each_side(setting: Sequence[int], sides: int) -> Sequence[int]:
 def split_gradient(view: OpView) -> Extension | None:
     """Offer the two parts where they matter: to the last reader of a value, or a large one.
 
-    Where somebody else reads the value later (the backward of the ReLU that made it), only the
+    Where another op reads the value later (the backward of the ReLU that made it), only the
     workspace shrinks, which matters for the largest.
     """
     if not _is_splittable(view.node):

@@ -45,7 +45,7 @@ def _keep(given, bits, out, elements, scale, scaled: tl.constexpr, size: tl.cons
 def pack_passed(elements: torch.Tensor, bits: torch.Tensor) -> None:
     """Write a bit for each element of a ReLU's output: is it positive, or no number?
 
-    `elements` [n]: as they lie in memory. `bits` [ceil(n / 8)]: written.
+    `elements` [n]: in the order of memory. `bits` [ceil(n / 8)]: written.
     """
     kind, largest, infinity = _NUMBERS[elements.dtype]
     _pack[_programs(bits.numel())](
@@ -63,7 +63,7 @@ def keep_marked(
 ) -> None:
     """Write the gradient where its bit is set, and zero elsewhere.
 
-    `gradient`, `out` [n]: as they lie in memory; may be the same. `bits` [ceil(n / 8)]: as packed.
+    `gradient`, `out` [n]: in the order of memory; may be the same. `bits` [ceil(n / 8)]: as packed.
     `scale`: multiplied by the flag and by this, as the gradient of a dropout; None: selected.
     """
     count = gradient.numel()

@@ -1,4 +1,4 @@
-"""Where maxima lie in their windows, and the gradient from that, each place by itself.
+"""Positions of maxima in their windows, and the gradient from that, each place by itself.
 
 Images are looked at as three-dimensional; a flat one has a depth of one. A place adds up the
 gradients of the windows whose maximum it is, in the order of the windows: always the same bits.

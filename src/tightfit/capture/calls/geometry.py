@@ -1,4 +1,4 @@
-"""How a tensor lies in its storage."""
+"""Sizes, strides and offset of a tensor in its storage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Geometry"]
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a tensor lies in its storage."""
+    """Sizes, strides and offset of a tensor in its storage."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]

@@ -25,7 +25,7 @@ _FIRST_MARK = 0.1
 _MARK_STEP = 2.0**-40
 
 _LIBRARY = torch.library.Library("tightfit", "FRAGMENT")
-# the tag keeps it in a trace although nobody reads its result
+# the tag keeps it in a trace although its result is not read
 _LIBRARY.define(
     "carried(Tensor near, Scalar number, float mark) -> Tensor",
     tags=(torch.Tag.nondeterministic_seeded,),
@@ -68,7 +68,7 @@ class Numbers(TorchFunctionMode):
         self.start()
 
     def start(self) -> None:
-        """Begin anew: the tracer runs the forward several times."""
+        """Start over: the tracer runs the forward several times."""
         self._asked = 0
         self._values: dict[int, float | int] = {}
         self.writes.start()
@@ -102,10 +102,10 @@ class Numbers(TorchFunctionMode):
         """Yield a number and, if it is whole, the whole ones asked for right before and after."""
         yield number
         for direction in (-1, 1):
-            beside = number
-            while isinstance(self._values.get(beside), int):
-                yield beside
-                beside += direction
+            neighbour = number
+            while isinstance(self._values.get(neighbour), int):
+                yield neighbour
+                neighbour += direction
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

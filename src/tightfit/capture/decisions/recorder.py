@@ -54,7 +54,7 @@ class DecisionRecorder(private.TorchDispatchMode):
         self.start((), {})
 
     def start(self, leaves: Sequence[Any], modules: Mapping[str, nn.Module]) -> None:
-        """Begin anew: the tracer runs the forward several times.
+        """Start over: the tracer runs the forward several times.
 
         `leaves`: what the tracer gives for the inputs. `modules`: the modules, with what the tracer
         put in place of their buffers.

@@ -1,7 +1,7 @@
 """What is written into a stretch of a tensor whose place is a number, such as a queue's pointer.
 
 A slice that begins at a symbol has no place that a trace could note; rows that are counted from
-there have: the step is one, wherever the stretch lies. The pointer itself is such a write, too.
+there have: the step is one, wherever the stretch is. The pointer itself is such a write, too.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Stretch:
     is_row: bool = False  # whether it is named as one row, without that dimension
 
     def write(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Write a value where the stretch lies; it may be one to be repeated, or of another type.
+        """Write a value into the stretch; it may be one to be repeated, or of another type.
 
-        Raises `IndexError` if it lies beyond the end, when the step runs.
+        Raises `IndexError` if it is beyond the end, when the step runs.
         """
         shape = list(tensor.shape)
         shape[self.dimension : self.dimension + 1] = [] if self.is_row else [self.length]
@@ -74,7 +74,7 @@ class Writes:
         self.start()
 
     def start(self) -> None:
-        """Begin anew: the tracer runs the forward several times."""
+        """Start over: the tracer runs the forward several times."""
         self._seen = 0
 
     def take(self, tensor: Any, index: Any, value: Any) -> bool:
@@ -109,7 +109,7 @@ def _is_differentiated(tensor: torch.Tensor, value: Any) -> bool:
 
 
 def _names_a_view(index: Any) -> bool:
-    """Whether an index selects what lies in the tensor itself: plain numbers and slices."""
+    """Whether an index selects a view of the tensor itself: plain numbers and slices."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(part is Ellipsis or type(part) is int or _is_plain(part) for part in parts)
 

@@ -1,4 +1,4 @@
-"""Copies nobody needs, and arguments nobody reads."""
+"""Copies that are not needed, and arguments that are not read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def drop_detaches(work: Rewriting) -> None:
 def drop_clones(work: Rewriting) -> None:
     """Drop copies with unchanged strides: in a functional graph they are the identity.
 
-    Unless somebody outside could tell: a copy that is returned, or of what the step mutates. And
+    Unless code outside could see it: a copy that is returned, or of what the step mutates. And
     unless it carries out what views put off: conjugation, negation.
     """
     outputs = {base_of(n) for n in work.outputs}
@@ -75,7 +75,7 @@ def drop_unread_arguments(work: Rewriting) -> None:
 
 
 def _read_shape_only(work: Rewriting, node: fx.Node, index: int) -> None:
-    """Replace an argument whose values nobody reads by one element expanded to its shape.
+    """Replace an argument whose values are not read by one element expanded to its shape.
 
     Only for dense tensors in standard order: with channels_last the memory format of the argument
     decides the format of the result.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tightfit.capture.nodes import base_of, is_getitem, lies_without_gaps
+from tightfit.capture.nodes import base_of, is_getitem, is_without_gaps
 from tightfit.capture.normalise.rewriting import Rewriting, readers_of
 from tightfit.capture.opaque.tracing import is_opaque_backward, with_sums
 from tightfit.torch_private import core as private
@@ -32,7 +32,7 @@ def sum_in_place(work: Rewriting) -> None:
         waiting += [total, other]
         base, given = base_of(total), (total.meta["val"], other.meta["val"])
         is_own = base.op == "call_function" and base not in bases and readers_of(base) == {node}
-        is_whole = base.meta["val"].numel() == given[0].numel() and lies_without_gaps(given[0])
+        is_whole = base.meta["val"].numel() == given[0].numel() and is_without_gaps(given[0])
         if is_own and is_whole and all(t.shape == node.meta["val"].shape for t in given):
             node.target = aten.add_.Tensor
             node.meta["val"] = private.like(given[0])
@@ -82,7 +82,7 @@ def own_gradients(work: Rewriting) -> None:
     for node, position in work.gradients:
         parameter = placeholders[position].meta["val"]
         fixed = work.owned(node, taken)
-        if fixed.meta["val"].stride() != parameter.stride() and lies_without_gaps(parameter):
+        if fixed.meta["val"].stride() != parameter.stride() and is_without_gaps(parameter):
             fixed = work.insert(
                 fixed, _copy_like, (fixed, placeholders[position]), private.like(parameter)
             )

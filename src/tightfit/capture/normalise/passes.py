@@ -1,7 +1,7 @@
 """Exact clean-ups of a traced step, done before anything else looks at it.
 
-Each pass leaves every bit of the results as it is: it removes copies nobody needs and arguments
-nobody reads, and makes explicit what autograd or the epilogue would otherwise do outside the
+Each pass leaves every bit of the results as it is: it removes unnecessary copies and unread
+arguments, and makes explicit what autograd or the epilogue would otherwise do outside the
 graph (copies of shared gradients, sums in place, snapshots of mutated buffers), so that
 their bytes are planned.
 """
@@ -42,9 +42,9 @@ def find_views(work: Rewriting) -> None:
 
 
 def erase_dead(work: Rewriting) -> None:
-    """Erase what nobody reads.
+    """Erase what is not read.
 
-    A random operator nobody reads still advanced the generator in eager, so it stays; and so do
+    A random operator without readers still advanced the generator in eager, so it stays; and so do
     those that ask for the step's sake, or raise an error.
     """
     outputs = work.outputs

@@ -13,7 +13,7 @@ from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import base_of, is_getitem, is_view
 from tightfit.torch_private import core as private
 
-__all__ = ["Rewriting", "beside_allocator", "readers_of"]
+__all__ = ["Rewriting", "outside_allocator", "readers_of"]
 
 _NUMBER_BYTES = 64  # no more: what the CPU's allocator gives out at least
 
@@ -100,7 +100,7 @@ class Rewriting:
         """Return the step as it has become."""
         held = {str(n.target) for n in self.graph.nodes if n.op == "get_attr"}
         given = {n: _attribute(self._joint.module, n) for n in held - self._constants.keys()}
-        constants = {n: beside_allocator(c) for n, c in {**given, **self._constants}.items()}
+        constants = {n: outside_allocator(c) for n, c in {**given, **self._constants}.items()}
         return replace(
             self._joint,
             module=fx.GraphModule(constants, self.graph),
@@ -127,10 +127,10 @@ def _attribute(module: Any, name: str) -> Any:
     return module
 
 
-def beside_allocator(constant: Any) -> Any:
+def outside_allocator(constant: Any) -> Any:
     """Return a number that a step holds, in memory that PyTorch's allocator has not given out.
 
-    Plain PyTorch makes such a number anew in each forward and holds nothing between steps.
+    Plain PyTorch makes such a number again in each forward and holds nothing between steps.
     """
     is_plain = type(constant) is torch.Tensor and constant.device.type == "cpu"
     if not is_plain or constant.requires_grad or constant.layout != torch.strided:

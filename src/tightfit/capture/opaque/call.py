@@ -40,7 +40,7 @@ from tightfit.errors import CaptureError, OpaqueChanged, PlanMismatch
 from tightfit.torch_private import core as private
 from tightfit.units import format_bytes
 
-__all__ = ["OpaqueCall", "OpaqueModules"]
+__all__ = ["CallMode", "OpaqueArguments", "OpaqueCall", "OpaqueModules"]
 
 _DRAWS = 8
 """How many times a module that draws numbers is run to see whether they decide what it runs."""
@@ -62,13 +62,34 @@ class _Body(nn.Module):
         return output
 
 
+@dataclass(frozen=True)
+class OpaqueArguments:
+    """What an opaque module is called with.
+
+    `operands`: tensor arguments in order, then the parameters it trains. `leaves`, `spec`: the
+    flattened arguments (None where a tensor is) and how they nest.
+    """
+
+    operands: tuple[Operand, ...]
+    leaves: tuple[Any, ...]
+    spec: Any
+
+
+@dataclass(frozen=True)
+class CallMode:
+    """How an opaque module is called: under autocast or not, differentiated or not.
+
+    `casts`: device types under autocast and what they are cast to.
+    """
+
+    casts: tuple[tuple[str, torch.dtype], ...]
+    is_differentiated: bool
+
+
 class OpaqueCall:
     """One opaque module, called with operands of given geometry.
 
-    `name`: the module's name in the model. `function`: its own forward. `operands`: tensor
-    arguments in order, then the parameters it trains. `leaves`, `spec`: the flattened arguments
-    (None where a tensor is) and how they nest. `casts`: device types under autocast and what they
-    are cast to. `grad`: whether the call is differentiated at all.
+    `name`: the module's name in the model. `function`: its own forward.
     """
 
     def __init__(
@@ -77,21 +98,19 @@ class OpaqueCall:
         name: str,
         module: nn.Module,
         function: Callable[..., Any],
-        operands: Sequence[Operand],
-        leaves: Sequence[Any],
-        spec: Any,
-        casts: tuple[tuple[str, torch.dtype], ...],
-        grad: bool,
+        arguments: OpaqueArguments,
+        mode: CallMode,
     ) -> None:
+        operands = arguments.operands
         self.key = key
         self.name = name
         self.module = module
         self.body = _Body(module, function)
-        self.operands = tuple(operands)
-        self.leaves = tuple(leaves)
-        self.spec = spec
-        self.casts = casts
-        self.has_record = grad and any(o.requires_grad for o in operands)
+        self.operands = operands
+        self.leaves = arguments.leaves
+        self.spec = arguments.spec
+        self.casts = mode.casts
+        self.has_record = mode.is_differentiated and any(o.requires_grad for o in operands)
         self.profile: Profile | None = None
         self.seen = observations_of(module, tuple((o.geometry, o.requires_grad) for o in operands))
         self.draws: tuple[int, ...] = (0,)  # seeds; several where they decide what it runs
@@ -198,7 +217,7 @@ class OpaqueCall:
             )
 
     def _resident(self) -> set[int]:
-        """Return what the module's members lie in; stand-ins hold their places during a trace."""
+        """Return the storages of the module's members; a trace has stand-ins in their places."""
         members = (*_members(self.module), *self.state.values())
         return {private.storage_key(t) for t in members if t.numel()}
 
@@ -330,9 +349,9 @@ class OpaqueCall:
     def examine_backward(
         self, present: tuple[int, ...], tangents: Sequence[Geometry]
     ) -> tuple[Geometry | None, ...]:
-        """Find how the gradients lie in memory, given how those of outputs lie.
+        """Find the layouts of the gradients, given those of the outputs' gradients.
 
-        Kernels copy a gradient that lies otherwise than they want it: that is room they take.
+        Kernels copy a gradient whose layout they cannot use: that takes memory.
         """
         if present not in self.backwards:
             self.backwards[present] = Backward(tuple(tangents))
@@ -444,7 +463,7 @@ def _given(operands: Sequence[Operand], tensors: Sequence[torch.Tensor]) -> tupl
 def _with_what_draws_make_new(
     call: OpaqueCall, result: Result, tensors: list[torch.Tensor], state: dict[str, torch.Tensor]
 ) -> Result:
-    """Return a run in which no output is an input that another draw makes anew."""
+    """Return a run in which no output is an input that another draw makes again."""
     if all(place is None for place in result.passed):
         return result
     begin = time.perf_counter()
@@ -460,5 +479,5 @@ def _with_what_draws_make_new(
 
 def _changed_by_cudnn(call: OpaqueCall) -> list[str]:
     if call.device.type == "cuda" and any(map(_keeps_dropout_state, call.module.modules())):
-        return ["the state of cuDNN's dropout, which nobody can set back,"]
+        return ["the state of cuDNN's dropout, which cannot be restored,"]
     return []

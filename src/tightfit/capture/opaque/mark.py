@@ -17,7 +17,7 @@ __all__ = ["is_marked", "is_opaque", "look_into", "opaque", "opaque_modules", "r
 
 _MARK = "_tightfit_opaque"
 _AS_ONE_OP: weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
-"""Modules that nobody marked, and in which data decide sizes; with those who have found it."""
+"""Unmarked modules in which data decide sizes; with the callables that have found it."""
 
 
 def opaque(module: nn.Module) -> nn.Module:
@@ -60,18 +60,18 @@ def is_opaque(module: nn.Module) -> bool:
 
 
 def is_marked(module: nn.Module) -> bool:
-    """Whether a module is not to be looked into, as somebody has said or has been found out."""
+    """Whether a module is not to be looked into, as was marked or found out."""
     return bool(module.__dict__.get(_MARK, False)) or bool(_AS_ONE_OP.get(module))
 
 
 def run_as_one_op(modules: Iterable[nn.Module], finder: object) -> None:
-    """Look into modules no longer, as if they were marked, as long as somebody is there."""
+    """Look into modules no longer, as if they were marked, as long as the callable exists."""
     for module in modules:
         _AS_ONE_OP.setdefault(module, weakref.WeakSet()).add(finder)
 
 
 def look_into(modules: Iterable[nn.Module], finder: object) -> None:
-    """Look into modules again in which somebody had found that data decide sizes."""
+    """Look into modules again in which a callable had found that data decide sizes."""
     for module in modules:
         _AS_ONE_OP.get(module, weakref.WeakSet()).discard(finder)
 

@@ -21,7 +21,7 @@ class ModuleObservations:
     """What one module was seen to do with operands of one geometry.
 
     `kept_bytes`: the most it kept for backward, with a margin. `new`: the outputs that were tensors
-    of their own in some runs. Where they are an input in others, which nobody can foretell, the
+    of their own in some runs. Where they are an input in others, which cannot be predicted, the
     plan is given a copy of it. `overwritten`: the outputs that must not be a copy of an input, as
     one of both is changed in place later.
     """

@@ -34,14 +34,14 @@ def only_computes(given: private.Given) -> bool:
             twin = copy.deepcopy(given.module)
             args, kwargs = core.pytree.tree_map_only(Geometry, _materialised, tree)
             private.compiled(twin.forward, _never_run, _OneGraph())(*args, **kwargs)
-    except _Seen as seen:
+    except _TracingEnded as seen:
         return seen.only_computes
-    except Exception:  # where it cannot be copied, or fails, nobody knows what it does
+    except Exception:  # where it cannot be copied, or fails, what it does is unknown
         return False
     raise AssertionError("nothing of it was followed")
 
 
-class _Seen(BaseException):
+class _TracingEnded(BaseException):
     """Ends a call whose Python has been followed as far as one graph goes."""
 
     def __init__(self, *, only_computes: bool) -> None:
@@ -85,7 +85,7 @@ class _OneGraph:
 
     def ended(self, end: private.End) -> NoReturn:
         """End the call; say whether its Python goes on, or has done something."""
-        raise _Seen(only_computes=not end.reason and not end.acts)
+        raise _TracingEnded(only_computes=not end.reason and not end.acts)
 
     def following(self) -> AbstractContextManager[None]:
         """Return that nothing is around."""
@@ -101,4 +101,4 @@ class _OneGraph:
         self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None
     ) -> NoReturn:
         """End the call: what Dynamo leaves to Python is not seen."""
-        raise _Seen(only_computes=False)
+        raise _TracingEnded(only_computes=False)

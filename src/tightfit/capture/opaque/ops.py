@@ -153,7 +153,7 @@ class OpaqueBackward:
     present: tuple[int, ...]  # the outputs that have a gradient
     # The results that are added to what other readers of the same tensor have given
     added: tuple[int, ...] = ()
-    # How each of these earlier gradients lies in memory: their sums lie like them
+    # The layout of each of these earlier gradients: their sums have the same
     before: tuple[Geometry, ...] = ()
 
     def __call__(

@@ -63,7 +63,7 @@ class Keeper:
         return packed.geometry.over(base, moved_bytes)
 
     def refer(self, known: Sequence[torch.Tensor], allowed: Sequence[int] | None) -> list[int]:
-        """Let go of saved tensors that lie in known ones; return those to bind for backward."""
+        """Let go of saved tensors that are views of known ones; return those for backward."""
         storages: dict[int, int] = {}
         for index, tensor in enumerate(known):
             if tensor.numel() and (allowed is None or index in allowed):
@@ -144,7 +144,7 @@ TENSOR = object()
 class Operand:
     """One tensor that an opaque module reads."""
 
-    geometry: Geometry  # how it lies in memory
+    geometry: Geometry  # its layout in memory
     requires_grad: bool  # whether a gradient is passed to it
     # The parameter's name inside the module; None: an argument of the call
     parameter: str | None = None
@@ -205,7 +205,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Backward:
-    """How an opaque call's backward lies in memory."""
+    """The memory layout of an opaque call's backward."""
 
     tangents: tuple[Geometry, ...]  # the gradients it is given, of outputs
     gradients: tuple[Geometry | None, ...] = ()  # those it gives, of operands that require one

@@ -18,7 +18,7 @@ from torch import fx, nn
 
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import flatten
-from tightfit.capture.opaque.call import OpaqueCall, OpaqueModules
+from tightfit.capture.opaque.call import CallMode, OpaqueArguments, OpaqueCall, OpaqueModules
 from tightfit.capture.opaque.mark import is_marked, opaque_modules
 from tightfit.capture.opaque.needs import naming_its_needs
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
@@ -49,7 +49,7 @@ _CALLS: weakref.WeakValueDictionary[int, OpaqueCall] = weakref.WeakValueDictiona
 _KEYS = itertools.count()
 
 _LIBRARY = torch.library.Library("tightfit", "FRAGMENT")
-_TAGS = (torch.Tag.nondeterministic_seeded,)  # nobody may run them to learn a value
+_TAGS = (torch.Tag.nondeterministic_seeded,)  # they must not be run to learn a value
 _LIBRARY.define("opaque_forward(Tensor[] tensors, int key) -> Tensor[]", tags=_TAGS)
 _LIBRARY.define(
     "opaque_backward(Tensor record, Tensor[] saved, Tensor[] tangents, int[] present, int key) "
@@ -215,9 +215,9 @@ class OpaqueStandIns:
         grad = torch.is_grad_enabled()
         key = (name, repr(plain), str(spec), geometries, casts, grad)
         if key not in self._made:
-            operands = self._operands(name, tensors)
-            number = next(_KEYS)
-            call = OpaqueCall(number, name, module, function, operands, plain, spec, casts, grad)
+            arguments = OpaqueArguments(tuple(self._operands(name, tensors)), plain, spec)
+            number, mode = next(_KEYS), CallMode(casts, grad)
+            call = OpaqueCall(number, name, module, function, arguments, mode)
             self._examine(call)
             _CALLS[number] = self._made[key] = call
         return self._made[key]

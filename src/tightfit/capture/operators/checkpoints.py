@@ -47,7 +47,7 @@ class SeenCheckpoints:
 def traced_checkpoints(seen: SeenCheckpoints) -> Iterator[None]:
     """While tracing, let a reentrant checkpoint be the operators that it runs.
 
-    `seen`: told of every checkpoint.
+    `seen`: called with every checkpoint.
     """
     own = vars(CheckpointFunction).get("apply")
     original = CheckpointFunction.apply

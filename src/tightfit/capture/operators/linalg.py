@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 _CHECK = aten._linalg_check_errors.default
 _LIBRARY = torch.library.Library("tightfit", "FRAGMENT")
-# the tag keeps it in a trace although nobody reads its result
+# the tag keeps it in a trace although its result is not read
 _LIBRARY.define(
     "checked(Tensor info, str name, bool is_matrix) -> Tensor",
     tags=(torch.Tag.nondeterministic_seeded,),

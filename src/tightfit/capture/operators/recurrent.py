@@ -1,4 +1,4 @@
-"""Recurrent cells in a trace: gates lie side by side in memory, as in eager.
+"""Recurrent cells in a trace: gates are side by side in memory, as in eager.
 
 `gru_cell` computes its gates in place, in slices of one wide tensor. Traced, each would lie by
 itself, where a kernel rounds some of its elements otherwise.

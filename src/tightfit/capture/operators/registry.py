@@ -23,7 +23,7 @@ def traced_operators(
 ) -> Iterator[None]:
     """Trace as ops of a plan what the tracer by itself refuses or computes otherwise.
 
-    `values_of`: returns the values of a traced tensor of integers. `checkpoints`: told of every
+    `values_of`: returns the values of a traced tensor of integers. `checkpoints`: called with every
     checkpoint that the forward goes through.
     """
     with contextlib.ExitStack() as stack:

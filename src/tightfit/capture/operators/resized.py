@@ -33,11 +33,11 @@ class ResizedTensors(TorchFunctionMode):
             if func is torch.Tensor.resize_as_:
                 wanted = [wanted[0].shape]
             options = {"dtype": tensor.dtype, "device": tensor.device}
-            anew = torch.empty(*wanted, **options, **kwargs)
-            if id(tensor) in self._members and tensor.numel() < anew.numel():
-                raise _grows(tensor, anew)
+            new = torch.empty(*wanted, **options, **kwargs)
+            if id(tensor) in self._members and tensor.numel() < new.numel():
+                raise _grows(tensor, new)
             if tensor.numel() == 0:
-                return tensor.set_(anew)
+                return tensor.set_(new)
         return func(*args, **kwargs)
 
     def _may_grow(self, tensor: Any) -> bool:
@@ -45,9 +45,9 @@ class ResizedTensors(TorchFunctionMode):
         return is_asked and (tensor.numel() == 0 or id(tensor) in self._members)
 
 
-def _grows(tensor: torch.Tensor, anew: torch.Tensor) -> CaptureError:
+def _grows(tensor: torch.Tensor, new: torch.Tensor) -> CaptureError:
     return CaptureError(
         f"the forward pass gives a buffer of shape {tuple(tensor.shape)} the shape "
-        f"{tuple(anew.shape)} (resize_), which a planned step cannot. Way out: make it as large as "
+        f"{tuple(new.shape)} (resize_), which a planned step cannot. Way out: make it as large as "
         "it will be before the model is fitted (run the model once)",
     )

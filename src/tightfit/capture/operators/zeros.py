@@ -16,7 +16,7 @@ aten = torch.ops.aten
 def traced_zeros() -> Any:
     """Return a context in which tensors of nothing but zeros are traced with memory of their own.
 
-    Autograd has a kind of its own for them (of `sgn`, say), which nobody may write into.
+    Autograd has a kind of its own for them (of `sgn`, say), which must not be written into.
     """
     return private.python_kernels({aten._efficientzerotensor.default: _zeros})
 

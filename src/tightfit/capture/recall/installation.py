@@ -26,7 +26,7 @@ _PACKAGES = ("site-packages", "dist-packages")
 def installation(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     """Return what this process runs on, and with which settings.
 
-    `tensors`: all that a step is given: the devices they lie on count.
+    `tensors`: all that a step is given: their devices count.
     """
     return (*_installed(), _processes(), _devices(tensors), settings_of_kernels())
 
@@ -37,7 +37,7 @@ def sees_operators() -> bool:
 
 
 def memory_of(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """Return which tensors lie in one storage, and where in it."""
+    """Return which tensors share a storage, and where in it."""
     numbers: dict[int, int] = {}
     return tuple(
         (
@@ -76,7 +76,7 @@ def _processes() -> tuple[int, int]:
 
 
 def _devices(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """Return what is known of the GPUs that tensors lie on."""
+    """Return what is known of the GPUs of tensors."""
     devices = dict.fromkeys(t.device for t in tensors if t.is_cuda)
     about = torch.cuda.get_device_name, torch.cuda.get_device_capability
     kinds = tuple(tuple(ask(device) for ask in about) for device in devices)

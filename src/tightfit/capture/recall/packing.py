@@ -35,9 +35,9 @@ _NO_MODULES = OpaqueModules((), False)
 
 
 class KeptTensor(msgspec.Struct, frozen=True, array_like=True):
-    """How a tensor of the trace lies in memory, and how its numbers are read."""
+    """The memory layout of a tensor of the trace, and how its numbers are read."""
 
-    storage: int  # in which it lies; they count from 0
+    storage: int  # its storage; they count from 0
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -268,7 +268,8 @@ def _tensors_again(kept: KeptGraph) -> list[torch.Tensor]:
     for each in kept.tensors:
         flat = torch.empty(0, dtype=getattr(torch, each.dtype), device="meta")
         flat.set_(storages[each.storage], each.offset, each.shape, each.strides)
-        flat = traces.read_as(flat, conjugated=each.is_conjugated, negated=each.is_negated)
+        flat = traces.conjugate_view(flat) if each.is_conjugated else flat
+        flat = traces.negative_view(flat) if each.is_negated else flat
         flat.requires_grad_(each.requires_grad)
         tensors.append(traces.fake_in(mode, flat, devices[each.storage]))
     return tensors

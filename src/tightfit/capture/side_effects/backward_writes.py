@@ -25,8 +25,8 @@ aten = torch.ops.aten
 class StandInsInBackward(TorchFunctionMode):
     """Lets the modules hold the stand-ins of their members also while gradients are traced.
 
-    `asked`: told of which outputs and inputs gradients are to be traced, before they are; returns
-    for each output whether it may receive one.
+    `asked`: called with which outputs and inputs gradients are to be traced, before they are;
+    returns for each output whether it may receive one.
     """
 
     def __init__(

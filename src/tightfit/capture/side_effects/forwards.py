@@ -13,7 +13,7 @@ __all__ = ["SwappedForwards"]
 class SwappedForwards:
     """Remembers which forwards modules had before theirs were swapped.
 
-    A module has a forward of its own, in place of its class's, if somebody gave it one: it gets
+    A module has a forward of its own, in place of its class's, if user code gave it one: it gets
     that back, or none.
     """
 

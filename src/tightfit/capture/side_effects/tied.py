@@ -74,7 +74,7 @@ class TiedTensors:
 
 
 def _slots(module: nn.Module) -> Iterator[_Slot]:
-    """Yield where parameters and buffers lie, each place once."""
+    """Yield the places of parameters and buffers, each once."""
     for child in module.modules():
         for holder in (child._parameters, child._buffers):
             for key, tensor in holder.items():

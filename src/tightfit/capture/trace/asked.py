@@ -13,7 +13,7 @@ __all__ = ["AskedGradients"]
 
 
 class AskedGradients:
-    """Told of the outputs of a traced forward, and then of the gradients that are asked for.
+    """Receives the outputs of a traced forward, and then the gradients that are asked for.
 
     `terms`: of the gradient of each input that may have one. `receives`: whether each output that
     could receive a gradient may: of some it is known that they get none.

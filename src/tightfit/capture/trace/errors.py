@@ -46,7 +46,7 @@ def _reason(where: str, error: Exception) -> str:
     if "Unexpected fake buffer" in text:  # the tracer runs the code twice
         return (
             f"{where}, keeps a tensor that it computes for later calls: a planned step replays "
-            "operators, not Python. Way out: compute it anew, or before, into a registered buffer"
+            "operators, not Python. Way out: compute it in each call, or keep it in a buffer"
         )
     if "convert all Tensors to FakeTensors" in text or "Mixing fake modes" in text:
         return (

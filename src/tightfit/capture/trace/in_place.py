@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tightfit.capture.nodes import draws, lies_without_gaps
+from tightfit.capture.nodes import draws, is_without_gaps
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
@@ -34,21 +34,21 @@ class LayoutsInPlace(private.TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        anew = _result_anew(func)
-        if anew is None or not _may_lie_otherwise(args[0]) or draws(func, args, kwargs):
+        functional = _functional_variant(func)
+        if functional is None or not _may_differ_in_layout(args[0]) or draws(func, args, kwargs):
             return func(*args, **kwargs)
-        if not _lies_otherwise(anew, args, kwargs):
+        if not _differs_in_layout(functional, args, kwargs):
             return func(*args, **kwargs)
-        if anew in _PRODUCTS:
+        if functional in _PRODUCTS:
             raise CaptureError(
-                f"{func} writes a product into a tensor that lies transposed: a new one would be "
+                f"{func} writes a product into a transposed tensor: a new one would be "
                 "added up in another order. Way out: make a new one, or a contiguous tensor"
             )
-        return aten.copy_.default(args[0], anew(*args, **kwargs))
+        return aten.copy_.default(args[0], functional(*args, **kwargs))
 
 
 @functools.cache
-def _result_anew(func: Any) -> Any:
+def _functional_variant(func: Any) -> Any:
     """Return the operator that gives what another one writes over its first argument, or None."""
     if not isinstance(func, private.OpOverload) or func is aten.copy_.default:
         return None
@@ -58,18 +58,18 @@ def _result_anew(func: Any) -> Any:
     return getattr(getattr(aten, name[:-1], None), overload or "default", None)
 
 
-def _may_lie_otherwise(written: Any) -> bool:
-    """Whether a result may lie otherwise than what it is written into; parts are put in again."""
+def _may_differ_in_layout(written: Any) -> bool:
+    """Whether a result may have another layout than its target; parts are put in again."""
     is_tensor = isinstance(written, torch.Tensor)
-    return is_tensor and not written.is_contiguous() and lies_without_gaps(written)
+    return is_tensor and not written.is_contiguous() and is_without_gaps(written)
 
 
-def _lies_otherwise(anew: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a result lies otherwise than the first argument, as far as that can be told."""
+def _differs_in_layout(functional: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a result has another layout than the first argument, as far as that is known."""
     with private.without_modes():
         given, named = private.pytree.tree_map(_shape_of, (args, kwargs))
         try:
-            result = anew(*given, **named)
+            result = functional(*given, **named)
         except (RuntimeError, TypeError, NotImplementedError):  # no kernel for shapes alone
             return False
         pairs = zip(result.shape, result.stride(), given[0].stride(), strict=True)

@@ -26,11 +26,11 @@ from tightfit.capture.calls.structure import (
 from tightfit.capture.decisions.numbers import Numbers, is_carried
 from tightfit.capture.decisions.recorder import DecisionRecorder
 from tightfit.capture.decisions.shared import shared_views
-from tightfit.capture.handed import beside_loss
+from tightfit.capture.handed import returned_with_loss
 from tightfit.capture.joint_graph import JointGraph, Source
 from tightfit.capture.nodes import (
     is_traced_in_backward,
-    lies_without_gaps,
+    is_without_gaps,
     note_kept_forward,
     note_random,
     note_terms,
@@ -90,7 +90,7 @@ class _Callee(nn.Module):
         self.in_backward = StandInsInBackward(self, self.asked)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the callable; hooks of all modules are not for this one, which nobody has made."""
+        """Run the callable; hooks of all modules are not for this one, which is not the user's."""
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -126,9 +126,9 @@ class _Callee(nn.Module):
         self.repeated.note_changes(before)
         tensors, self.structure = structure_of(output, "the call")
         if self._loss_alone:
-            told = beside_loss(self._function, self._inputs[0])
-            self.detached |= {i for i in told if tensors[i].requires_grad}
-            self.detached |= _beside_the_loss(tensors, self.structure.loss)
+            extra = returned_with_loss(self._function, self._inputs[0])
+            self.detached |= {i for i in extra if tensors[i].requires_grad}
+            self.detached |= _other_than_loss(tensors, self.structure.loss)
         self.asked.expect(tensors, self.detached)
         self.in_backward.await_gradients()
         return tuple(tensors)
@@ -150,8 +150,8 @@ def _without_scripts(module: nn.Module) -> nn.Module:
     return face
 
 
-def _beside_the_loss(outputs: Sequence[torch.Tensor], loss: int | None) -> frozenset[int]:
-    """Return the differentiable outputs beside a loss, if there is one."""
+def _other_than_loss(outputs: Sequence[torch.Tensor], loss: int | None) -> frozenset[int]:
+    """Return the differentiable outputs other than a loss, if there is one."""
     if loss is None or not outputs[loss].requires_grad or outputs[loss].numel() != 1:
         return frozenset()
     return frozenset(i for i, t in enumerate(outputs) if i != loss and t.requires_grad)
@@ -276,7 +276,7 @@ def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph
 
 
 def _with_shared_views(joint: JointGraph, leaves: Sequence[Any]) -> JointGraph:
-    """Note where in one tensor inputs lie that are changed together: the trace holds for that."""
+    """Note the positions in one tensor of inputs changed together: the trace holds for that."""
     bases = [source.index for source in joint.sources if source.kind == "base"]
     if not bases:
         return joint
@@ -326,7 +326,7 @@ def _refuse_communication(module: fx.GraphModule, origins: Origins) -> None:
 def _without_tangents(
     graph: fx.Graph, placeholders: Sequence[fx.Node], receives: Sequence[bool]
 ) -> list[fx.Node]:
-    """Erase the gradients of outputs that are known to receive none: nobody reads them."""
+    """Erase the gradients of outputs that are known to receive none: they are not read."""
     tangents = [n for n in placeholders if isinstance(n.meta["desc"], private.TangentAOTInput)]
     unread = {node for node, may in zip(tangents, receives, strict=True) if not may}
     for node in unread:
@@ -354,7 +354,7 @@ def _change_of(
             "its memory with another input. Way out: pass a clone of it"
         )
     old, new = before.meta["val"], after.meta["val"]
-    if is_input and old.shape != new.shape and not lies_without_gaps(old):
+    if is_input and old.shape != new.shape and not is_without_gaps(old):
         raise CaptureError(
             f"the step changes the shape of an input and writes into it, whose {tuple(old.shape)} "
             "elements do not lie side by side: where they would be written cannot be planned. Way "

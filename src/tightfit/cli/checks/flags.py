@@ -74,7 +74,7 @@ def _table(rows: tuple[FlagRow, ...]) -> str:
 
 
 def _mark(row: FlagRow, plain_bytes: int) -> str:
-    """Say beside a row what a person should not miss."""
+    """Return a remark on a row that a person should not miss."""
     marks = [row.note]
     more = (row.peak_bytes or 0) - plain_bytes
     if row.raises_peak and format_bytes(plain_bytes + more) != format_bytes(plain_bytes):

@@ -63,13 +63,13 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     # shares; -1: its own storage
     aliases: tuple[int, ...]
     none_outputs: tuple[int, ...]  # positions of the outputs that are no tensors
-    # For each output its type and where it lies, as `kind_of` says it; None if it is no tensor. ():
+    # For each output its type and its device, as `kind_of` says it; None if it is no tensor. ():
     # not known.
     output_kinds: tuple[str | None, ...] = ()
 
 
 def kind_of(tensor: torch.Tensor) -> str:
-    """Return the type of a tensor's numbers and of the device on which it lies."""
+    """Return the type of a tensor's numbers and of its device."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {tensor.device.type}"
 
 
@@ -180,7 +180,7 @@ def metered_run(
         repeats = not any(alias >= 0 for alias in run.aliases) and growth_bytes != before_bytes
         if not repeats or device.type != "cpu" or _is_made(outputs, growth_bytes, device.type):
             return outputs, run
-        del outputs  # they would lie beside those of the next run
+        del outputs  # they would be held together with those of the next run
         before_bytes = growth_bytes
     return _run(function, arguments, keyword_arguments, device)[:2]
 
@@ -309,9 +309,9 @@ def materialise(
 ) -> torch.Tensor:
     """Return a tensor of given layout with contents that every operator accepts.
 
-    Floats lie between 0.05 and 0.15 (safe as variances, divisors, arguments of logarithms),
+    Floats are between 0.05 and 0.15 (safe as variances, divisors, arguments of logarithms),
     booleans are true half of the time, integers are valid indices up to `largest_index`. Strides
-    may be 0 (expanded) or overlap; a view may lie in a storage of at least `storage_bytes`. The
+    may be 0 (expanded) or overlap; a view may have a storage of at least `storage_bytes`. The
     global random generators do not move.
     """
     elements = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
@@ -405,7 +405,7 @@ def _float32_precisions() -> dict[str, str]:
     """Return how precisely each kind of kernel computes in single precision.
 
     The older settings (`allow_tf32`, the matmul precision) are not asked for: they raise once
-    somebody has set one of these.
+    one of these is set.
     """
     backends = torch.backends
     kinds = {

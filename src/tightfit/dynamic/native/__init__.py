@@ -1,4 +1,4 @@
-"""The core of the online runtime in C++, compiled once for a PyTorch; Python's twin beside it.
+"""The core of the online runtime in C++, compiled once for a PyTorch.
 
 In: the C++ files here, a compiler, PyTorch's headers. Out: a `Core` that sees operators on a
 dispatch key below autograd, without Python. What a schema says, what parameters are, the words of

@@ -37,11 +37,11 @@ _LIBRARIES = ("torch_python", "torch_cpu", "c10")
 
 
 def compiled_core(*, waits: bool = True) -> Any:
-    """Return the compiled module; where nobody has compiled it yet, that takes half a minute.
+    """Return the compiled module; where it is not compiled yet, that takes half a minute.
 
     `waits`: until it is there. Otherwise it is compiled in the background. Raises `CoreUnavailable`
     without a compiler or headers, on an older PyTorch, or if the compiler refuses, now or before.
-    Raises `BeingCompiled` if it is not there yet, and nobody waits.
+    Raises `BeingCompiled` if it is not there yet and `waits` is False.
     """
     if _NAME in sys.modules:
         return sys.modules[_NAME]
@@ -59,7 +59,7 @@ def compiled_core(*, waits: bool = True) -> Any:
 
 
 def _library(waits: bool) -> Path:
-    """Return the compiled file; has it compiled where nobody has, or nobody with this PyTorch."""
+    """Return the compiled file; has it compiled where it is missing for this PyTorch."""
     command = _command()
     key = hashlib.sha256("\0".join((*command, *_circumstances())).encode())
     for source in _sources():
@@ -92,7 +92,7 @@ def _sources() -> list[Path]:
 
 
 def _circumstances() -> tuple[str, ...]:
-    """What decides, beside sources and the command, what comes out."""
+    """What decides, besides sources and the command, what comes out."""
     git = str(torch.version.git_version)
     return torch.__version__, git, str(sys.implementation.cache_tag), platform.machine()
 

@@ -1,7 +1,7 @@
-"""A library compiled once and kept: by this process, or by one that nobody waits for.
+"""A library compiled once and kept: by this process, or by another one in the background.
 
 The other process runs `main` at the lowest priority and ends on its own, after this one if need
-be; it imports no torch. Beside a library lie its lock and, if the compiler refused, a note.
+be; it imports no torch. Next to a library are its lock and, if the compiler refused, a note.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ForLaterReleases(CoreUnavailable):
 
 
 def compile_here(library: Path, command: Sequence[str]) -> None:
-    """Compile a library, unless it is there; wait for whoever does so already.
+    """Compile a library, unless it is there; wait for a process that does so already.
 
     `library`: where it belongs; it is put there as a whole. `command`: compiles it, less its
     output. Raises `CoreUnavailable` if the compiler refuses, now or before.

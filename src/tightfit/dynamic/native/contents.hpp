@@ -1,4 +1,4 @@
-// Which content lies in which storage, for as long as the program holds the storage.
+// Which content is in which storage, for as long as the program holds the storage.
 #pragma once
 
 #include <c10/util/flat_hash_map.h>
@@ -13,7 +13,7 @@ namespace tightfit::online {
 
 class Contents {
 public:
-    // What is told how many bytes have ended that were there before the region.
+    // Called with the bytes that have ended and were there before the region.
     using Ended = std::function<void(std::int64_t)>;
 
     Contents(Pool& pool, Ended ended) : pool_(pool), ended_(std::move(ended)) {}
@@ -30,7 +30,7 @@ public:
         return found == lying_.end() ? nullptr : found->second.content.get();
     }
 
-    // What lies in a storage; what nobody has seen before stays where it is.
+    // The content of a storage; what is new stays where it is.
     Content& lying_in(c10::StorageImpl* storage) {
         if (Content* known = of(storage)) return *known;
         return put(storage, new Content(static_cast<std::int64_t>(storage->nbytes()), {}, storage));
@@ -99,7 +99,7 @@ private:
         calls_since_ = 0;
         gone_.clear();
         for (auto& [storage, lying] : lying_)
-            if (lying.content->lies.expired()) gone_.push_back(storage);
+            if (lying.content->storage.expired()) gone_.push_back(storage);
         std::int64_t before_bytes = 0;
         for (c10::StorageImpl* storage : gone_) {
             const auto found = lying_.find(storage);

@@ -1,4 +1,4 @@
-// Contents that are locked, with the storages they lie in.
+// Contents that are locked, with their storages.
 #pragma once
 
 #include <utility>
@@ -44,7 +44,7 @@ public:
         for (Lock& lock : locks_) fasten(lock);
     }
 
-    // Lets a storage whose content nobody reads be written, whether it has memory or not.
+    // Lets a storage whose content is not read be written, whether it has memory or not.
     void lend_memory(Content& content, c10::StorageImpl& storage) {
         if (!lock(content)) {
             fill(storage, *new_memory(content.size_bytes));

@@ -20,7 +20,7 @@ struct Content;
 struct Read {
     Ref<Content> content;
     Call* call = nullptr;
-    Storage kept;       // held as long as the call is: nobody can compute it again
+    Storage kept;       // held as long as the call is: it cannot be computed again
     Storage kept_back;  // held while a result of the call is evicted
     Read *before = nullptr, *after = nullptr;
 };
@@ -28,14 +28,14 @@ struct Read {
 // One content of one storage.
 struct Content final : Counted {
     Content(std::int64_t size, Ref<Call> maker_, c10::StorageImpl* storage)
-        : size_bytes(size), maker(std::move(maker_)), lies(shared(storage)) {}
+        : size_bytes(size), maker(std::move(maker_)), storage(shared(storage)) {}
     ~Content() override;
 
     const std::int64_t size_bytes;
     Ref<Call> maker;  // what computes it; none: it cannot be computed again, and stays
     bool is_backward = false, is_blank = false;
     bool is_resident = true, is_held = true;
-    bool was_asked = false;  // whether a parameter lies in it
+    bool was_asked = false;  // whether it is a parameter's content
     int locks = 0, fast_locks = 0;
     std::int64_t used_at = 0, last_op = 0;
     std::int64_t known_cost = -1;  // what the pool has found it to cost; -1: to be found
@@ -43,11 +43,11 @@ struct Content final : Counted {
     std::int64_t position = -1;    // among what may be evicted
     bool is_retired = false;
     int node = -1;  // among the classes of what is not resident
-    WeakStorage lies;
+    WeakStorage storage;
     Storage own;
     Read *first = nullptr, *last = nullptr;  // its readers
 
-    Storage memory() const { return own ? own : is_held ? lies.lock() : Storage(); }
+    Storage memory() const { return own ? own : is_held ? storage.lock() : Storage(); }
     bool is_private() const { return static_cast<bool>(own); }
 
     void pin(std::int64_t clock, std::int64_t op) {
@@ -89,12 +89,12 @@ struct Content final : Counted {
     }
 };
 
-// A tensor argument: a content and how the tensor lies in it, or any memory if it is not read.
+// A tensor argument: a content and the tensor's geometry in it, or any memory if it is not read.
 struct Place {
     int argument;
     int item;  // of a list; -1: the argument itself
     int read;  // among the call's; -1: not read
-    int written = -1;  // if not read: among what the call writes; -1: nobody wants it
+    int written = -1;  // if not read: among what the call writes; -1: it is not needed
     std::int64_t size_bytes;
     Geometry geometry;
 };
@@ -136,7 +136,7 @@ struct Call final : Counted {
         return -1;
     }
 
-    // From now on its contents know it, and what nobody can compute again is held.
+    // From now on its contents know it, and what cannot be computed again is held.
     void link() {
         is_linked = true;
         for (Read& read : reads) {
@@ -158,7 +158,7 @@ struct Call final : Counted {
         for (Read& read : reads) read.kept_back.reset();
     }
 
-    // A result came back, or nobody wants it.
+    // A result came back, or is not needed.
     void let_reads_go() {
         for (Content* output : outputs)
             if (output && !output->is_resident && output->is_held) return;

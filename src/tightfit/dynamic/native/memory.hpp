@@ -1,4 +1,4 @@
-// Storages whose memory is taken away and given back under the tensors that lie in them.
+// Storages whose memory is taken away and given back under the tensors that use them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@ namespace tightfit::online {
 using Storage = c10::intrusive_ptr<c10::StorageImpl>;
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-// Whether a tensor lies, as sizes and strides say, in a storage of its own or of another tensor.
+// Whether sizes and strides of a tensor describe a view of a storage.
 inline bool is_plain(const at::Tensor& tensor) {
     constexpr c10::DispatchKeySet others{
         c10::DispatchKey::Quantized, c10::DispatchKey::Sparse, c10::DispatchKey::SparseCsr,
@@ -27,7 +27,7 @@ inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {
 
 inline Storage shared(c10::StorageImpl* storage) { return Storage::reclaim_copy(storage); }
 
-// How a tensor lies in a storage.
+// Sizes, strides and offset of a tensor in a storage.
 class Geometry {
 public:
     explicit Geometry(const at::Tensor& tensor)
@@ -53,12 +53,12 @@ private:
     c10::DispatchKeySet keys_;
 };
 
-// Frees the memory of a storage. It keeps its size, so that views of it can be made; whoever reads
+// Frees the memory of a storage. It keeps its size, so that views of it can be made; code that reads
 // or writes it gets an error from now on.
 inline void take_memory(c10::StorageImpl& storage) {
     storage.set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
     storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
-        "tightfit.online has evicted this tensor, and something beside PyTorch's operators asks "
+        "tightfit.online has evicted this tensor, and something outside PyTorch's operators asks "
         "for its data pointer: let an operator read it inside the region, or use region.keep");
 }
 

@@ -59,7 +59,7 @@ public:
 
     Ref<Call> call;
     bool repeats;
-    c10::SmallVector<Storage, 1> written;  // whose content is computed anew, as the call's
+    c10::SmallVector<Storage, 1> written;  // whose content is computed again, as the call's
     c10::SmallVector<std::pair<Ref<Content>, Storage>, 1> unread;
 
 private:
@@ -90,7 +90,7 @@ private:
         call->arguments.push_back(value);
     }
 
-    // Numbers come as tensors, of which nobody else knows: they are kept as numbers.
+    // Numbers come as tensors, of which no other code knows: they are kept as numbers.
     static bool is_number(const at::Tensor& tensor) {
         if (!tensor.unsafeGetTensorImpl()->is_wrapped_number() || !tensor.is_cpu()) return false;
         const at::ScalarType type = tensor.scalar_type();
@@ -131,7 +131,7 @@ private:
         return item && item->defined() ? &*item : nullptr;
     }
 
-    // A place where a content is read, or a blank if what lies there is not.
+    // A place where a content is read, or a blank if that content is not read.
     void argument(const at::Tensor& tensor, int position, Unread kind) {
         if (kind == Unread::no) return place(tensor, position, -1);
         c10::StorageImpl* storage = storage_of(tensor);

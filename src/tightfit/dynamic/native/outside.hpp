@@ -1,5 +1,5 @@
-// What the core asks of Python. It may be asked under the region's lock, for which nobody waits who
-// holds Python's lock.
+// What the core asks of Python. It may be asked under the region's lock: no thread that holds
+// Python's lock waits for that one.
 #pragma once
 
 #include <ATen/core/Tensor.h>

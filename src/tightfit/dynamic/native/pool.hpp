@@ -72,7 +72,7 @@ public:
         return freed_bytes > 0;
     }
 
-    // Frees what nobody but the runtime holds.
+    // Frees what only the runtime holds.
     void drop(Content& content) {
         withdraw(content);
         content.leave();
@@ -103,7 +103,7 @@ public:
         left(content);
     }
 
-    // A content is not resident any more: it joins the class of what is evicted beside it.
+    // A content is not resident any more: it joins the class of its evicted neighbours.
     void left(Content& content) {
         if (costs_are_known_) tell_those_after(content);
         if (policy_.cost != CostKind::classes || !content.maker) return;
@@ -183,7 +183,7 @@ private:
         std::make_heap(ranked_.begin(), ranked_.end());
     }
 
-    // Takes the one with the least score; scores rise where others are evicted beside.
+    // Takes the one with the least score; scores rise when neighbours are evicted.
     Ref<Content> next() {
         for (;;) {
             std::pop_heap(ranked_.begin(), ranked_.end());
@@ -227,7 +227,7 @@ private:
             contents_[n]->position = static_cast<std::int64_t>(n);
             contents_[other]->position = static_cast<std::int64_t>(other);
         }
-        if (first_turn(size, found) != 0) {  // somebody else may come earlier
+        if (first_turn(size, found) != 0) {  // another may come earlier
             first_turn(count, found);
             for (std::size_t n = 0; found.size() > size && n < size; ++n)
                 std::swap(found[n], found[n + random_() % (found.size() - n)]);
@@ -238,7 +238,7 @@ private:
 
     // Finds those whose turn it is among the first ones, and returns their turn.
     //
-    // Gradients under way and what was just used go only if nothing else may; what somebody waits
+    // Gradients under way and what was just used go only if nothing else may; what a call waits
     // for goes last of all: it will have to come back.
     int first_turn(std::size_t count, std::vector<Content*>& found) const {
         const std::int64_t latest = ledger_.operators() - kRecentOperators;
@@ -277,7 +277,7 @@ private:
                 Content& content = *read.content;
                 Call* maker = content.maker.get();
                 if (content.is_resident || !maker) continue;
-                content.known_cost = maker->cost;  // counted: it is told if that changes
+                content.known_cost = maker->cost;  // counted: notified if that changes
                 if (maker->look == look) continue;
                 maker->look = look;
                 cost += maker->cost;

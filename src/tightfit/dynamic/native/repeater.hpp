@@ -109,7 +109,7 @@ private:
 
     Call& maker_of(Content& content) {
         if (!content.maker)
-            outside_.refuse("a tensor's memory is gone and nobody knows how it was computed");
+            outside_.refuse("a tensor's memory is gone and how it was computed is unknown");
         for (Read& read : content.maker->reads) read.content->used_at = ledger_.clock();
         return *content.maker;
     }

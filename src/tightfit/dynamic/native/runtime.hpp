@@ -54,7 +54,7 @@ public:
         return pool_.free(lacking_bytes) || ended_bytes_ != before;
     }
 
-    // Brings a tensor back that is read beside the dispatcher; it may have to stay there.
+    // Brings a tensor back that is read without the dispatcher; it may have to stay there.
     void need(const at::Tensor& tensor, bool for_good) {
         const Lock lock = locked();
         Content* content = is_plain(tensor) ? contents_.of(storage_of(tensor)) : nullptr;
@@ -266,7 +266,7 @@ private:
         timed(op, keys, stack, lock);
     }
 
-    // Nobody needs what cannot be computed again where an operator overwrites it.
+    // What an operator overwrites and cannot be computed again must not be needed.
     void about_to_write(const Operator& what, Arguments arguments) {
         if (what.written.empty() && what.statistics.empty()) return;
         if (trains(what, arguments))
@@ -307,7 +307,7 @@ private:
             changed.push_back(storage);
             size_bytes += static_cast<std::int64_t>(storage->nbytes());
         });
-        if (!are_plain) {  // it may lie in what was given
+        if (!are_plain) {  // it may be a view of what was given
             for (Read& read : call.reads) settled_.settle(read.content);
             return;
         }

@@ -11,6 +11,7 @@ from tightfit.dynamic.core import Core
 from tightfit.dynamic.ledger import Counts, Ledger
 from tightfit.dynamic.native.build import compiled_core
 from tightfit.dynamic.operators import operator_of
+from tightfit.dynamic.pool import Candidates
 from tightfit.dynamic.room import Room, allocated_bytes
 from tightfit.errors import BadInput
 from tightfit.eviction.policies.policy import Policy
@@ -22,10 +23,9 @@ __all__ = ["NativeRuntime"]
 class NativeRuntime(Core):
     """Sees operators on a dispatch key below autograd, in C++.
 
-    `ledger`: is told what happened. `smallest_bytes`: smaller storages are never evicted.
-    `look_at_all`: whether every candidate is scored, or a sample. `waits`: until the core is
-    compiled, where nobody has done that yet. Raises `CoreUnavailable` if the core cannot be
-    compiled here. Raises `BeingCompiled` if it is not there yet, and nobody waits.
+    `ledger`: receives what happened. `candidates`: which contents an eviction looks at. `waits`:
+    until the core is compiled, where that is not done yet. Raises `CoreUnavailable` if the core
+    cannot be compiled here. Raises `BeingCompiled` if it is not there yet and `waits` is False.
     """
 
     name = "C++"
@@ -35,9 +35,8 @@ class NativeRuntime(Core):
         room: Room,
         ledger: Ledger,
         policy: Policy,
+        candidates: Candidates,
         *,
-        smallest_bytes: int,
-        look_at_all: bool,
         waits: bool,
     ) -> None:
         super().__init__(room)
@@ -49,8 +48,8 @@ class NativeRuntime(Core):
             policy.by_size,
             policy.by_staleness,
             policy.keeps_dead,
-            smallest_bytes,
-            look_at_all,
+            candidates.smallest_bytes,
+            candidates.are_all_scored,
             ledger.most_again,
         )
 
@@ -79,7 +78,7 @@ class NativeRuntime(Core):
         return self._core.make_room(lacking_bytes)
 
     def need(self, tensor: torch.Tensor, for_good: bool) -> None:
-        """Bring a tensor back that is read beside the dispatcher; it may have to stay there."""
+        """Bring a tensor back that is read without the dispatcher; it may have to stay there."""
         self._core.need(tensor, for_good)
 
     def resize(self, storage: torch.UntypedStorage, run: Callable[[], Any]) -> Any:
@@ -114,7 +113,7 @@ class NativeRuntime(Core):
         del self._core  # it holds this in turn, where Python's collector cannot see it
 
     def update_ledger(self) -> None:
-        """Let the ledger know what has happened since it was told last."""
+        """Add to the ledger what has happened since the last update."""
         self._ledger.add(Counts(*self._core.take_counts()))
 
     def weights(self) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Ours: the paper's score without three wastes of its handling, and with the cost of ancestors.
 
-Views are no operators; what was brought back and is held by nobody goes at once (OneFlow does the
+Views are no operators; what was brought back and is not held goes at once (OneFlow does the
 same); gradients under way go last, since what made them is mostly gone.
 """
 

@@ -31,7 +31,7 @@ class Cost(IntEnum):
     COUNT = 4
     """One, and one for each storage of the evicted neighbourhood."""
     CLASSES = 5
-    """Its own, and that of the classes of evicted storages beside it, kept by union-find."""
+    """Its own, and that of the classes of evicted storages next to it, kept by union-find."""
     OPERATORS = 6
     """Its own operator's, and that of every operator that would have to run first, each once."""
     RANDOM = 7
@@ -54,7 +54,7 @@ class Terms(Protocol[_Storage]):
         ...
 
     def cost_of_classes(self, storage: _Storage, /) -> float:
-        """Return the sum of the classes of evicted storages beside it."""
+        """Return the sum of the classes of evicted storages next to it."""
         ...
 
     def cost_of_operators(self, storage: _Storage, /) -> float:
@@ -114,7 +114,7 @@ class Policy:
     # A view of a storage that came back is an operator of its own, with a cost, that has to run
     # again before the view is used. False: views belong to their storage and cost nothing.
     views_run_again: bool = True
-    # A storage that nobody holds, brought back because another needed it, stays until it is evicted
+    # A storage that is not held, brought back because another needed it, stays until it is evicted
     # by its score. False: it goes as soon as what it was brought back for has run.
     keeps_dead: bool = True
     # Storages made in the backward pass are candidates only when no other is left

@@ -31,15 +31,16 @@ __all__ = ["simulate_in_python"]
 def simulate_in_python(
     log: Log,
     policy: Policy,
-    budget_bytes: int,
+    ledger: Ledger,
     *,
     deallocation: Deallocation,
     placement: Placement,
-    most_again_ns: int,
     draw: Callable[[int], int],
 ) -> Replayed:
-    """Return what `tightfit.eviction.simulator.simulate` returns, moments included."""
-    ledger = Ledger(budget_bytes, most_again_ns)
+    """Return what `tightfit.eviction.simulator.simulate` returns, moments included.
+
+    `ledger`: of the budget and of what may be spent on computing again.
+    """
     replay = _Replay(log, policy, ledger, deallocation, placement, draw)
     status: Status = "ok"
     try:
@@ -52,18 +53,18 @@ def simulate_in_python(
 class _Candidate:
     """What a policy may know of a storage; counts what it looks at.
 
-    `beside_bytes`: bytes of holes that count as its own.
+    `adjacent_bytes`: bytes of holes that count as its own.
     """
 
-    def __init__(self, replay: _Replay, number: int, beside_bytes: int = 0) -> None:
+    def __init__(self, replay: _Replay, number: int, adjacent_bytes: int = 0) -> None:
         self.replay = replay
-        self.beside_bytes = beside_bytes
+        self.adjacent_bytes = adjacent_bytes
         self.number = number
         self.stored = replay.stored[number]
 
     @property
     def size_bytes(self) -> int:
-        return self.stored.size_bytes + self.beside_bytes
+        return self.stored.size_bytes + self.adjacent_bytes
 
     @property
     def staleness(self) -> float:
@@ -292,17 +293,17 @@ class _Replay:
         lowest, least = candidates[0], math.inf
         for number in candidates:
             self.ledger.count("evaluations")
-            score = self.policy.score(_Candidate(self, number, self._beside(number)))
+            score = self.policy.score(_Candidate(self, number, self._adjacent_hole_bytes(number)))
             if score <= least:
                 lowest, least = number, score
             if score == 0:
                 break
         self._evict(lowest, "evict")
 
-    def _beside(self, number: int) -> int:
-        """Bytes of the holes beside a storage, where they count."""
+    def _adjacent_hole_bytes(self, number: int) -> int:
+        """Bytes of the holes next to a storage, where they count."""
         counts = self.placement in ("neighbours", "mixed") and self.stored[number].size_bytes > 0
-        return self.arena.free_beside(number) if counts else 0
+        return self.arena.free_next_to(number) if counts else 0
 
     def _evict_window(self, size_bytes: int) -> None:
         """Evict neighbours together, of the backward pass only if nothing else makes room."""
@@ -331,8 +332,8 @@ class _Replay:
         self.arena.give_back(number)
         node = self.classes.add(stored.cost_ns)
         if self.policy.cost is Cost.CLASSES:
-            for beside in self.terms.nodes_beside(number):
-                self.classes.join(node, beside)
+            for adjacent in self.terms.adjacent_nodes(number):
+                self.classes.join(node, adjacent)
         stored.leave(node)
         self.ledger.count(kind)
         self.ledger.note(kind, self.current, self.log.storages[number].root)

@@ -34,8 +34,8 @@ class StoredTerms:
         return [self.own_cost(n) for n in self._region(number, parents=False)]
 
     def cost_of_classes(self, number: int) -> float:
-        """Return the sum of the classes of evicted storages beside it."""
-        return self._classes.cost(self.nodes_beside(number))
+        """Return the sum of the classes of evicted storages next to it."""
+        return self._classes.cost(self.adjacent_nodes(number))
 
     def cost_of_operators(self, number: int) -> int:
         """Return the cost of all operators that would have to run, each once."""
@@ -44,7 +44,7 @@ class StoredTerms:
             operators |= self._stored[n].operators
         return sum(operators.values())
 
-    def nodes_beside(self, number: int) -> Iterator[int]:
+    def adjacent_nodes(self, number: int) -> Iterator[int]:
         """Yield the nodes of the neighbours that are not resident."""
         for n in (*self._stored[number].parents, *self._stored[number].children):
             self._ledger.count("looks")

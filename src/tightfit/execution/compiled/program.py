@@ -98,7 +98,7 @@ def _late_reads(
 ) -> tuple[tuple[int, int], ...]:
     """Return the last piece before which a placeholder is read after its gradient is handed over.
 
-    The last group before which the program reads it lies in some piece, which reads it as a whole.
+    The last group before which the program reads it is in some piece, which reads it as a whole.
     """
     handed = {position: number for number, group in enumerate(groups) for position in group}
     late: list[tuple[int, int]] = []
@@ -184,7 +184,7 @@ class _Backward:
 
 
 def _owned(traced: TracedProgram) -> set[str]:
-    """Return which placeholders of the backward graph nobody else holds, each in its own memory."""
+    """Return the placeholders of the backward graph that only it holds, each in its own memory."""
     forward = traced.forward
     keys = [storage_key(node.meta["val"]) for node in results_of(forward.module)]
     others = [storage_key(n.meta["val"]) for n in _placeholders(forward.module)]

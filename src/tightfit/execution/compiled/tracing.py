@@ -172,7 +172,7 @@ class _Tracing:
         counts: list[int] = []
 
         def traced(*flat: torch.Tensor) -> list[torch.Tensor]:
-            # draws that are repeated begin by setting the state; nothing is drawn anew here
+            # draws that are repeated begin by setting the state; nothing is drawn here
             generator = GeneratorState(torch.empty(0, dtype=torch.uint8))
             _, backward = self._functions(flat[last:], generator, None)
             counts.clear()
@@ -191,7 +191,7 @@ class _Tracing:
     def _functions(
         self, constants: Sequence[torch.Tensor], generator: GeneratorState, write_back: Any
     ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Return the program's functions with traced tensors in place of what lies outside."""
+        """Return the program's functions with traced tensors in place of what is outside."""
         names: dict[str, Any] = dict(self.program.names)
         names |= dict(zip(self.constants, constants, strict=True))
         names |= {"get_state": generator.get, "set_state": generator.set, "write_back": write_back}

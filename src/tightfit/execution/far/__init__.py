@@ -1,4 +1,4 @@
-"""Moves of a plan, executed on the CPU: values lie in a file while they are away.
+"""Moves of a plan, executed on the CPU: values are in a file while they are away.
 
 In: an `Offload` (how much, in which folder) and a lowered program. Out: the program with its
 stores and loads, and what each step has moved. Threads copy; memory is taken and given back in

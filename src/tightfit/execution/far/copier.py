@@ -26,7 +26,7 @@ _LOOKS_S = 1.0  # how often one who waits looks whether the thread is there
 class Transfer:
     """One value on its way.
 
-    `memory`: its bytes; let go of when the copy has ended. `extents`: where they lie in the file.
+    `memory`: its bytes; let go of when the copy has ended. `extents`: their places in the file.
     """
 
     def __init__(self, memory: memoryview, extents: Sequence[Extent]) -> None:
@@ -36,7 +36,7 @@ class Transfer:
         self._memory: memoryview | None = memory
 
     def run(self, copy: Copy, is_broken_off: Callable[[], bool]) -> None:
-        """Copy; an error is kept for whoever waits."""
+        """Copy; an error is kept for the thread that waits."""
         assert self._memory is not None
         begin = 0
         try:
@@ -105,7 +105,7 @@ class Copier:
         while not transfer.ended.wait(_LOOKS_S):
             if not self._thread.is_alive():
                 raise OffloadFailed(
-                    "the thread that copies to and from far memory has ended amid a step: the "
+                    "the thread that copies to and from far memory has ended during a step: the "
                     "step is dropped, parameters are as before it. Run the step again"
                 )
 

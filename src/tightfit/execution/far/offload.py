@@ -40,7 +40,7 @@ class Offload:
     size : int or str
         How much a step may hold there: bytes, or text such as ``"16GiB"``.
     folder : str or Path, optional
-        Where the file lies, on a disk with that much room. Default: what ``TMPDIR`` names, or
+        Where the file is, on a disk with that much room. Default: what ``TMPDIR`` names, or
         ``/var/tmp``.
 
     Examples
@@ -107,7 +107,7 @@ class _Link(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=16)
 def _link(folder: Path, *, keeps: bool) -> _Link:
-    """Return how fast the link to a folder is on this machine, measured if nobody has before."""
+    """Return how fast the link to a folder is on this machine, measured the first time."""
     where = f"{_FORMAT} {platform.node()} {os.cpu_count()} {folder} {folder.stat().st_dev}"
     digest = hashlib.blake2b(where.encode(), digest_size=12).hexdigest()
     path = cache_folder("links") / f"{digest}.json"

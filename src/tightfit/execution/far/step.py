@@ -28,12 +28,12 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
     # stored_bytes, loaded_bytes: to far memory, and back
     stored_bytes: int
     loaded_bytes: int
-    far_bytes: int  # the most that lies there at an instant
+    far_bytes: int  # the most that is there at an instant
     stall_s: float  # how long operators wait for that
 
 
 @dataclass(frozen=True)
-class _Away:
+class _FarValue:
     """A value in far memory: where, and what makes a tensor of its bytes again."""
 
     extents: tuple[Extent, ...]
@@ -59,7 +59,7 @@ class _Space:
         return self._length
 
     def take(self, size: int) -> tuple[Extent, ...]:
-        """Return where so many bytes may lie, in several pieces where need be.
+        """Return places for so many bytes, in several pieces where need be.
 
         Raises `OffloadFailed` if the budget has no room for them.
         """
@@ -95,17 +95,17 @@ class _Space:
 
 
 class FarStep:
-    """Where the values of one step lie while they are away.
+    """The places of one step's values while they are away.
 
     The file has no name: nothing is left of it when the process ends, however it ends.
 
-    `offload`: how much may lie there, and in which folder.
+    `offload`: how much may be there, and in which folder.
     """
 
     def __init__(self, offload: Offload) -> None:
         self._offload = offload
         self._space = _Space(offload)
-        self._away: dict[int, _Away] = {}
+        self._away: dict[int, _FarValue] = {}
         self._under_way: dict[int, tuple[Copier, Transfer]] = {}
         self._last: set[int] = set()  # values whose last load is under way
         self._stored_bytes = self._loaded_bytes = 0
@@ -122,7 +122,7 @@ class FarStep:
         """Begin to copy a value to far memory."""
         storage = tensor.untyped_storage()
         extents = self._space.take(storage.nbytes())
-        self._away[value] = _Away(
+        self._away[value] = _FarValue(
             extents,
             storage.nbytes(),
             tensor.dtype,
@@ -175,7 +175,7 @@ class FarStep:
     def _failed(self, error: BaseException) -> OffloadFailed:
         why = (error.strerror if isinstance(error, OSError) else None) or repr(error)
         return OffloadFailed(
-            f"far memory in {self._offload.place} failed amid a step ({why}) after "
+            f"far memory in {self._offload.place} failed during a step ({why}) after "
             f"{format_bytes(self._stored_bytes)} were stored: the step is dropped, parameters are "
             "as before it. Way out: a folder with more room (tightfit.Offload(size, "
             "folder=...)), or a smaller offload="
@@ -199,7 +199,7 @@ def moving_program(
     """Return a program whose steps each have far memory.
 
     `program`: lowered from a plan with moves: it takes its far memory as a further argument.
-    `ended`: told what a step has moved.
+    `ended`: called with what a step has moved.
     """
 
     def forward(inputs: list[Any]) -> tuple[list[Any], list[Any]]:

@@ -1,4 +1,4 @@
-"""The default planner: a plan in milliseconds, then better ones beside a rising bound.
+"""The default planner: a plan in milliseconds, then better ones and a rising bound.
 
 From a `Task` to an `AnytimeResult`. `planner` is the entry, `strategy` the order of work, `search`
 the state and its pieces; the rest gives bounds (`bound`, `kcut`), seeds (`seeds` and what it

@@ -17,7 +17,7 @@ from tightfit.planners.anytime.kcut.program import CutProgram, cut_program
 from tightfit.planners.anytime.pool import Pool, PooledSchedule
 from tightfit.planners.anytime.relaxation import Outline
 from tightfit.planners.solvers import Solution, SolveOptions, solve
-from tightfit.progress import Until
+from tightfit.progress import StoppableProgress
 
 __all__ = ["BoundWorker", "CutLoop"]
 
@@ -94,7 +94,7 @@ class CutLoop:
         return solve(
             model.program,
             options,
-            progress=Until(self.stop_event),
+            progress=StoppableProgress(self.stop_event),
             in_child=in_child,
         )
 
@@ -136,7 +136,7 @@ class CutLoop:
 
 
 class BoundWorker:
-    """Runs cut loops in a thread beside the search; programs are solved in a child process.
+    """Runs cut loops in a thread next to the search; programs are solved in a child process.
 
     `loops`: run one after the other, each until its time (of `time.perf_counter`) or its end.
     """

@@ -6,7 +6,7 @@ from tightfit._core import _engine
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.problem import CROSSING, EngineProblem
-from tightfit.planners.outcomes import finish, no_plan
+from tightfit.planners.outcomes import Bound, finish, no_plan
 
 __all__ = ["EXHAUSTIVE", "solve_small"]
 
@@ -38,6 +38,4 @@ def solve_small(
         if problem.graph_ops[op] != CROSSING
     ]
     bound = problem.overhead(cost) - 1e-9
-    return finish(
-        task, computes, bound=bound, bound_source=EXHAUSTIVE, started=started, gap=limits.gap
-    )
+    return finish(task, computes, bound=Bound(bound, EXHAUSTIVE), started=started, gap=limits.gap)

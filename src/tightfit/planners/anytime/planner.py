@@ -25,7 +25,7 @@ from tightfit.planners.orders.candidates import MOST_ORDERED, MOST_SEARCHED, oth
 from tightfit.planners.orders.least_peak import LeastPeak
 from tightfit.planners.orders.only import order_for, order_only
 from tightfit.planners.orders.reorder import in_traced_order, reorder
-from tightfit.planners.outcomes import finish, no_plan
+from tightfit.planners.outcomes import Bound, finish, no_plan
 from tightfit.progress import Progress
 
 __all__ = ["AnytimeResult", "FirstPlan", "plan_anytime", "run_anytime"]
@@ -124,8 +124,7 @@ def _solve_small_in_others(
             return finish(
                 task,
                 in_traced_order(steps, order),
-                bound=found.bound,
-                bound_source=EXHAUSTIVE,
+                bound=Bound(found.bound, EXHAUSTIVE),
                 started=started,
                 gap=limits.gap,
             )
@@ -288,8 +287,7 @@ class _Orders:
         return finish(
             self.task,
             best.computes(),
-            bound=bound,
-            bound_source=source,
+            bound=Bound(bound, source),
             started=self.started,
             gap=self.limits.gap,
             note=note,

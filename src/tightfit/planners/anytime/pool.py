@@ -191,7 +191,7 @@ def _of_values(ranges: Ranges, low: int, high: int) -> Ranges:
 
 
 def _cut(ranges: Ranges, first: int, last: int) -> Ranges:
-    """What of the ranges lies within two stages."""
+    """What of the ranges is within two stages."""
     cut = np.column_stack(
         (ranges[:, 0], np.maximum(ranges[:, 1], first), np.minimum(ranges[:, 2], last))
     )

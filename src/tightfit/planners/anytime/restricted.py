@@ -1,7 +1,7 @@
 """K-cut programs that recompute only what is near: seeds for large graphs, no bounds.
 
 In every window but the last an op may be computed again only if the window reads it directly, or
-if it lies not far before what the window reads (docs/search.md, "Restricted programs"). The
+if it is shortly before what the window reads (docs/search.md, "Restricted programs"). The
 program shrinks to what a good plan of a deep network looks like anyway, and more cuts become
 affordable.
 """
@@ -24,7 +24,7 @@ _MOST_EXCESS = 1.3  # of the budget, in the completed one-cut program
 _MOST_CUTS = 6
 _NEW_CUTS = 2
 _APART = 0.004  # of the ops between new cuts
-_FAR_SHARE = 0.02  # of the direct reads that may lie far before the rest
+_FAR_SHARE = 0.02  # of the direct reads that may be far before the rest
 _GAP = 0.1  # percent of the baseline
 _PROGRAM_S = 4.0
 

@@ -59,7 +59,7 @@ class _Family:
 
 
 class _Record:
-    """The engine's problem while it grows, and beside it what Python has to know of it."""
+    """The engine's problem while it grows, and what Python has to know of it."""
 
     def __init__(self) -> None:
         self.engine = _engine.Problem()

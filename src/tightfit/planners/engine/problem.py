@@ -59,7 +59,7 @@ class EngineProblem:
     producers: tuple[int, ...]
     kept_until: tuple[int, ...]
     alternatives: tuple[tuple[EngineAlternative, ...], ...]  # per op of the engine, in its order
-    required: tuple[bool, ...]  # per op: whether it runs even if nobody reads what it makes
+    required: tuple[bool, ...]  # per op: whether it runs even if what it makes is not read
     programs: tuple[int, ...]  # per op: its program, -1 for a crossing
     segments: tuple[SegmentId, ...]  # per op: its segment
     segment_programs: tuple[int, ...]  # per segment of the graph: its program

@@ -1,4 +1,4 @@
-"""How long each value of a step lies unused between two uses, and where it would be away then."""
+"""How long each value of a step is unused between two uses, and where it would be away then."""
 
 from __future__ import annotations
 

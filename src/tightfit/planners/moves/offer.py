@@ -77,7 +77,7 @@ class MovesGraph:
         return computes
 
     def _before(self, position: OpId, loaded: Collection[ValueId]) -> Iterator[Compute]:
-        """The places of moves right before an op, and loads there of what nobody loads yet."""
+        """The places of moves right before an op, and loads there of what is not loaded yet."""
         first = position
         while first > 0 and self.ops[first - 1] is None:
             first -= 1
@@ -204,7 +204,7 @@ def _placed(choices: Iterable[Choice], place: Mapping[OpId, OpId]) -> tuple[Choi
 
 
 def _with_stores(graph: Graph, steps: Sequence[Step]) -> list[Step]:
-    """Add stores of what is loaded; leave out loads of what nobody reads, and places left for none.
+    """Add stores of what is loaded; leave out loads of what is not read, and places left for none.
 
     A load counts if the next step that uses its value reads it, and a place where a value leaves
     if its load comes next and the value is still there: an op may have written over it.

@@ -21,7 +21,7 @@ from tightfit.planners.moves.bound import MovesBound
 from tightfit.planners.moves.judge import Judge
 from tightfit.planners.moves.search import MovesSearch
 from tightfit.planners.orders.reorder import in_traced_order, reorder
-from tightfit.planners.outcomes import finish, no_plan
+from tightfit.planners.outcomes import Bound, finish, no_plan
 from tightfit.progress import Interrupts, Progress
 
 __all__ = ["plan_with_moves"]
@@ -106,7 +106,7 @@ def _order_of(outcome: Outcome, ops: int) -> tuple[OpId, ...]:
     steps = () if outcome.plan is None else outcome.plan.instructions
     computed = dict.fromkeys(step.op for step in steps if isinstance(step, Compute))
     if len(computed) < ops:
-        return tuple(range(ops))  # optional ops that nobody reads have no place in the plan
+        return tuple(range(ops))  # optional ops without readers have no place in the plan
     return tuple(computed)
 
 
@@ -173,8 +173,7 @@ class _Moving:
         return finish(
             self.task,
             steps,
-            bound=bound.overhead,
-            bound_source=bound.source,
+            bound=Bound(bound.overhead, bound.source),
             started=self.started,
             gap=self.limits.gap,
             note=note,

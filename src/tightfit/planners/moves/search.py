@@ -35,7 +35,7 @@ _LARGEST_SHIFT = 12  # ops
 _KEPT = 4  # of the best plans
 _ITERATIONS = 40  # of search around a greedy plan, in every second step
 _LARGE = 1000  # ops
-_ANEW = 0.4  # of the steps on smaller graphs plan from the start
+_RESTART_SHARE = 0.4  # of the steps on smaller graphs plan from the start
 _AT_RANDOM = 0.2  # of them offer values at random
 _EVALUATION_ITERATIONS = 20  # what one evaluation counts for under an iteration limit
 _PROGRAM_S = 10.0
@@ -50,7 +50,7 @@ class MovesSearch:
     """Plans with moves in one order.
 
     `judge`: says what a choice of moves is worth. `target`: the overhead (a fraction) to get below:
-    that of the plan without moves. `interrupts`: whether the user has asked to end it, whoever has
+    that of the plan without moves. `interrupts`: whether the user has asked to end it, whatever has
     caught that.
     """
 
@@ -146,8 +146,8 @@ class MovesSearch:
         place = int(len(self.plans) * self.random.random() ** 2)
         found = self.plans[place]
         iterations = _ITERATIONS if self.random.random() < 0.5 else 0
-        anew = self._is_small and self.random.random() < _ANEW
-        self._judge(self._changed(found), None if anew else found.steps, iterations)
+        starts_over = self._is_small and self.random.random() < _RESTART_SHARE
+        self._judge(self._changed(found), None if starts_over else found.steps, iterations)
 
     @property
     def _is_small(self) -> bool:

@@ -24,7 +24,7 @@ __all__ = ["tidy"]
 
 
 @dataclass(frozen=True)
-class _Stay:
+class _FarInterval:
     """One stay of a value in far memory; places are before the fixed instruction of that number."""
 
     value: ValueId
@@ -55,7 +55,7 @@ class _Reading:
         self.fixed: list[Instruction] = []
         self.begins: list[float] = []  # of the fixed instructions, without stalls
         self.bytes: list[int] = []  # alive during each of them
-        self.stays: list[_Stay] = []
+        self.stays: list[_FarInterval] = []
         self.stored_s: dict[ValueId, float] = {}  # when stores end
         self._now_s = self._free_s = 0.0
         self._read(graph, simulate(graph, plan).during_bytes)
@@ -76,10 +76,10 @@ class _Reading:
                 for value in _uses(graph, step):
                     used[value] = place
                     if value in coming:
-                        self.stays.append(_Stay(value, *coming.pop(value), place))
+                        self.stays.append(_FarInterval(value, *coming.pop(value), place))
                 self._fix(graph, step, during[index])
         for value, places in coming.items():
-            self.stays.append(_Stay(value, *places, len(self.fixed) - 1))
+            self.stays.append(_FarInterval(value, *places, len(self.fixed) - 1))
 
     def _fix(self, graph: Graph, step: Instruction, bytes_: int) -> None:
         self.fixed.append(step)

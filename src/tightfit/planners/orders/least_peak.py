@@ -14,7 +14,7 @@ __all__ = ["LeastPeak", "least_peak"]
 _MOVES_PER_OP = 2000
 _MOST_MOVES = 1_000_000
 _MOST_FREEING = 3000  # ops of graphs for which the order that frees early is looked at
-_NEAR = 1000  # nobody asked for less than the floor and a thousandth of it
+_NEAR = 1000  # an answer within a thousandth of the floor is enough
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where checkpoints may lie, and the schedule that a set of checkpoints means."""
+"""Where checkpoints may be, and the schedule that a set of checkpoints means."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 def forward_nodes(problem: Staged) -> list[int]:
     """Return the nodes of the forward pass in order, without those that stand alone.
 
-    A node stands alone if it reads nothing and nobody reads what it makes: a step counter.
+    A node stands alone if it reads nothing and what it makes is not read: a step counter.
     """
     read = {value for node in problem.nodes for value in node.first.reads}
     return [

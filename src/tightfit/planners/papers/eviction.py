@@ -1,8 +1,8 @@
 """Online eviction policies run over a static graph: what DTR would do, written down as a plan.
 
-The ops run in their fixed order; a missing input is computed again at once, and when memory is
-full the policy says which value goes. The policy sees no future, except that a value nobody will
-read is dropped (DTR's eager eviction) and that what must stay is never a candidate.
+The ops run in their fixed order; a missing input is computed again at once, and when memory is full
+the policy says which value goes. The policy sees no future, except that a value without further
+readers is dropped (DTR's eager eviction) and that what must stay is never a candidate.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _THRASH = 10.0
 """Give up once recomputation has cost this many steps."""
 
 _MOMENT_S = 1e-9
-"""What was used just now is as stale as this, so that scores can be told apart."""
+"""What was used just now is as stale as this, so that scores differ."""
 
 
 def plan_eviction(task: Task, limits: Limits, progress: Progress, option: str = "h_dtr") -> Outcome:
     """Run a policy of `tightfit.eviction.policies` over the graph; the bound is the trivial one.
 
-    Only its score counts here: views are no ops of a graph, what nobody will read is dropped.
+    Only its score counts here: views are no ops of a graph, what will not be read is dropped.
     """
     started = time.perf_counter()
     problem = staged(task)
@@ -172,7 +172,7 @@ class _Run:
             self.resident[value] = self.clock_s
 
     def _may_be_added(self, value: ValueId) -> bool:
-        """A value that stays from its first computation is not made anew by a later one."""
+        """A value that stays from its first computation is not made again by a later one."""
         if value in self.made and not self.problem.values[value].recoverable:
             return False
         self.made.add(value)
@@ -189,7 +189,7 @@ class _Run:
         self.live_bytes -= self.problem.values[value].size_bytes
         if self.policy.cost is Cost.CLASSES and value in self.made:
             self.nodes[value] = self.classes.add(self.own_cost(value))
-            for node in self._nodes_beside(value):
+            for node in self._adjacent_nodes(value):
                 self.classes.join(self.nodes[value], node)
 
     def _drop_unread(self, frontier: int, locked: frozenset[ValueId]) -> None:
@@ -238,17 +238,17 @@ class _Run:
         return self._evicted(value, forward=True).values()
 
     def cost_of_classes(self, value: ValueId) -> float:
-        """Return the sum of the classes of evicted values beside it."""
-        return self.classes.cost(self._nodes_beside(value))
+        """Return the sum of the classes of evicted values next to it."""
+        return self.classes.cost(self._adjacent_nodes(value))
 
     def cost_of_operators(self, value: ValueId) -> float:
         """Return what it costs with all it needs first: a node computes its values at once."""
         return cost_of(Cost.BEFORE, self, value)
 
-    def _nodes_beside(self, value: ValueId) -> list[int]:
+    def _adjacent_nodes(self, value: ValueId) -> list[int]:
         """The classes of the evicted values that a value needs or that need it."""
-        beside = [*self._neighbours(value, forward=False), *self._neighbours(value, forward=True)]
-        ways = (self.problem.nodes[node].again for node in beside)
+        adjacent = [*self._neighbours(value, forward=False), *self._neighbours(value, forward=True)]
+        ways = (self.problem.nodes[node].again for node in adjacent)
         values = [v for way in ways if way is not None for v in way.writes]
         return [self.nodes[v] for v in values if v in self.nodes and v != value]
 

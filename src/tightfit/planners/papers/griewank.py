@@ -1,8 +1,8 @@
 """Griewank and Walther's revolve: binomial checkpointing of a chain.
 
 Algorithm 799 (2000): with s places for checkpoints a chain of l steps is reversed by advancing
-to an optimal position, storing it, reversing what lies behind it, and then the part before.
-Checkpoints are stored anew while the reversal goes on, so a step may be advanced many times.
+to an optimal position, storing it, reversing what follows it, and then the part before.
+New checkpoints are stored while the reversal goes on, so a step may be advanced many times.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tightfit.progress import SILENT, Progress
 __all__ = ["CLAIRVOYANT", "clairvoyant", "graph_of", "slowdown_of"]
 
 CLAIRVOYANT = "clairvoyant"
-"""The name under which it stands beside the policies."""
+"""Its name in the list of policies."""
 
 _NS = 1e-9
 

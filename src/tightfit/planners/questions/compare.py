@@ -13,7 +13,7 @@ from tightfit.errors import BadInput, MissingExtra
 from tightfit.plan.plan import Outcome, Plan
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.registry import PLANNERS, find_planner, plan_with
-from tightfit.progress import SILENT, Progress, Until
+from tightfit.progress import SILENT, Progress, StoppableProgress
 
 __all__ = ["ComparisonRow", "compare", "compared", "comparison_row", "planners_named"]
 
@@ -68,7 +68,7 @@ def compare(
     try:
         with ThreadPoolExecutor(max(1, limits.workers)) as pool:
             running = {
-                pool.submit(compared, task, planner, alone, Until(interrupted)): number
+                pool.submit(compared, task, planner, alone, StoppableProgress(interrupted)): number
                 for number, (task, planner) in enumerate(jobs)
             }
             _collect(running, rows, progress, interrupted)

@@ -27,7 +27,7 @@ _GRADIENTS = "gradients of parameters"
 
 @dataclass(frozen=True)
 class Expected:
-    """What a step is planned for that nobody has seen yet."""
+    """What a step is planned for that was not seen yet."""
 
     held_bytes: Mapping[str, int]  # what is expected to be held besides the step, by what holds it
     proven_bytes: int  # the least budget without all of that: no plan needs less

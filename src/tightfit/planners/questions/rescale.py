@@ -17,7 +17,7 @@ __all__ = ["extrapolated", "rescaled"]
 
 
 def rescaled(plan: Plan, graph: Graph, task: Task) -> Outcome:
-    """Return the same computes on another graph of the same model, verified anew.
+    """Return the same computes on another graph of the same model, verified again.
 
     `plan`: made for `graph`. `task`: the same step with other sizes (another batch), and its budget
     in bytes. Raises `PlanMismatch` if the graphs differ in more than sizes and costs. Raises

@@ -56,7 +56,7 @@ def sweep(
     `jobs`: what to run; equal jobs run once. `results`: a folder with one file per row. An
     interrupted sweep goes on where it stopped. `scheduler`: address of a Dask scheduler, or
     ``"local:N"`` for N worker processes on this machine; None: one job after the other in this
-    process. `progress`: told of finished jobs. Raises `MissingExtra` if a scheduler is given and
+    process. `progress`: shows finished jobs. Raises `MissingExtra` if a scheduler is given and
     Dask is not installed. Raises `BadInput` if the scheduler's address cannot be read or a result
     file is damaged.
     """

@@ -40,7 +40,7 @@ def solve_by_rows(
 
     `program`: the whole program, its rows in groups. `options`: limits; branch-and-bound nodes
     count for each of the programs solved. `settle`: returns a solution that is no worse, without
-    what nobody needs, and with the columns that only rows of groups define. `start`, `progress`,
+    what is not needed, and with the columns that only rows of groups define. `start`, `progress`,
     `describe`: as `tightfit.planners.solvers.solve` takes them. The solution is of the
     whole program: its bound is the best of the programs solved.
     """

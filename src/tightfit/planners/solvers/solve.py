@@ -56,7 +56,7 @@ def solve(
 
     `program`: the program; scale it to objectives of about 100 and coefficients of at most about
     1,000. `start` (columns,): a feasible solution to start
-    from. `progress`: told of solutions and bounds; an interruption ends the search with the best so
+    from. `progress`: shows solutions and bounds; an interruption ends the search with the best so
     far. `describe`: turns (objective, bound) into a note for people. `in_child`: use a child
     process even for a small program, so that it can be interrupted. Raises `BadInput` for an
     unknown solver. Raises `MissingExtra` if the solver is not installed.

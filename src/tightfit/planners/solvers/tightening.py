@@ -29,8 +29,8 @@ _MOST = 6  # grains
 def grains(sizes: Iterable[int], limit: int) -> list[int]:
     """Return what the largest, the two largest, ... of some sizes are multiples of, falling.
 
-    `sizes`: bytes. `limit`: bytes that sums of them are held against: grains that are tiny beside
-    it are left out.
+    `sizes`: bytes. `limit`: bytes that sums of them are held against: grains that are tiny compared
+    with it are left out.
     """
     grain = 0
     found: dict[int, None] = {}

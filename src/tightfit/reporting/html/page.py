@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -20,28 +21,33 @@ from tightfit.reporting.html.sentences import Proven, summary
 from tightfit.units import format_bytes, format_percent, format_seconds
 from tightfit.version import __version__
 
-__all__ = ["filled_in", "plan_page"]
+__all__ = ["Findings", "filled_in", "plan_page"]
 
 _ROWS = 12
 
 
-def plan_page(
-    graph: Graph,
-    plan: Plan,
-    *,
-    proven: Proven | None = None,
-    measured: Measured | None = None,
-    offsets: Sequence[int] = (),
-    curve: Sequence[PlannedFor] = (),
-    further: Sequence[str] = (),
-) -> bytes:
+@dataclass(frozen=True)
+class Findings:
+    """What is known about a plan besides itself and its graph.
+
+    `proven`: what is known of the least cost. `measured`: what a real step held. `offsets`: where
+    an arena puts each of `tightfit.plan.lives.lives_of`, in bytes; or none. `curve`: what is known
+    for other budgets.
+    """
+
+    proven: Proven | None = None
+    measured: Measured | None = None
+    offsets: Sequence[int] = ()
+    curve: Sequence[PlannedFor] = ()
+
+
+def plan_page(graph: Graph, plan: Plan, findings: Findings, further: Sequence[str] = ()) -> bytes:
     """Return one HTML file about a plan, with all that it needs inside.
 
-    `graph`, `plan`: the step, and a plan that passes `tightfit.plan.verify` on it. `proven`: what
-    is known of the least cost. `offsets`: where an arena puts each of
-    `tightfit.plan.lives.lives_of`, in bytes; or none. `further`: sentences to add to the three
-    about the plan.
+    `graph`, `plan`: the step, and a plan that passes `tightfit.plan.verify` on it. `further`:
+    sentences to add to the three about the plan.
     """
+    proven, measured, offsets = findings.proven, findings.measured, findings.offsets
     explained = explain(plan, graph)
     here = PlannedFor(
         budget_bytes=plan.budget_bytes,
@@ -49,7 +55,7 @@ def plan_page(
         bound=None if proven is None else proven.bound,
         status="this plan",
     )
-    others = [point for point in curve if point.budget_bytes != plan.budget_bytes]
+    others = [point for point in findings.curve if point.budget_bytes != plan.budget_bytes]
     facts = facts_of(graph, plan, measured=measured, offsets=offsets, curve=[*others, here])
     return filled_in(
         "page.html",
@@ -62,7 +68,7 @@ def plan_page(
         has_layout=bool(offsets),
         facts=facts,
         data=_embedded(msgspec.json.encode(facts)),
-        **{name: _beside(file) for name, file in _DRAWN_BY.items()},
+        **{name: _text_of(file) for name, file in _DRAWN_BY.items()},
     )
 
 
@@ -101,7 +107,7 @@ def _embedded(json: bytes) -> str:
 
 
 @cache
-def _beside(file: str) -> str:
+def _text_of(file: str) -> str:
     """Return the text of a file in this folder."""
     return files("tightfit.reporting.html").joinpath(file).read_text("utf-8")
 
@@ -112,7 +118,7 @@ def filled_in(file: str, **contents: Any) -> bytes:
     `contents`: what it asks for; a name that is missing is an error.
     """
     environment = Environment(
-        loader=FunctionLoader(_beside),
+        loader=FunctionLoader(_text_of),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -124,4 +130,4 @@ def filled_in(file: str, **contents: Any) -> bytes:
         "unbroken": _unbroken,
     }
     page = environment.get_template(file)
-    return page.render(style=_beside("style.css"), version=__version__, **contents).encode()
+    return page.render(style=_text_of("style.css"), version=__version__, **contents).encode()

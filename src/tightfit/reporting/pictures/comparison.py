@@ -57,7 +57,7 @@ class _Members(msgspec.Struct, frozen=True):
 def comparison_picture(
     planners: Sequence[Series], *, title: str, budgets: str, suffix: str = ".svg"
 ) -> bytes:
-    """Return a picture of overhead against the budget, every planner named beside its line.
+    """Return a picture of overhead against the budget, every planner named next to its line.
 
     Up to eight planners share a panel. More have a panel per family, all with the same axes: the
     default planner in each, the other families pale behind.
@@ -127,7 +127,7 @@ def _members(planners: dict[str, tuple[Found, ...]]) -> list[_Members]:
 def _lines(
     planners: dict[str, tuple[Found, ...]], members: Sequence[str], prefix: str = ""
 ) -> tuple[_Line, ...]:
-    """The lines of a panel's members; ours first, so that the others lie on top of it."""
+    """The lines of a panel's members; ours first, so that the others are on top of it."""
     looks = looks_of(planners)
     sizes = sizes_of([name for name in members if name != OURS]) | {OURS: OUR_MARKER_SIZE}
     lines: list[_Line] = []
@@ -140,7 +140,7 @@ def _lines(
 
 
 def _label(text: str, points: Sequence[Found], look: Look, marker_size: float) -> Label:
-    """The name of a planner, beside its last plan."""
+    """The name of a planner, next to its last plan."""
     found = [point for point in points if point.overhead is not None]
     if not found:
         reason = "refused" if {point.status for point in points} == {"refused"} else "no plan"

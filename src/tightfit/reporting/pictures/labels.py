@@ -1,4 +1,4 @@
-"""Names beside the ends of lines, moved apart as little as possible."""
+"""Names next to the ends of lines, moved apart as little as possible."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Label(msgspec.Struct, frozen=True):
     text: str  # the name
     # The point that it names, in data; None: it has none and stands at the top
     at: tuple[float, float] | None = None
-    look: Look = _AREA  # of the marker beside it; by default that of a shaded area
+    look: Look = _AREA  # of the marker next to it; by default that of a shaded area
     marker_size: float = 7.0  # in points
     is_filled: bool = True  # whether its marker is filled, as at the point
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Rectangle", "layout_picture"]
 
 _COLOURS = (BLUE, SKY_BLUE, GREEN, ORANGE, PURPLE)
-"""In turns, so that blocks beside each other are told apart; edges do it without colours."""
+"""In turns, so that adjacent blocks can be distinguished; edges do it without colours."""
 
 
 class Rectangle(msgspec.Struct, frozen=True):

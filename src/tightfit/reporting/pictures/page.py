@@ -1,4 +1,4 @@
-"""Pages: figures with panels at given places, what is drawn beside them, and their bytes."""
+"""Pages: figures with panels at given places, what is drawn next to them, and their bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LEFT, _RIGHT, _ABOVE, _BELOW = 40.0, 8.0, 26.0, 20.0
 """Points around the axes of a panel; names stand between the axes and `_RIGHT`."""
 
 _NARROWEST = 90.0
-"""Points of axes beside names that are too long."""
+"""Points of axes next to names that are too long."""
 
 _POINTS_PER_INCH = 72
 _PIXELS_PER_INCH = 192  # of a PNG: twice a screen's
@@ -132,14 +132,14 @@ class PanelTitle(msgspec.Struct, frozen=True):
 
 
 def add_panels(
-    figure: Figure, grid: Grid, beside: float, titles: Sequence[PanelTitle] = ()
+    figure: Figure, grid: Grid, names_width: float, titles: Sequence[PanelTitle] = ()
 ) -> list[Axes]:
     """Add axes with a quiet grid of horizontal lines.
 
-    `beside`: points to the right of each for names. `titles`: one per panel, or none at all.
+    `names_width`: points to the right of each for names. `titles`: one per panel, or none at all.
     """
     column, page = WIDTH / grid.columns, figure.bbox.height
-    width = max(_NARROWEST, column - _LEFT - beside - _RIGHT)
+    width = max(_NARROWEST, column - _LEFT - names_width - _RIGHT)
     panels: list[Axes] = []
     for number in range(grid.count):
         row, place = divmod(number, grid.columns)

@@ -1,4 +1,4 @@
-"""The frame of every picture: a heading, panels of equal size, names beside what they show."""
+"""The frame of every picture: a heading, panels of equal size, names next to what they show."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def panelled(
     def draw(figure: Figure) -> None:
         add_heading(figure, heading.title, heading.notes)
         labels = [label for panel in panels for label in panel.labels]
-        beside = names_width(labels) if labels else 0.0
-        every = add_panels(figure, grid, beside, [panel.title for panel in panels])
+        width = names_width(labels) if labels else 0.0
+        every = add_panels(figure, grid, width, [panel.title for panel in panels])
         for number, (axes, panel) in enumerate(zip(every, panels, strict=True)):
             panel.draw(axes)
             if grid.is_lowest(number):

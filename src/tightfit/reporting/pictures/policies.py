@@ -68,7 +68,7 @@ def policies_picture(
     bottleneck_ratio: float,
     suffix: str = ".svg",
 ) -> bytes:
-    """Return a picture of every policy's line, named beside its largest budget.
+    """Return a picture of every policy's line, named next to its largest budget.
 
     `curves`: at least one. `title`: above the picture. `constants_ratio`, `bottleneck_ratio`: what
     constants and the largest single operator take of the peak: no policy can go below. `suffix`: of

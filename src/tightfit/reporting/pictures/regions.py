@@ -17,7 +17,7 @@ __all__ = ["bound_label", "draw_infeasible", "draw_not_found", "shade_below_boun
 
 
 def bound_label(points: Sequence[Found]) -> list[Label]:
-    """Return the name of the bound, beside that of the largest budget; none without a bound."""
+    """Return the name of the bound, next to that of the largest budget; none without a bound."""
     ends = [(point.budget, 100 * point.bound) for point in points if point.bound is not None]
     return [Label("proven lower bound", max(ends))] if ends else []
 

@@ -19,7 +19,7 @@ __all__ = ["PercentScale", "percent_scale", "round_numbers", "set_budgets", "set
 _SPAN = 20.0
 """Values that differ more, as a ratio, are shown on a logarithmic scale."""
 _DEEPEST = 1e4
-"""What is smaller than the largest value by more lies in the linear part around zero."""
+"""What is smaller than the largest value by more is in the linear part around zero."""
 _LEAST = 1e-6
 """Percentages that differ less are the same."""
 _MARGIN = 1.2

@@ -94,7 +94,7 @@ class Look(msgspec.Struct, frozen=True):
 
     colour: str  # that of its family
     marker: Marker  # of matplotlib; no two members of a family share one
-    # Drawn bold; the others lie on top of it, so that both are seen where they meet
+    # Drawn bold; the others are on top of it, so that both are seen where they meet
     is_ours: bool = False
 
     @property
@@ -215,7 +215,7 @@ def looks_of(names: Iterable[str]) -> dict[str, Look]:
 
 
 def shown_name(planner: str) -> str:
-    """Return what stands beside a planner's line."""
+    """Return the label of a planner's line."""
     return f"tightfit ({planner})" if planner == OURS else planner
 
 

@@ -56,7 +56,7 @@ class Account:
 
     `modules`: the modules whose parameters it uses. `optimizer`: one that holds them; others are
     found. `tally`: has counted before what is given out; None: counting begins now. `device`: the
-    GPU that anything of the modules lies on, else the CPU. `replicas`: the DistributedDataParallel
+    GPU that holds anything of the modules, else the CPU. `replicas`: the DistributedDataParallel
     around. `optimizers`, `since`: those that hold any of the parameters; what has happened since
     the last call.
     """
@@ -147,14 +147,14 @@ class Account:
     def standing(
         self,
         inputs: Sequence[Any],
-        beside: Sequence[Account] = (),
+        sharing: Sequence[Account] = (),
         input_bytes: int | None = None,
     ) -> Standing:
         """Return what is held now, at the begin of a call.
 
-        Where as many bytes are given out as the last time, nothing is looked up anew.
+        Where as many bytes are given out as the last time, nothing is looked up again.
 
-        `inputs`: of the call; tensors among them count for it. `beside`: of callables within the
+        `inputs`: of the call; tensors among them count for it. `sharing`: of callables within the
         same budget.
         """
         given = self._tally.given_bytes() if self._tally is not None else None
@@ -162,12 +162,12 @@ class Account:
             input_bytes = bytes_of(inputs)
         running = [k for k in _KEEPERS.now() if k._state == "running" and k is not self]
         known = self.optimizers.has_state(), self.optimizers.looked
-        key = given, input_bytes, len(beside), *known, len(running)
+        key = given, input_bytes, len(sharing), *known, len(running)
         if given is None or self._known is None or self._known[0] != key:
-            self._known = key, self._looked_up(inputs, beside)
+            self._known = key, self._looked_up(inputs, sharing)
         return self._known[1]
 
-    def _looked_up(self, inputs: Sequence[Any], beside: Sequence[Account]) -> Standing:
+    def _looked_up(self, inputs: Sequence[Any], sharing: Sequence[Account]) -> Standing:
         self._count_before()
         gradient_bytes = self.held_gradient_bytes()
         state_bytes, coming_bytes = self.existing_state_bytes(), self.coming_state_bytes()
@@ -175,20 +175,20 @@ class Account:
         if self._tally is not None and self.replicas is None:
             own = self._tally.counted_bytes([*self._own(), *inputs])
             others_bytes = self._tally.given_bytes() - own - library_bytes(self.device)
-            others_bytes += self._before_bytes((self, *beside)) - self._before_bytes((self,))
-            others_bytes -= self._left_to_others(beside)
-            others_coming_bytes = expected_bytes_of(beside, (self,))
+            others_bytes += self._before_bytes((self, *sharing)) - self._before_bytes((self,))
+            others_bytes -= self._left_to_others(sharing)
+            others_coming_bytes = expected_bytes_of(sharing, (self,))
             earlier_bytes = _earlier_bytes(self._tally, self._own(), inputs)
         own_bytes = gradient_bytes, state_bytes, coming_bytes
         return Standing(*own_bytes, max(0, others_bytes), others_coming_bytes, earlier_bytes)
 
-    def _left_to_others(self, beside: Sequence[Account]) -> int:
+    def _left_to_others(self, sharing: Sequence[Account]) -> int:
         """Return what others that train in this process may hold, each within its own budget.
 
-        Of one whose step is under way that is its budget, for nobody can tell what is whose; of
-        another one, what lasts of it.
+        Of one whose step is under way that is its budget, as it is unknown which bytes are whose;
+        of another one, what lasts of it.
         """
-        within = (self, *beside)
+        within = (self, *sharing)
         return sum(self._left_to(k) for k in self._keepers() if k not in within)
 
     def _left_to(self, keeper: Account) -> int:
@@ -219,25 +219,25 @@ class Account:
 
     # -- the limit ----------------------------------------------------------------------------
 
-    def keep_to(self, limit_bytes: int | None, beside: Sequence[Account] = ()) -> None:
-        """Have a limit, and refuse from now on what would exceed it, whoever asks for it.
+    def keep_to(self, limit_bytes: int | None, sharing: Sequence[Account] = ()) -> None:
+        """Have a limit, and refuse from now on every request that would exceed it.
 
         Not where more is held already: planning will say so, and what a plan would need. Models
-        that were fitted with budgets of their own cannot be told apart by an allocator: together
+        that were fitted with budgets of their own are not distinguished by an allocator: together
         they keep to the sum.
 
         `limit_bytes`: for all that was given out since this began, and for what the modules and
-        those beside had before; None: no limit. `beside`: of callables within the same budget,
+        those sharing it had before; None: no limit. `sharing`: of callables within the same budget,
         which keep to it through this one.
         """
-        within = (self, *beside)
+        within = (self, *sharing)
         if limit_bytes is not None and any(keeper not in within for keeper in _KEEPERS):
             gc.collect()  # those that were let go of keep to nothing
-        self._limit_bytes, self._limited_with = limit_bytes, weakref.WeakSet(beside)
+        self._limit_bytes, self._limited_with = limit_bytes, weakref.WeakSet(sharing)
         _KEEPERS.discard(self)
         if limit_bytes is not None:
             _KEEPERS.add(self)
-        for other in beside:
+        for other in sharing:
             other.keep_to(None)
         if limit_bytes is None:
             self.let_go()
@@ -250,7 +250,7 @@ class Account:
         if self._tally is None or self._limit_bytes is None:
             return
         if self._tally.given_bytes() != self._given_at_count:
-            self._count_before()  # averages of weights, say, may lie elsewhere than before
+            self._count_before()  # averages of weights, say, may be elsewhere than before
         self._turn("running")
 
     def rest(self) -> None:
@@ -282,7 +282,7 @@ class Account:
         return True
 
     def count_again(self) -> None:
-        """Count what was there before anew: something was refused, and it may hold less now."""
+        """Count again what was there before: something was refused, and it may hold less now."""
         self._count_before()
         self._refuse_more(self._keepers())
 
@@ -305,7 +305,7 @@ class Account:
 
     @property
     def keeper(self) -> Account | None:
-        """The one through which it keeps to a limit: itself, or one beside; None: no limit."""
+        """The account through which it is limited: itself or one sharing it; None: no limit."""
         if self._limit_bytes is not None:
             return self
         return next((k for k in self._keepers() if self in k._limited_with), None)
@@ -323,7 +323,7 @@ class Account:
     # -- learning -----------------------------------------------------------------------------
 
     def locate(self) -> None:
-        """Look anew where the modules lie (they may have been moved), and for optimizers."""
+        """Look again for the modules' device (they may have been moved), and for optimizers."""
         device = device_of_modules(self.modules)
         if device != self.device:
             self.device = device
@@ -371,7 +371,7 @@ before_refusals(_count_all_again)
 
 
 def device_of_modules(modules: Mapping[str, nn.Module]) -> torch.device:
-    """Return the GPU that anything of the modules lies on, else the CPU."""
+    """Return the GPU that holds anything of the modules, else the CPU."""
     members = (t for m in modules.values() for t in (*m.parameters(), *m.buffers()))
     return next((t.device for t in members if t.device.type == "cuda"), torch.device("cpu"))
 

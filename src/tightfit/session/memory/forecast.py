@@ -1,4 +1,4 @@
-"""What the step of an optimizer will take, foretold by taking it on tensors without contents."""
+"""What the step of an optimizer will take, predicted by taking it on tensors without contents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tightfit.torch_private import core as private
 __all__ = ["NUMBERS", "StepNeeds", "arguments_of", "needs_of_one", "step_needs"]
 
 NUMBERS = 4
-"""How many single numbers kernels hold as tensors, which nobody sees on fakes."""
+"""How many single numbers kernels hold as tensors, which are not seen on fakes."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _taken_by(twin: Any, granularity: int, steps: int = 1) -> StepNeeds:
 
 
 def _step_without_hooks(twin: Any) -> None:
-    """Take a step that nobody hears of: hooks of all optimizers count, log and synchronise."""
+    """Take a step without hooks: hooks of all optimizers count, log and synchronise."""
     kind = type(twin)
     step = kind.step.__wrapped__ if getattr(kind.step, "hooked", False) else kind.step
     step(twin)

@@ -1,6 +1,6 @@
 """How much plans are to leave of a budget for what an allocator loses: learned from steps.
 
-A caching allocator takes more from a device than it gives out: blocks are cached, and what lies
+A caching allocator takes more from a device than it gives out: blocks are cached, and what is
 between them may be too small for a request. Where the device's limit is reached it gives back what
 is cached and tries again, which takes time. How much it loses shows at the moment when it first
 does that, or when it last took more: what was not given out then.
@@ -36,7 +36,7 @@ class SeenStep:
         return self._lost
 
     def look(self, now: AllocatorState) -> None:
-        """Note how the allocator stands amid the step; best before each large request."""
+        """Note the allocator's state during the step; best before each large request."""
         if self.retries == 0:
             if now.retries > self._counted:
                 self._lose(self._last)

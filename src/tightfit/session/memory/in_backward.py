@@ -17,7 +17,7 @@ from tightfit.progress import announce
 from tightfit.session.memory import stretches
 from tightfit.session.memory.forecast import StepNeeds, needs_of_one
 from tightfit.session.memory.one_by_one import plain_step, refuse_unless_one_by_one
-from tightfit.session.memory.optimizers import hear_of_ends_of_steps, hear_of_steps, kinds_of
+from tightfit.session.memory.optimizers import after_every_step, before_every_step, kinds_of
 from tightfit.torch_private.engine import hooks_of_gradient
 
 __all__ = ["StepsInBackward"]
@@ -43,13 +43,13 @@ class StepsInBackward:
         self._stretches: dict[Any, Stretch | None] = {}
         self._settings: list[dict[str, Any]] | None = None  # with which parameters were stepped
         self._group_numbers: dict[int, int] = {}
-        self._told = False
+        self._announced = False
         self._looked = 0
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self.stretch(parameter)  # tried now: within a limit there may be no room for it
-        hear_of_steps(self)
-        hear_of_ends_of_steps(self)
+        before_every_step(self)
+        after_every_step(self)
 
     @property
     def name(self) -> str:
@@ -76,7 +76,7 @@ class StepsInBackward:
     def needs(self, parameter: torch.Tensor) -> tuple[int, int]:
         """Return the bytes of a parameter's state, and what its step works with besides.
 
-        Raises `BadInput` if nobody can foretell that.
+        Raises `BadInput` if that cannot be predicted.
         """
         where = parameter.dtype, parameter.device
         key = self._places()[id(parameter)], parameter.shape, parameter.stride(), *where
@@ -84,7 +84,7 @@ class StepsInBackward:
             needs = self._needed(parameter)
             if needs is None:
                 raise BadInput(
-                    f"what {self.name} takes to step one parameter cannot be foretold, so that no "
+                    f"what {self.name} takes to step one parameter cannot be predicted, so that no "
                     "plan can have room for it. Way out: fit without update_in_backward"
                 )
             self._needs[key] = needs.state_bytes(parameter.device.type), needs.passing_bytes
@@ -137,7 +137,7 @@ class StepsInBackward:
         places = self._places()
         for name, parameter in self._present():
             if id(parameter) not in places:
-                self._refuse(f"{name} has left the optimizer. Way out: fit the model anew")
+                self._refuse(f"{name} has left the optimizer. Way out: fit the model again")
             if _is_hooked(parameter):
                 self._refuse(
                     f"{name} has a hook on its gradient, which is never in {name}.grad. Way out: "
@@ -172,14 +172,14 @@ class StepsInBackward:
             plain_step(self.optimizer, [{**group, "params": [parameter]}])
 
     def after_step(self, optimizer: Any) -> None:
-        """Hear that the loop has stepped: its closure may have run the backward meanwhile."""
+        """Note that the loop has stepped: its closure may have run the backward meanwhile."""
         self.before_step(optimizer)
 
     def before_step(self, optimizer: Any) -> None:
-        """Hear that the loop steps: what was stepped in backward has no gradient and stays.
+        """Note that the loop steps: what was stepped in backward has no gradient and stays.
 
         Raises `TightfitError` if the loop has changed what decides the step, or a gradient came
-        beside the plan.
+        from outside the plan.
         """
         if not self.is_of(optimizer) or self._settings is None:
             return
@@ -197,8 +197,8 @@ class StepsInBackward:
                 "stepped with the rest. Way out: put all of the loss into the plan "
                 "(tightfit.step), or fit without update_in_backward"
             )
-        if not self._told:
-            self._told = True
+        if not self._announced:
+            self._announced = True
             announce(
                 f"{self.name} has stepped {len(self._taken)} parameters in backward, where their "
                 "gradients were freed: optimizer.step() and zero_grad() do nothing for them, and "
@@ -232,13 +232,13 @@ class StepsInBackward:
 
 
 def _is_hooked(parameter: torch.Tensor) -> bool:
-    """Whether anybody but us is to hear of a parameter's gradient."""
+    """Whether other hooks receive a parameter's gradient."""
     every = hooks_of_gradient(parameter)
     return any(getattr(h, "__module__", "").partition(".")[0] != "tightfit" for h in every)
 
 
 def _settings_of(optimizer: Any) -> list[dict[str, Any]]:
-    """Return what decides an optimizer's steps beside parameters, gradients and state."""
+    """Return what decides an optimizer's steps besides parameters, gradients and state."""
     return [
         {key: _plain(value) for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups

@@ -11,7 +11,7 @@ from tightfit.allocator.refusals import budget_exceeded, is_refusal, likely_furt
 from tightfit.allocator.resident import resident_tensor_bytes
 from tightfit.errors import InfeasibleBudget
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.optimizers import hear_of_steps
+from tightfit.session.memory.optimizers import before_every_step
 from tightfit.session.memory.steps import refuse_step
 from tightfit.units import format_bytes
 
@@ -54,7 +54,7 @@ class Limit:
     """Has the allocator refuse what would exceed a budget; says so in terms of a call.
 
     `needs`: tells the least budget for steps like the last one, as far as that is known. `is_copy`:
-    whether nobody has asked for it: a copy keeps to nothing of its own until it trains.
+    whether the user has not asked for it: a copy keeps to nothing of its own until it trains.
     """
 
     def __init__(
@@ -70,24 +70,25 @@ class Limit:
         self._account = account
         self._keeps = not is_copy
         self._is_looking = False
-        hear_of_steps(self)
+        before_every_step(self)
 
-    def follow(self, limit_bytes: int | None, beside: Sequence[Account]) -> None:
+    def follow(self, limit_bytes: int | None, sharing: Sequence[Account]) -> None:
         """Keep to another limit; None: to none."""
-        self._account.keep_to(limit_bytes if self._keeps else None, beside)
+        self._account.keep_to(limit_bytes if self._keeps else None, sharing)
 
     def begin(
-        self, limit_bytes: int | None, beside: Sequence[Account], *, is_looking: bool = False
+        self, limit_bytes: int | None, sharing: Sequence[Account], *, is_looking: bool = False
     ) -> None:
         """Enforce the limit: a call begins.
 
-        `limit_bytes`, `beside`: as in `follow`. `is_looking`: whether nothing of it is planned yet.
+        `limit_bytes`, `sharing`: as in `follow`. `is_looking`: whether nothing of it is planned
+        yet.
         """
         self._is_looking = is_looking
-        is_asked = limit_bytes is not None or bool(beside)
+        is_asked = limit_bytes is not None or bool(sharing)
         if not self._keeps or (is_asked and self._account.limit_bytes is None):
             self._keeps = True
-            self.follow(limit_bytes, beside)  # of those that share it through the one called last
+            self.follow(limit_bytes, sharing)  # of those that share it through the one called last
         self._account.enforce()
 
     def refuse_below_parameters(self, budget_bytes: int) -> None:
@@ -119,15 +120,15 @@ class Limit:
 
     @contextlib.contextmanager
     def briefly(
-        self, limit_bytes: int | None, beside: Sequence[Account], *, goes_on: bool
+        self, limit_bytes: int | None, sharing: Sequence[Account], *, goes_on: bool
     ) -> Iterator[None]:
         """Enforce the limit while something runs that has no backward.
 
-        `limit_bytes`, `beside`: as in `begin`. `goes_on`: whether a step is under way afterwards,
-        too: somebody awaits a backward.
+        `limit_bytes`, `sharing`: as in `begin`. `goes_on`: whether a step is under way afterwards,
+        too: a backward is awaited.
         """
         if self._keeps:
-            self.begin(limit_bytes, beside)
+            self.begin(limit_bytes, sharing)
         what = (
             f"{self._name} was called where no backward can follow, and that needs more than "
             "the budget has room for: nothing is kept, so nothing can be computed again. A "
@@ -141,12 +142,12 @@ class Limit:
                 self._account.rest()
 
     @contextlib.contextmanager
-    def outside(self, limit_bytes: int | None, beside: Sequence[Account]) -> Iterator[None]:
+    def outside(self, limit_bytes: int | None, sharing: Sequence[Account]) -> Iterator[None]:
         """Enforce the limit while something runs outside of every plan; say what was refused.
 
         Parameters are those of `follow`.
         """
-        self.begin(limit_bytes, beside)
+        self.begin(limit_bytes, sharing)
         what = (
             f"{self._name} runs outside of every plan here (see its report), where it keeps "
             "all that plain PyTorch keeps: that needs more than the budget has room for."

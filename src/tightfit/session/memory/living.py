@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Living(Generic[T]):
-    """Some objects, as long as somebody else keeps them, in the order in which they came."""
+    """Some objects, as long as other code keeps them, in the order in which they came."""
 
     def __init__(self) -> None:
         self._references: list[weakref.ref[T]] = []

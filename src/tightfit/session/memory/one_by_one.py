@@ -23,9 +23,9 @@ _OUT = "Way out: fit without update_in_backward"
 
 
 def plain_step(optimizer: Any, groups: Sequence[Mapping[str, Any]], state: Any = None) -> None:
-    """Take an optimizer's step with other groups than its own; hooks of steps do not hear of it.
+    """Take an optimizer's step with other groups than its own; hooks of steps are not called.
 
-    What the step writes down beside its state and its groups goes nowhere.
+    What the step writes down besides its state and its groups is discarded.
 
     `state`: in place of its own.
     """

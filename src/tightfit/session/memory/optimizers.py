@@ -22,8 +22,8 @@ from tightfit.units import rounded_up
 __all__ = [
     "InBackward",
     "Optimizers",
-    "hear_of_ends_of_steps",
-    "hear_of_steps",
+    "after_every_step",
+    "before_every_step",
     "kinds_of",
     "parameters_of",
 ]
@@ -117,7 +117,7 @@ class Optimizers:
     ) -> int:
         """Return the bytes of state that will exist and does not yet.
 
-        Nobody knows which optimizer will come where none is there: Adam's two copies are assumed
+        Which optimizer will come is unknown where none is there: Adam's two copies are assumed
         until two calls have passed without one.
 
         `device`: ``"cpu"`` or ``"cuda"``. `counted`: those whose state is counted elsewhere: one
@@ -159,7 +159,7 @@ class Optimizers:
         return self._steps is not None and self._steps.is_of(optimizer)
 
     def step_needs(self, optimizer: Any) -> StepNeeds | None:
-        """Return what a step of an optimizer will take; None if that cannot be foretold."""
+        """Return what a step of an optimizer will take; None if that cannot be predicted."""
         has_state = any(optimizer.state.values())
         known = self._needs.get(optimizer)
         if known is None or known[0] != has_state:
@@ -168,7 +168,7 @@ class Optimizers:
         return known[1]
 
     def passing_bytes(self) -> int:
-        """Return the most that a step of any of them holds besides state, as far as foretold.
+        """Return the most that a step of any of them holds besides state, as far as predicted.
 
         Those that step in backward take nothing after it.
         """
@@ -213,18 +213,18 @@ _AFTER: weakref.WeakSet[_AfterSteps] = weakref.WeakSet()
 
 @functools.cache
 def _listen() -> Any:
-    """Hear of the steps of all optimizers, from the first fitted callable on."""
+    """Watch the steps of all optimizers, from the first fitted callable on."""
     before = register_optimizer_step_pre_hook(_before_step)
     return before, register_optimizer_step_post_hook(_after_step)
 
 
-def hear_of_steps(listener: _BeforeSteps) -> None:
+def before_every_step(listener: _BeforeSteps) -> None:
     """Tell a listener of every step of any optimizer before it is taken."""
     _listen()
     _BEFORE.add(listener)
 
 
-def hear_of_ends_of_steps(listener: _AfterSteps) -> None:
+def after_every_step(listener: _AfterSteps) -> None:
     """Tell a listener of every step of any optimizer once it was taken."""
     _listen()
     _AFTER.add(listener)

@@ -65,7 +65,7 @@ def _stepped(
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without gaps as its elements in the order in which they lie."""
+    """Return a tensor without gaps as its elements in the order of memory."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 

@@ -1,4 +1,4 @@
-"""What lies around a step now, as one frozen value: the key of a plan, and its task."""
+"""What is resident around a step now, as one frozen value: the key of a plan, and its task."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is held beside a step, and the budget for all of it."""
+    """What is held in addition to a step, and the budget for all of it."""
 
     gradients: Gradients  # ``"fresh"`` or ``"accumulated"``
     # gradient_bytes, state_bytes: gradients that exist, with the buckets they go into; the
@@ -67,12 +67,12 @@ class Surroundings:
 
     @property
     def held_bytes(self) -> int:
-        """What is held the whole time beside the step's own constants."""
+        """What is held the whole time in addition to the step's own constants."""
         return self.gradient_bytes + self.state_bytes + self.others_bytes
 
     @property
     def room_bytes(self) -> int:
-        """What is left of the budget beside that."""
+        """What is left of the budget for the step."""
         return self.budget_bytes - self.held_bytes
 
     def with_share(self, share: Share) -> Surroundings:
@@ -96,7 +96,7 @@ class Surroundings:
         return replace(self, outside_bytes=outside_bytes)
 
     def around(self, captured: Captured) -> Graph:
-        """Return a step's graph with what lies around it."""
+        """Return a step's graph with what is resident around it."""
         root_bytes = root_gradient_bytes(captured)
         graph = captured.graph.with_constants(
             gradients=self.gradient_bytes,

@@ -19,7 +19,7 @@ from tightfit.graph.ir import Graph
 from tightfit.layout.holes import Script, script_of_plan
 from tightfit.plan.plan import Compute, Plan
 from tightfit.progress import announce
-from tightfit.session.anywhere import Anywhere, PlannedStep
+from tightfit.session.default_addresses import DefaultAddresses, PlannedStep
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.report import Held, Report
@@ -35,7 +35,7 @@ _MOST_ROUNDS = 4
 """Of planning with more left of the budget."""
 
 
-class DeviceAddresses(Anywhere):
+class DeviceAddresses(DefaultAddresses):
     """The arena of a fitted callable on a GPU.
 
     The places follow from the plan. Its program is written with a word before each op that
@@ -59,12 +59,12 @@ class DeviceAddresses(Anywhere):
             reason = _why_not_led(device) if device.type == "cuda" else "it is no CUDA device"
             if reason is not None:
                 raise BadInput(
-                    f"arena=True is not available for {name}, which lies on {device}: {reason}. "
+                    f"arena=True is not available for {name}, which is on {device}: {reason}. "
                     "Leave it out"
                 )
         if options.compile:
             raise BadInput(
-                f"arena=True with compile=True is available on the CPU only, and {name} lies on "
+                f"arena=True with compile=True is available on the CPU only, and {name} is on "
                 f"{device}: a compiled plan requests memory in an order of its own"
             )
         self._name = name
@@ -80,7 +80,7 @@ class DeviceAddresses(Anywhere):
 
     # -- steps --------------------------------------------------------------------------------
 
-    def heed(self, planned: PlannedStep, options: Options) -> Options:
+    def accept(self, planned: PlannedStep, options: Options) -> Options:
         """Leave of the budget what a plan, laid out, holds more than there is."""
         assert planned.outcome.plan is not None
         one = self._of(planned.number, planned.graph, planned.outcome.plan)
@@ -129,7 +129,7 @@ class DeviceAddresses(Anywhere):
         """Say that a step is not placed."""
         announce(
             f"{self._name} is planned part by part, and arena=True places steps on a GPU that are "
-            "planned as a whole: this one lies where PyTorch's allocator puts it"
+            "planned as a whole: this one is placed by PyTorch's allocator"
         )
 
     def leave(self) -> None:
@@ -140,7 +140,7 @@ class DeviceAddresses(Anywhere):
     # -- what is held -------------------------------------------------------------------------
 
     def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
-        """Leave nothing where no plan leaves so much: those that are too high lie anywhere."""
+        """Leave nothing where no plan leaves so much: the allocator places what is too high."""
         if not self._left_bytes:
             raise error
         self._left_bytes, self._gave_way = 0, True
@@ -152,8 +152,8 @@ class DeviceAddresses(Anywhere):
         self._said = True
         announce(
             f"{self._name}: at planned addresses a step takes {format_bytes(over_bytes)} more than "
-            "the budget, and no plan was found that leaves as much: it lies where PyTorch's "
-            "allocator puts it"
+            "the budget, and no plan was found that leaves as much: PyTorch's "
+            "allocator places it"
         )
 
     def added_to(self, report: Report) -> Report:
@@ -172,10 +172,10 @@ class DeviceAddresses(Anywhere):
 
 
 class _LaidOut:
-    """The places of a plan, and the steps that lie there.
+    """The places of a plan, and the steps that use them.
 
     `steering`: leads requests to them. `elsewhere`: instructions that had no room for what they
-    request. `is_placed`: whether its steps lie there. `crowded`: further instructions that had no
+    request. `is_placed`: whether its steps use them. `crowded`: further instructions that had no
     room.
     """
 
@@ -191,7 +191,7 @@ class _LaidOut:
         self._is_known = False
 
     def is_placed_if(self, fits: bool) -> None:
-        """Let steps lie there from now on, if that fits; else they lie anywhere."""
+        """Place steps there from now on, if that fits; else the allocator places them."""
         self.is_placed = fits
 
     def runner(self, anywhere: Runner, plan: Plan) -> Runner:

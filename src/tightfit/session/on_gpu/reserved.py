@@ -1,4 +1,4 @@
-"""Steps that lie wherever a GPU's allocator puts them, within what it may reserve."""
+"""Steps that a GPU's allocator places, within what it may reserve."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tightfit.execution.runtime import Runner
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Compute, Plan
 from tightfit.progress import announce
-from tightfit.session.anywhere import Anywhere
+from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.fragmentation import Fragmentation, SeenStep
 from tightfit.session.options import Options
@@ -32,7 +32,7 @@ _CALM_STEPS = 3  # in a row without a retry: nothing is learned any more
 _LOOKS_AGAIN = 16  # steps, whether there are retries after all
 
 
-class Reserved(Anywhere):
+class Reserved(DefaultAddresses):
     """What the allocator of a GPU takes from the device for the steps of a callable.
 
     It takes more than it gives out, and its limit is the budget. While there are retries, steps are
@@ -97,7 +97,7 @@ class Reserved(Anywhere):
             return options
         if self._fragmentation.learn(step, options.limit_bytes, is_whole=self._ran is not None):
             self._replaced, self._calm = self._ran, 0
-            self._allocator.return_cached()  # as it lies for the plan before
+            self._allocator.return_cached()  # as it is cut up for the plan before
             announce(
                 f"{self._name}: the allocator reserved {format_bytes(step.reserved_bytes)} of "
                 f"{format_bytes(options.limit_bytes)}, with {step.retries} retries: planning with "
@@ -108,7 +108,7 @@ class Reserved(Anywhere):
         return options
 
     def _begun(self, options: Options) -> Options:
-        """Leave what an allocator has at hand beside what is given out: pages are taken whole."""
+        """Leave room for what an allocator caches: pages are taken whole."""
         self._has_begun = True
         first_bytes = min(self._allocator.page_bytes, round(_MOST_FIRST * options.limit_bytes))
         self._fragmentation = Fragmentation(first_bytes)
@@ -125,7 +125,7 @@ class Reserved(Anywhere):
         announce(
             f"{self._name}: no plan leaves {format_bytes(options.left_bytes)} for what the "
             f"allocator loses between blocks, but {format_bytes(left_bytes) if left_bytes else 0}: "
-            "steps may be slower, as it gives back amid them what it has cached. "
+            "steps may be slower, as it gives back during them what it has cached. "
             f"{str(error).splitlines()[0]}"
         )
         return dataclasses.replace(options, left_bytes=left_bytes)
@@ -184,7 +184,7 @@ class Reserved(Anywhere):
             self._step.look(self._state())
 
     def pause(self) -> None:
-        """Hear that code of others runs."""
+        """Note that other code runs."""
 
 
 def _is_large(graph: Graph, step: Compute) -> bool:

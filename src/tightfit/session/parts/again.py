@@ -58,7 +58,7 @@ class _Steps(Protocol):
         """What writes the ledger of the step under way."""
         ...
 
-    def captured_anew(self, part: Part, given: Arguments) -> PartCall:
+    def captured_again(self, part: Part, given: Arguments) -> PartCall:
         """Capture a call."""
         ...
 
@@ -106,13 +106,13 @@ class PartsAgain:
         self._there().known.note_repeated(step.key)
 
     def planned_otherwise(self, step: PartStep, given: Arguments) -> Planned:
-        """Capture a call anew, with the gradients that its outputs have, and plan it."""
+        """Capture a call again, with the gradients that its outputs have, and plan it."""
         steps, part = self._there(), self._part(step)
-        call = steps.known.known(part, given) or steps.captured_anew(part, given)
+        call = steps.known.known(part, given) or steps.captured_again(part, given)
         if not _take_the_same(call.kind, step.kind):
             late = step.captured.joint.detached - call.kind.captured.joint.detached
             raise unplanned(min(late, default=0), "an input is used otherwise")
-        announce(f"{part.name}: an output that had no gradient before has one: planned anew")
+        announce(f"{part.name}: an output that had no gradient before has one: planned again")
         return self._planned(part, call.kind)
 
     def planned_once_more(self, step: PartStep, inputs: list[Any]) -> Planned:
@@ -147,7 +147,7 @@ class PartsAgain:
     def _gone(self) -> TightfitError:
         return TightfitError(
             f"backward is to run a part of {self.name} again, and the model is gone, or fitted "
-            "anew. Way out: call it again"
+            "again. Way out: call it again"
         )
 
 
@@ -171,7 +171,7 @@ class _Measured(Planned):
 
     def _forward(self, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
         _, saved = self._runner.program.forward(inputs)
-        del _  # nobody takes what it returns
+        del _  # what it returns is not needed
         self._writer.forward_ended(self._call)
         self._writer.backward_begins(self._call)
         return [], saved

@@ -67,7 +67,7 @@ def choose(
     kinds = by_kind(ledger, limit_bytes, menus.plans)
     if kinds is None:
         return None
-    menus.extend_beside(kinds)
+    menus.extend_around(kinds)
     return PartPlans(kinds, (), menus.plans).spread(ledger, limit_bytes)
 
 
@@ -125,7 +125,7 @@ class _Menus:
         is_complete = len(chosen) == len(self.plans)
         return is_complete and self.ledger.peak_with(chosen) <= self.limit_bytes
 
-    def extend_beside(self, chosen: Mapping[Kind, Holding]) -> None:
+    def extend_around(self, chosen: Mapping[Kind, Holding]) -> None:
         """Plan kinds to save more while all other calls run the chosen plans."""
         saved = {kind: holding.saved_bytes for kind, holding in chosen.items()}
         rooms = self.ledger.rooms(saved, self.limit_bytes)
@@ -171,7 +171,7 @@ class PartPlansMessage(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, choice: PartPlans | None, ledger: StepLedger[Kind]) -> PartPlansMessage:
-        """Return what is to be told of a choice for a step; of none if nothing was found."""
+        """Return the message about a choice for a step; of none if nothing was found."""
         if choice is None:
             return cls({}, [])
         used = {kind: [holding] for kind, holding in choice.kinds.items()}

@@ -37,7 +37,7 @@ class Situation:
         self.learned = 0
         self._turn = 0
         self._searches: list[Search[PartPlans | None]] = []
-        weakref.finalize(self, _cancel, self._searches)  # nobody waits when the model is gone
+        weakref.finalize(self, _cancel, self._searches)  # not awaited when the model is gone
 
     def begin(self) -> None:
         """Begin a step."""
@@ -90,7 +90,7 @@ class Situation:
         return None
 
     def is_as_foreseen(self, held_bytes: int, limit_bytes: int) -> bool:
-        """Whether no more is held than was foreseen for the call that `foreseen` has told of.
+        """Whether no more is held than was foreseen for the call that `foreseen` has returned.
 
         What code between the parts holds now and lets go of before their backward is counted in
         the measured step, so that more need not be free than the plans leave.

@@ -28,10 +28,11 @@ from tightfit.session.memory.account import Account
 from tightfit.session.memory.limit import name_budget
 from tightfit.session.options import Options
 from tightfit.session.parts.kinds import Part, PartCall
+from tightfit.session.parts.planning import Circumstances
 from tightfit.session.parts.route import PartsRoute
 from tightfit.session.parts.steps import PartSteps
 from tightfit.session.report import Report
-from tightfit.session.stages import capture_step
+from tightfit.session.stages import Pricing, capture_step
 
 __all__ = ["InGraphs"]
 
@@ -61,7 +62,7 @@ class InGraphs(PartsRoute):
             str(account.device),
             self._resident,
             self._capture,
-            wanted=_wanted(outside),
+            Circumstances(way_out=_way_out(outside)),
         )
         super().__init__(options, steps, outside)
         self._parts: dict[Any, Part] = {}
@@ -170,7 +171,7 @@ class InGraphs(PartsRoute):
 
     def _capture(self, call: TracedCall, name: str) -> Captured:
         room_bytes = self.options.usable_bytes - self._account.held_bytes()
-        return capture_step(call, self.options, name, room_bytes=max(0, room_bytes))
+        return capture_step(call, self.options, name, Pricing(room_bytes=max(0, room_bytes)))
 
     def prepare(self, given: Arguments) -> None:
         """Do nothing: graphs are planned while the callable takes its first step."""
@@ -186,10 +187,10 @@ class InGraphs(PartsRoute):
         return report
 
 
-def _wanted(outside: Outside) -> str:
+def _way_out(outside: Outside) -> str:
     """Return what a user who is short of memory may do."""
-    told = "; ".join(f"{what}: {why}" for what, why in outside.reasons().items())
-    return f"change what keeps the callable from being planned as a whole ({told})"
+    reasons = "; ".join(f"{what}: {why}" for what, why in outside.reasons().items())
+    return f"change what keeps the callable from being planned as a whole ({reasons})"
 
 
 class _Resident:
@@ -212,7 +213,7 @@ class _Resident:
         return self._account.coming_state_bytes()
 
     def stepping_bytes(self) -> int:
-        """Return what is held while the optimizer steps, as far as that is foretold."""
+        """Return what is held while the optimizer steps, as far as that is predicted."""
         account = self._account
         lasting_bytes = account.lasting_bytes() + account.expected_bytes()
         return lasting_bytes + account.optimizers.passing_bytes()

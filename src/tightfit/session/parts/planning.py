@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tightfit.allocator.resident import granularity_of
@@ -25,28 +26,39 @@ from tightfit.session.step.holding import Holding
 from tightfit.session.step.ledger import StepLedger
 from tightfit.units import format_bytes
 
-__all__ = ["StepPlans"]
+__all__ = ["Circumstances", "StepPlans"]
 
 _WORTH_A_SEARCH = 0.001  # of overhead
 _LEARNED = 8  # steps that are alike; later ones are checked, and peaks are the user's
 _ALIKE = 0.005  # of the budget: what two steps may differ by at their begin and still be alike
 
 
+@dataclass(frozen=True)
+class Circumstances:
+    """What depends on how a model is divided into parts.
+
+    `late_bytes`: of the budget, what plans leave unused for memory that other threads free in their
+    own time. `way_out`: what a user who is short of memory may do besides.
+    """
+
+    late_bytes: int = 0
+    way_out: str = "make the batch smaller"
+
+
 class StepPlans:
     """The plans of the parts of a model, chosen for whole steps.
 
-    `late_bytes`: of the budget, what plans leave unused for memory that other threads free in their
-    own time. `wanted`: what a user who is short of memory may do besides.
+    `circumstances`: what a model's parts need besides their plans.
     """
 
     def __init__(
-        self, name: str, options: Options, guard: Guard, *, late_bytes: int, wanted: str
+        self, name: str, options: Options, guard: Guard, circumstances: Circumstances
     ) -> None:
         self.options = options
-        self.late_bytes = late_bytes
+        self.late_bytes = circumstances.late_bytes
         self._name = name
         self._guard = guard
-        self._wanted = wanted
+        self._way_out = circumstances.way_out
         self._latest: dict[Part, Kind] = {}
         self._called: set[Part] = set()
         self._situations = Situations()
@@ -145,12 +157,12 @@ class StepPlans:
         """Return the peak that was foreseen for a step, the parts taken that have run in it."""
         before = self._situation.ledger
         if before is None:
-            return max(ledger.peak_with({}), ledger.beside_bytes)
+            return max(ledger.peak_with({}), ledger.outside_bytes)
         likely = as_called(before, ledger, self._possible)
         if likely is None:
             return self._situation.planned_bytes
         likely = likely.with_base(ledger.base_bytes)
-        return max(likely.peak_of(ledger.holdings), likely.beside_bytes)
+        return max(likely.peak_of(ledger.holdings), likely.outside_bytes)
 
     def _plan(self, situation: Situation, worst: StepLedger[Kind]) -> None:
         """Make sure that there are plans for a step of such calls, the worst that may come.
@@ -161,7 +173,7 @@ class StepPlans:
         most_bytes = self.limit_bytes
         left_bytes = most_bytes - self.late_bytes - self.options.left_bytes
         plans = situation.plans
-        if worst.beside_bytes > most_bytes:
+        if worst.outside_bytes > most_bytes:
             raise self._infeasible(worst)
         found = situation.ended_search()
         if found is not None and _fit(found, worst, most_bytes):
@@ -220,8 +232,8 @@ class StepPlans:
             own = choose(ledger, left_bytes, self.options)
             return PartPlansMessage.of(own, ledger)
 
-        told = agreed(self.options.ranks, f"parts {number} {graphs}", PartPlansMessage, make)
-        found = own or told.plans_for(ledger)
+        message = agreed(self.options.ranks, f"parts {number} {graphs}", PartPlansMessage, make)
+        found = own or message.plans_for(ledger)
         if found is not None and ledger.peak_of(found.calls) > left_bytes + self.late_bytes:
             found = choose(ledger, left_bytes, self.options)
         if found is None:
@@ -238,12 +250,12 @@ class StepPlans:
         }
 
     def _infeasible(self, ledger: StepLedger[Kind]) -> InfeasibleBudget:
-        needed = max(_peak_at_least(ledger), ledger.beside_bytes, self._stepping_bytes)
+        needed = max(_peak_at_least(ledger), ledger.outside_bytes, self._stepping_bytes)
         return InfeasibleBudget(
             f"no plans were found for the {len(ledger.calls)} parts of {self._name} within "
             f"{format_bytes(self.limit_bytes)}: {format_bytes(ledger.base_bytes)} are held between "
             f"steps, and with plans that save least a step holds {format_bytes(needed)}. Raise the "
-            f"budget to that, or {self._wanted}. {WITHOUT_A_PLAN}",
+            f"budget to that, or {self._way_out}. {WITHOUT_A_PLAN}",
             budget_bytes=self.limit_bytes,
             minimum_bytes=needed,
         )
@@ -283,7 +295,7 @@ class StepPlans:
         raise InfeasibleBudget(
             f"part {part.name!r} needs {format_bytes(needed)} with its least plan, and "
             f"{format_bytes(held)} are held when it starts: more than the budget of "
-            f"{format_bytes(self.limit_bytes)}. Raise the budget, or {self._wanted}. "
+            f"{format_bytes(self.limit_bytes)}. Raise the budget, or {self._way_out}. "
             f"{WITHOUT_A_PLAN}",
             budget_bytes=self.limit_bytes,
             minimum_bytes=max(least, self._stepping_bytes),

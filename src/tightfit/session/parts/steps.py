@@ -26,16 +26,16 @@ from tightfit.session.memory.limit import raising
 from tightfit.session.options import Options
 from tightfit.session.parts.again import PartsAgain, PartStep
 from tightfit.session.parts.kinds import Kind, KnownCalls, Part, PartCall
-from tightfit.session.parts.planning import StepPlans
+from tightfit.session.parts.planning import Circumstances, StepPlans
 from tightfit.session.report import PlannedPart, Report
-from tightfit.session.step.again import CalledAgain
+from tightfit.session.step.again import RepeatableCall
 from tightfit.session.step.holding import Holding, overhead_of
 from tightfit.session.step.ledger import StepLedger
 from tightfit.session.step.observed import LedgerWriter
 
 __all__ = ["PartSteps", "Resident"]
 
-_ADVICE = f"Raise the budget, or make what lies between the parts smaller. {WITHOUT_A_PLAN}"
+_ADVICE = f"Raise the budget, or make what is held between the parts smaller. {WITHOUT_A_PLAN}"
 
 
 class Resident(Protocol):
@@ -50,11 +50,11 @@ class Resident(Protocol):
         ...
 
     def stepping_bytes(self) -> int:
-        """Return what is held while the optimizer steps, as far as that is foretold."""
+        """Return what is held while the optimizer steps, as far as that is predicted."""
         ...
 
     def rest(self) -> None:
-        """Hear that no backward is awaited any more."""
+        """Note that no backward is awaited any more."""
         ...
 
     def name_budget(self, needed_bytes: int) -> bool:
@@ -65,9 +65,8 @@ class Resident(Protocol):
 class PartSteps:
     """Runs the parts of a model by their plans.
 
-    `capture`: given a call and a name, returns the captured step of a part. `late_bytes`: of the
-    budget, what plans leave unused for memory that other threads free in their own time. `wanted`:
-    what a user who is short of memory may do besides.
+    `capture`: given a call and a name, returns the captured step of a part. `circumstances`: what
+    a model's parts need besides their plans.
     """
 
     def __init__(
@@ -77,13 +76,11 @@ class PartSteps:
         device: str,
         resident: Resident,
         capture: Callable[[TracedCall, str], Captured],
-        *,
-        late_bytes: int = 0,
-        wanted: str = "make the batch smaller",
+        circumstances: Circumstances,
     ) -> None:
         self.name = name
         self.guard = Guard(device, options.on_exceed, _ADVICE)
-        self.plans = StepPlans(name, options, self.guard, late_bytes=late_bytes, wanted=wanted)
+        self.plans = StepPlans(name, options, self.guard, circumstances)
         self.guard.change_budget(self.plans.limit_bytes)
         self.known = KnownCalls(capture)
         self._resident = resident
@@ -183,9 +180,9 @@ class PartSteps:
         Raises `BadInput` if no step has been taken yet.
         """
         ledger, _ = self._last_step()
-        beside = (each.peak_bytes for each in ledger.intervals if not each.is_planned)
-        beside_bytes = ledger.base_bytes + max(beside, default=0)
-        return max(self.plans.least_peak_bytes(ledger), beside_bytes)
+        outside = (each.peak_bytes for each in ledger.intervals if not each.is_planned)
+        outside_bytes = ledger.base_bytes + max(outside, default=0)
+        return max(self.plans.least_peak_bytes(ledger), outside_bytes)
 
     def _last_step(self) -> tuple[StepLedger[Kind], int]:
         """Return the last complete step, and the peak that was foreseen for it."""
@@ -208,9 +205,9 @@ class PartSteps:
         known = self.known.known(part, given)
         if known is not None:
             return known
-        return self.captured_anew(part, given)
+        return self.captured_again(part, given)
 
-    def captured_anew(self, part: Part, given: Arguments) -> PartCall:
+    def captured_again(self, part: Part, given: Arguments) -> PartCall:
         """Capture a call; what that takes belongs to no step."""
         with self.looking(), self.guard.paused():
             return self.known.capture(part, given, self.plans.options)
@@ -263,7 +260,7 @@ class PartSteps:
         step = PartStep(weakref.ref(part), kind, key)
         again = None
         if not part.is_gathered:
-            again = CalledAgain(weakref.ref(self._again), step, call.given)
+            again = RepeatableCall(weakref.ref(self._again), step, call.given)
         run = Run(started, finished, again)
         self._open.add(run)
         weakref.finalize(run, _drop, writer, self.guard, number)

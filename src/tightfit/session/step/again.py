@@ -21,7 +21,7 @@ from tightfit.session.step.held import GivenToCall, Instead
 from tightfit.torch_private import tools
 from tightfit.torch_private.releases import DERIVATIVES
 
-__all__ = ["CalledAgain", "RunsAgain", "Step"]
+__all__ = ["CallRepeater", "RepeatableCall", "Step"]
 
 _T = TypeVar("_T")
 
@@ -39,7 +39,7 @@ _Step = TypeVar("_Step", bound=Step)
 _Any = TypeVar("_Any", bound=Step, contravariant=True)
 
 
-class RunsAgain(Protocol[_Any]):
+class CallRepeater(Protocol[_Any]):
     """Knows how calls are run again: of a callable that is one graph, or of parts of one."""
 
     @property
@@ -84,7 +84,7 @@ class RunsAgain(Protocol[_Any]):
         ...
 
 
-class CalledAgain(Generic[_Step]):
+class RepeatableCall(Generic[_Step]):
     """One planned call, to be run again if its backward is differentiated, or not the only one.
 
     It runs what the call was captured from, on what the call was given, as long as all of that is
@@ -93,7 +93,9 @@ class CalledAgain(Generic[_Step]):
     `given`: what the call was given: a plan counts it until its backward.
     """
 
-    def __init__(self, runs: weakref.ref[RunsAgain[_Step]], step: _Step, given: Arguments) -> None:
+    def __init__(
+        self, runs: weakref.ref[CallRepeater[_Step]], step: _Step, given: Arguments
+    ) -> None:
         self._runs = runs
         self._step = step
         self._given = GivenToCall(given)
@@ -104,7 +106,7 @@ class CalledAgain(Generic[_Step]):
         self._before = GeneratorStates(owner.modules(step)) if remembers else None
         self._as_they_were: list[Any] = []
 
-    def _owner(self) -> RunsAgain[_Step]:
+    def _owner(self) -> CallRepeater[_Step]:
         """Return what knows how calls are run again.
 
         Raises `TightfitError` if the callable is gone.
@@ -124,7 +126,7 @@ class CalledAgain(Generic[_Step]):
         return outputs
 
     def hold_only(self, kept: Set[int], written: Set[int], *, is_repeated: bool) -> None:
-        """Hold only some of the inputs from now on; others are there while somebody holds them.
+        """Hold only some of the inputs from now on; others are there while other code holds them.
 
         `kept`: the flattened inputs that the plan keeps. `is_repeated`: whether such calls were run
         again before.

@@ -21,7 +21,7 @@ class Planned(Protocol):
 
     @property
     def graph(self) -> Graph:
-        """The graph, with what lies around it."""
+        """The graph, with what is resident around it."""
         ...
 
     @property

@@ -23,7 +23,7 @@ None: itself."""
 
 
 class GivenToCall:
-    """What a call was given: held, or there as long as somebody else holds it, or made again."""
+    """What a call was given: held, or there as long as other code holds it, or made again."""
 
     def __init__(self, given: Arguments) -> None:
         assert isinstance(given, GraphArguments)

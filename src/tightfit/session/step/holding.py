@@ -39,7 +39,7 @@ class Holding:
 
     @property
     def peak_bytes(self) -> int:
-        """The most it holds, its outputs included as long as anybody may."""
+        """The most it holds, its outputs included as long as they may be."""
         return max(self.forward_bytes, self.rise_bytes + self.saved_bytes + self.ends_bytes)
 
     @property
@@ -49,7 +49,7 @@ class Holding:
 
 
 def holding_of(graph: Graph, plan: Plan) -> Holding:
-    """Return what a call holds by a plan; the graph is without what lies around the call."""
+    """Return what a call holds by a plan; the graph is without what is resident around the call."""
     simulation = simulate(graph, plan)
     crossing, constant = simulation.crossing_index, graph.constant_bytes
     outputs = sum(value.size_bytes for value in graph.values if value.fate == "returned")

@@ -83,10 +83,10 @@ class StepLedger(Generic[CallKind]):
         return replace(self, base_bytes=base_bytes)
 
     @property
-    def beside_bytes(self) -> int:
+    def outside_bytes(self) -> int:
         """The most that was held while no call held anything, the optimizer's step left out."""
-        beside = (i.peak_bytes for i in self.intervals[:-1] if not i.is_planned)
-        return self.base_bytes + max(beside, default=0)
+        outside = (i.peak_bytes for i in self.intervals[:-1] if not i.is_planned)
+        return self.base_bytes + max(outside, default=0)
 
     def peak_with(self, chosen: Mapping[CallKind, Holding]) -> int:
         """Return the peak with other plans for the kinds of calls."""

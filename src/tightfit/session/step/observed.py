@@ -78,7 +78,7 @@ class LedgerWriter:
         self._open.remove(call)
 
     def between(self) -> None:
-        """End the stretch under way: what follows is to be told from it."""
+        """End the stretch under way: what follows is not part of it."""
         self._turn("between", -1)
 
     def ledger(self, base_bytes: int) -> StepLedger[Any]:

@@ -1,4 +1,4 @@
-"""Steps that nobody has measured: what their calls would hold at worst."""
+"""Steps that were not measured: what their calls would hold at worst."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ class Awaited(Protocol):
 class Window(Generic[CallKind]):
     """The step under way: from its first planned call until no backward is awaited any more.
 
-    All callables within one budget have one. What calls it will have nobody says: those of the
-    steps before tell, as far as they began like this one.
+    All callables within one budget have one. Which calls it will have is unknown: it is predicted
+    from the steps before, as far as they began like this one.
 
     `left_bytes`: given out in the process when the last forward ended; None: not known.
     """
@@ -88,7 +88,7 @@ class Window(Generic[CallKind]):
 
     @property
     def was_alone(self) -> bool:
-        """Whether no call of the last step has awaited its backward beside another one."""
+        """Whether no call of the last step has awaited its backward along with another one."""
         return all(len(together) == 1 for together in self._met)
 
     def has_only(self, kind: CallKind) -> bool:

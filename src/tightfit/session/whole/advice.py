@@ -28,13 +28,13 @@ from tightfit.session.options import Options
 from tightfit.session.whole.optimistic import LessExpected, Passing
 from tightfit.session.whole.specialisation import Specialisation
 
-__all__ = ["Beside", "advised", "needed_by_steps"]
+__all__ = ["OpenCalls", "advised", "needed_by_steps"]
 
 _QUICKLY = Limits(seconds=2.0)
 
 
 @dataclass(frozen=True)
-class Beside:
+class OpenCalls:
     """Other calls that are open at the same time as one."""
 
     waiting: int  # how many of the same callable before it await their backward
@@ -49,11 +49,11 @@ class Beside:
 
 def advised(
     error: InfeasibleBudget,
-    one: Specialisation,
+    spec: Specialisation,
     less: LessExpected,
     account: Account,
     options: Options,
-    beside: Beside,
+    open_calls: OpenCalls,
 ) -> InfeasibleBudget:
     """Return an error that names a budget which holds for further steps of the same kind.
 
@@ -61,17 +61,17 @@ def advised(
     has ended, gradients that an optimizer has used until the backward. Of a loop that no optimizer
     has stepped in yet, calls may add to gradients before one does.
 
-    `error`: names the least budget of the call that was asked for. `less`: what lies around it.
-    `beside`: its other calls that are open at the same time.
+    `error`: names the least budget of the call that was asked for. `less`: what is resident.
+    `open_calls`: its other calls that are open at the same time.
     """
-    error = _with_more_room(error, one, less.around)
+    error = _with_more_room(error, spec, less.around)
     coming = less.likely_to_come()
     returned_bytes = account.since.returned_bytes(account.tally)
-    if returned_bytes is None:  # nobody knows yet what the loop holds of it
-        returned_bytes = handed_out_bytes(one.captured) + kept_by_loss_bytes(one.captured)
+    if returned_bytes is None:  # what the loop holds of it is unknown yet
+        returned_bytes = handed_out_bytes(spec.captured) + kept_by_loss_bytes(spec.captured)
     each = replace(coming, passing_bytes=max(coming.passing_bytes, returned_bytes))
     new_bytes = account.new_gradient_bytes() + less.used_gradient_bytes
-    graph = coming.around.around(one.captured)
+    graph = coming.around.around(spec.captured)
     every = {
         "this call": error.minimum_bytes or 0,
         "the optimizer's step": graph.constant_bytes
@@ -79,25 +79,25 @@ def advised(
         + returned_bytes
         + account.optimizers.passing_bytes(),
     }
-    if beside.is_alone:
-        every["this call"] = _needed(one, each)
+    if open_calls.is_alone:
+        every["this call"] = _needed(spec, each)
     if not account.since.has_stepped:
         adding = replace(each.around, gradients="accumulated")
         adding = replace(adding, gradient_bytes=adding.gradient_bytes + new_bytes)
         every["calls that add to gradients"] = (
-            _needed(one, replace(each, around=adding)) + beside.least_bytes
+            _needed(spec, replace(each, around=adding)) + open_calls.least_bytes
         )
-    if beside.company_bytes:
-        every["calls within the same budget"] = beside.company_bytes + returned_bytes
+    if open_calls.company_bytes:
+        every["calls within the same budget"] = open_calls.company_bytes + returned_bytes
     most = max(every, key=every.__getitem__)
     needed = with_numbers(every[most]) + options.reserve_bytes
     text, proven = str(error), error.proven
     if isinstance(error, NoPlan):
-        expected = less.expected(one)
+        expected = less.expected(spec)
         text = infeasible_message(error.task, error.outcome, error.least, expected, needed)
         proven = proven and expected.proven_bytes > options.planned_bytes
     return InfeasibleBudget(
-        text + _in_words(most, beside),
+        text + _in_words(most, open_calls),
         budget_bytes=error.budget_bytes,
         minimum_bytes=needed,
         proven=proven,
@@ -105,36 +105,37 @@ def advised(
     )
 
 
-def needed_by_steps(one: Specialisation, around: Surroundings, account: Account) -> int:
+def needed_by_steps(spec: Specialisation, around: Surroundings, account: Account) -> int:
     """Return the least budget for steps like one that has run, the optimizer's own left out.
 
-    `around`: what lay around it, with all that was to come.
+    `around`: what was resident around it, with all that was to come.
     """
     returned_bytes = account.since.returned_bytes(account.tally) or 0
-    outside_bytes = one.user_code.seen_bytes
+    outside_bytes = spec.user_code.seen_bytes
     if outside_bytes is None:
-        outside_bytes = expected_outside_bytes(one.captured)
-    return with_numbers(_needed(one, Passing(around.with_outside(outside_bytes), returned_bytes)))
+        outside_bytes = expected_outside_bytes(spec.captured)
+    return with_numbers(_needed(spec, Passing(around.with_outside(outside_bytes), returned_bytes)))
 
 
-def _needed(one: Specialisation, passing: Passing) -> int:
+def _needed(spec: Specialisation, passing: Passing) -> int:
     """Return the least budget that was found for a step, with ways that it has room to compare."""
-    needed = passing.needed(one, _QUICKLY)
-    more = _with_more_ways(one, passing.around)
+    needed = passing.needed(spec, _QUICKLY)
+    more = _with_more_ways(spec, passing.around)
     return needed if more is None else min(needed, more.named_bytes)
 
 
-def _in_words(most: str, beside: Beside) -> str:
+def _in_words(most: str, open_calls: OpenCalls) -> str:
     """Return what the advice adds to the text of an error."""
     text = ""
     if most != "this call":
         verb = "needs" if most == "the optimizer's step" else "need"
         text += f"\n  later     {most} {verb} more than this call"
-    if beside.waiting:
+    waiting = open_calls.waiting
+    if waiting:
         text += (
-            f"\n  waiting   {beside.waiting} of its calls before this one await their backward, "
+            f"\n  waiting   {waiting} of its calls before this one await their backward, "
             "and what that needs is kept; if none is to come: torch.no_grad(), or let go of the "
-            f"outputs (del loss); else in_flight={beside.waiting + 1} has each of them leave room "
+            f"outputs (del loss); else in_flight={waiting + 1} has each of them leave room "
             "for the others"
         )
     return text
@@ -149,14 +150,14 @@ class _More:
     named_bytes: int  # enough for its least plan, and for the comparisons
 
 
-def _with_more_ways(one: Specialisation, around: Surroundings) -> _More | None:
+def _with_more_ways(spec: Specialisation, around: Surroundings) -> _More | None:
     """Return what larger budget allows the ways this one has no room to compare; None: no such."""
-    beyond = one.captured.beyond
+    beyond = spec.captured.beyond
     if beyond is None:
         return None
-    task = around.task(one.captured.with_graph(beyond))
+    task = around.task(spec.captured.with_graph(beyond))
     least = minimum_budget(task.graph, task.gradients, _QUICKLY, SILENT)
-    comparing = task.graph.constant_bytes + _compared_bytes(one.captured, beyond)
+    comparing = task.graph.constant_bytes + _compared_bytes(spec.captured, beyond)
     return _More(task, least, max(least.found_bytes, comparing))
 
 
@@ -176,10 +177,10 @@ def _compared_bytes(captured: Captured, beyond: Graph) -> int:
 
 
 def _with_more_room(
-    error: InfeasibleBudget, one: Specialisation, around: Surroundings
+    error: InfeasibleBudget, spec: Specialisation, around: Surroundings
 ) -> InfeasibleBudget:
     """Return an error that names a smaller budget, if there is one that has room for more ways."""
-    more = _with_more_ways(one, around)
+    more = _with_more_ways(spec, around)
     if more is None or more.task.budget_bytes >= more.least.found_bytes:
         return error
     if more.named_bytes >= (error.minimum_bytes or 0):

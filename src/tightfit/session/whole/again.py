@@ -14,7 +14,7 @@ from tightfit.execution.otherwise import Planned
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.specialisation import Specialisation
 
-__all__ = ["PlanOnceMore", "Replan", "StepsAgain"]
+__all__ = ["PlanOnceMore", "Replan", "StepRepeater"]
 
 Replan: TypeAlias = Callable[[Specialisation, Arguments], Planned]
 """Plans a call as what is known by now of the gradients of its outputs asks for."""
@@ -23,7 +23,7 @@ PlanOnceMore: TypeAlias = Callable[[Specialisation, list[Any]], Planned]
 """Plans a call for what is held now."""
 
 
-class StepsAgain:
+class StepRepeater:
     """Knows how whole steps of a callee are run again.
 
     `replan`, `plan_once_more`: plan a call, for other gradients of outputs or for one backward
@@ -70,7 +70,7 @@ class StepsAgain:
         self._captures.note_repeated(step)
 
     def planned_otherwise(self, step: Specialisation, given: Arguments) -> Planned:
-        """Plan a call anew: its outputs have other gradients than expected."""
+        """Plan a call again: its outputs have other gradients than expected."""
         return self._there(self._replan)(step, given)
 
     def planned_once_more(self, step: Specialisation, inputs: list[Any]) -> Planned:

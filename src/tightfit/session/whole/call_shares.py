@@ -1,4 +1,4 @@
-"""Which part of the budget a call of a whole step has, beside others that await their backward."""
+"""Which part of the budget a call of a whole step has, with others that await their backward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tightfit.session.memory.surroundings import Share, Surroundings
 from tightfit.session.options import Options
 from tightfit.session.step.presumed import KeptRange, evenly
 from tightfit.session.step.window import Awaited, Window
-from tightfit.session.whole.advice import Beside
+from tightfit.session.whole.advice import OpenCalls
 from tightfit.session.whole.planning import most_kept, quick_range, rough_range
 from tightfit.session.whole.specialisation import Specialisation
 
@@ -52,7 +52,7 @@ class _Kind:
         return max(self.arrived_bytes, default=self.input_bytes)
 
     def forget(self) -> None:
-        """Find out anew what its plans may keep."""
+        """Find out again what its plans may keep."""
         self.ranges.clear()
 
     @property
@@ -74,8 +74,8 @@ _Window: TypeAlias = Window[_Kind]
 class CallShares:
     """Divides a budget among the calls of one step, those of other callables included.
 
-    Each call works beside what the others keep, in whichever order their backwards come, and
-    beside the gradients that another backward of the callable has made. Calls that were seen to
+    Each call works in addition to what the others keep, in whichever order their backwards come,
+    and to the gradients that another backward of the callable has made. Calls that were seen to
     follow have room left; so have a few more after the very first one, where that can be.
     """
 
@@ -86,7 +86,7 @@ class CallShares:
         self._open: list[_Kind] = []
         self._to_come: list[_Kind] = []
         self._presumed = 0
-        self._told = 1
+        self._announced_calls = 1
         self._looked: Specialisation | None = None  # whose first call has left room
         self._kinds: weakref.WeakKeyDictionary[Specialisation, _Kind] = weakref.WeakKeyDictionary()
 
@@ -97,28 +97,28 @@ class CallShares:
         return self._window if options.shared is None else options.shared.window
 
     def was_alone(self, options: Options) -> bool:
-        """Whether no call has been open beside another one in the last step."""
+        """Whether no call has been open along with another one in the last step."""
         return self.window(options).was_alone
 
-    def is_new(self, one: Specialisation, options: Options) -> bool:
+    def is_new(self, spec: Specialisation, options: Options) -> bool:
         """Whether a call comes for the first time after those before: with least memory.
 
-        Nobody knows yet what others that are called before its backward will hold.
+        What others that are called before its backward will hold is unknown yet.
         """
-        return options.is_in_company and not self.window(options).knows(self._kind(one))
+        return options.is_in_company and not self.window(options).knows(self._kind(spec))
 
     def called(
-        self, one: Specialisation, call: Awaited, options: Options, live_bytes: int | None
+        self, spec: Specialisation, call: Awaited, options: Options, live_bytes: int | None
     ) -> None:
         """Note that a call runs, and how much is given out in the process by then."""
-        window, kind = self.window(options), self._kind(one)
+        window, kind = self.window(options), self._kind(spec)
         follows = window.begins(kind, call)
         if follows and live_bytes is not None and window.left_bytes is not None:
             kind.follows(max(0, live_bytes - window.left_bytes))
 
     def begin(
         self,
-        one: Specialisation,
+        spec: Specialisation,
         alone: Callable[[], Surroundings],
         options: Options,
         *,
@@ -126,10 +126,10 @@ class CallShares:
     ) -> None:
         """Find out which calls are to come before the backward of one that begins.
 
-        `alone`: returns what lies around it, whatever the budget. `looks`: whether a first call may
-        leave room for a second one to see whether it comes.
+        `alone`: returns what is resident around it, whatever the budget. `looks`: whether a first
+        call may leave room for a second one to see whether it comes.
         """
-        window, kind = self.window(options), self._kind(one)
+        window, kind = self.window(options), self._kind(spec)
         is_known = window.knows(kind)
         follow = window.to_come(kind) if is_known else window.to_come(kind, _of_one_callable)
         self._open, self._to_come = window.open, [*follow]
@@ -138,26 +138,26 @@ class CallShares:
             self._tell(own_open + 1)
         else:
             self._look_back()
-        if self.is_new(one, options):
-            self._range_of(one, alone(), options)  # and with it the plan that keeps least
+        if self.is_new(spec, options):
+            self._range_of(spec, alone(), options)  # and with it the plan that keeps least
         if options.in_flight is not None:
             more = options.in_flight - own_open - 1 - len(self._own(self._to_come))
             self._to_come += [kind] * more
         elif not (is_known or self._to_come or options.is_in_company) and _may_look(options):
             if own_open and self._presumed <= own_open:
-                self._leave_rest(one, alone(), options)
+                self._leave_rest(spec, alone(), options)
             elif looks and not own_open and not window.has_closed:
-                self._leave_room(one, alone(), options)
+                self._leave_room(spec, alone(), options)
             self._to_come = [kind] * (self._presumed - own_open - 1)
 
-    def is_alone(self, one: Specialisation, options: Options) -> bool:
-        """Whether a call is as the ones before it, none of them beside another: nothing to find."""
+    def is_alone(self, spec: Specialisation, options: Options) -> bool:
+        """Whether a call is as the ones before it, none open with another: nothing to find."""
         if options.in_flight is not None or options.is_in_company or self._looked is not None:
             return False
-        return not (self._open or self._to_come) and self._window.has_only(self._kind(one))
+        return not (self._open or self._to_come) and self._window.has_only(self._kind(spec))
 
     @property
-    def is_beside(self) -> bool:
+    def has_company(self) -> bool:
         """Whether other calls await their backward, or are to come before that of this one."""
         return bool(self._open or self._to_come)
 
@@ -170,15 +170,15 @@ class CallShares:
         """Leave no room for a call that might have come: there is none to leave."""
         self._presumed, self._to_come, self._looked = 0, [], None
 
-    def prepared(self, one: Specialisation, *, runs_next: bool) -> None:
+    def prepared(self, spec: Specialisation, *, runs_next: bool) -> None:
         """Forget a call that was only planned: one that runs next leaves room as a first one."""
         if runs_next:
-            one.forget_plans()
+            spec.forget_plans()
             self.look_no_more()
 
-    def forget_needs(self, one: Specialisation) -> None:
-        """Find out anew what a step needs; divide anew what was divided for a step never seen."""
-        self._kind(one).forget()
+    def forget_needs(self, spec: Specialisation) -> None:
+        """Find out again what a step needs; divide again what was divided for a step never seen."""
+        self._kind(spec).forget()
         self._presumed = 0
 
     def _look_back(self) -> None:
@@ -189,8 +189,8 @@ class CallShares:
         self._looked = None
 
     def _tell(self, calls: int) -> None:
-        if calls >= 2 * self._told:  # a game may take hundreds: not of each of them
-            self._told = calls
+        if calls >= 2 * self._announced_calls:  # a game may take hundreds: not of each of them
+            self._announced_calls = calls
             announce(
                 f"{self._name} is called {calls} times before a backward: each call has a "
                 "part of the budget"
@@ -199,29 +199,29 @@ class CallShares:
     def _own(self, kinds: Sequence[_Kind]) -> list[_Kind]:
         return [kind for kind in kinds if kind.owner() is self._account]
 
-    def _kind(self, one: Specialisation) -> _Kind:
-        kind = self._kinds.get(one)
+    def _kind(self, spec: Specialisation) -> _Kind:
+        kind = self._kinds.get(spec)
         if kind is None:
-            input_bytes = one.captured.graph.constants_bytes["inputs"]
-            kind = self._kinds[one] = _Kind(weakref.ref(self._account), input_bytes)
+            input_bytes = spec.captured.graph.constants_bytes["inputs"]
+            kind = self._kinds[spec] = _Kind(weakref.ref(self._account), input_bytes)
         return kind
 
     # -- sharing ------------------------------------------------------------------------------
 
-    def share(self, one: Specialisation, alone: Surroundings, options: Options) -> Share:
+    def share(self, spec: Specialisation, alone: Surroundings, options: Options) -> Share:
         """Return the part of the call that has begun.
 
-        `alone`: what lies around it, what earlier calls keep included.
+        `alone`: what is resident around it, what earlier calls keep included.
         """
         own = self._own([*self._open, *self._to_come])
         if not own and not self._to_come:
             return Share(options.planned_bytes)
-        kind = self._kind(one)
-        ranges = self._ranges(one, alone, options)
+        kind = self._kind(spec)
+        ranges = self._ranges(spec, alone, options)
         working = max(ranges[each].working_bytes for each in (kind, *own, *self._to_come))
         ranges = {each: replace(known, working_bytes=working) for each, known in ranges.items()}
         waiting_bytes = self._gradients_of_another() if own else 0
-        held_bytes = alone.around(one.captured).constant_bytes
+        held_bytes = alone.around(spec.captured).constant_bytes
         arriving_bytes = sum(each.arriving_bytes for each in self._to_come)
         calls = [kind, *self._to_come]
         base_bytes = held_bytes + waiting_bytes + self._account.new_gradient_bytes()
@@ -235,25 +235,25 @@ class CallShares:
         if fraction == 1.0:
             others_bytes = min(others_bytes, working)
         # once they are known those before a new one leave as much to it as they take
-        beside = self._open if self.is_new(one, options) else calls[1:] if fraction < 1.0 else ()
-        spans = [ranges[each].span_bytes for each in (kind, *beside)]
+        others = self._open if self.is_new(spec, options) else calls[1:] if fraction < 1.0 else ()
+        spans = [ranges[each].span_bytes for each in (kind, *others)]
         part = spans[0] / sum(spans) if spans[0] else 1.0
         return Share(budget_bytes, others_bytes, reserved_bytes, part)
 
-    def beside(self, one: Specialisation, alone: Surroundings, options: Options) -> Beside:
-        """Return what calls there are beside one; with what they take gradients of another."""
+    def open_calls(self, spec: Specialisation, alone: Surroundings, options: Options) -> OpenCalls:
+        """Return the other open calls of one; with what they take gradients of another."""
         own, kinds = self._own(self._open), [*self._to_come]
         if not self._open and not kinds:
-            return Beside(0, 0, 0)
-        kind = self._kind(one)
-        if own and not self.window(options).knows(kind):  # nobody knows how many come
+            return OpenCalls(0, 0, 0)
+        kind = self._kind(spec)
+        if own and not self.window(options).knows(kind):  # how many come is unknown
             kinds += [kind] * (len(own) + 1 - len(self._own(kinds)))
-        ranges = self._ranges(one, alone, options)
+        ranges = self._ranges(spec, alone, options)
         least_bytes = sum(ranges[each].least_bytes + each.arriving_bytes for each in kinds)
         waiting_bytes = self._gradients_of_another() if own or self._own(kinds) else 0
         in_company = options.is_in_company and self._open
         company_bytes = self._company_bytes(kind, ranges, options) if in_company else 0
-        return Beside(len(own), least_bytes + waiting_bytes, company_bytes)
+        return OpenCalls(len(own), least_bytes + waiting_bytes, company_bytes)
 
     def _company_bytes(
         self, kind: _Kind, ranges: Mapping[_Kind, KeptRange], options: Options
@@ -263,10 +263,10 @@ class CallShares:
         Calls that are open hold what they keep already. A callable that is called a second time
         before a backward may be called once more, and its gradients are added up.
         """
-        members = [self._account, *options.beside(self._account)]
+        members = [self._account, *options.others_in_budget(self._account)]
         lasting_bytes = lasting_bytes_of(members)
         keeper = self._account.keeper
-        beside = max(0, keeper.held_bytes() - lasting_bytes) if keeper is not None else 0
+        sharing_bytes = max(0, keeper.held_bytes() - lasting_bytes) if keeper is not None else 0
         coming = [kind, *self._to_come]
         again = {each.owner() for each in coming} & {each.owner() for each in self._open}
         if again:
@@ -276,7 +276,7 @@ class CallShares:
         return (
             lasting_bytes
             + expected_bytes_of(members)
-            + beside
+            + sharing_bytes
             + max(waiting, default=0)
             + max(ranges[each].working_bytes for each in (*self._open, *coming))
             + sum(ranges[each].least_bytes for each in coming)
@@ -284,48 +284,48 @@ class CallShares:
         )
 
     def _ranges(
-        self, one: Specialisation, alone: Surroundings, options: Options
+        self, spec: Specialisation, alone: Surroundings, options: Options
     ) -> dict[_Kind, KeptRange]:
         """Return what calls of the step may keep: all that await their backward or are to come."""
-        own = self._range_of(one, alone, options)
+        own = self._range_of(spec, alone, options)
         others = {each: each.most_needed or own for each in (*self._open, *self._to_come)}
-        return others | {self._kind(one): own}
+        return others | {self._kind(spec): own}
 
-    def _range_of(self, one: Specialisation, alone: Surroundings, options: Options) -> KeptRange:
-        kind, new_bytes = self._kind(one), self._account.new_gradient_bytes()
+    def _range_of(self, spec: Specialisation, alone: Surroundings, options: Options) -> KeptRange:
+        kind, new_bytes = self._kind(spec), self._account.new_gradient_bytes()
         key = alone.gradients, new_bytes == 0
         if key not in kind.ranges:
-            kind.learn(key, quick_range(one, alone, options, new_bytes))
+            kind.learn(key, quick_range(spec, alone, options, new_bytes))
         return kind.ranges[key]
 
-    # -- calls that nobody has seen yet -------------------------------------------------------
+    # -- calls that were not seen yet ---------------------------------------------------------
 
-    def _leave_room(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
+    def _leave_room(self, spec: Specialisation, alone: Surroundings, options: Options) -> None:
         """Presume a few calls where they fit, but not where two do without that."""
-        room_bytes = self._room_bytes(one, alone, options)
+        room_bytes = self._room_bytes(spec, alone, options)
         new_bytes = self._account.new_gradient_bytes()
-        peak_bytes, kept_bytes = most_kept(one, alone, new_bytes)
-        if peak_bytes + kept_bytes + self._kind(one).input_bytes <= room_bytes:
+        peak_bytes, kept_bytes = most_kept(spec, alone, new_bytes)
+        if peak_bytes + kept_bytes + self._kind(spec).input_bytes <= room_bytes:
             return
-        found = rough_range(one, alone, options, new_bytes)
+        found = rough_range(spec, alone, options, new_bytes)
         if found is None:
             return
-        input_bytes = self._kind(one).input_bytes
+        input_bytes = self._kind(spec).input_bytes
         calls = min(_MOST_LOOKED_FOR, _most_that_fit(room_bytes, found, input_bytes))
         if calls > 1:
-            self._kind(one).learn((alone.gradients, new_bytes == 0), found)
-            self._presumed, self._looked = calls, one
+            self._kind(spec).learn((alone.gradients, new_bytes == 0), found)
+            self._presumed, self._looked = calls, spec
 
-    def _leave_rest(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
-        """Presume a few calls beside those that left room for nothing, for there may be more."""
-        room_bytes = self._room_bytes(one, alone, options)
-        found, calls = self._range_of(one, alone, options), len(self._open)
+    def _leave_rest(self, spec: Specialisation, alone: Surroundings, options: Options) -> None:
+        """Presume a few calls besides those that left no room, for there may be more."""
+        room_bytes = self._room_bytes(spec, alone, options)
+        found, calls = self._range_of(spec, alone, options), len(self._open)
         most = max(1, _MOST_LOOKED_FOR - calls)
-        fit = _most_that_fit(room_bytes, found, self._kind(one).input_bytes)
+        fit = _most_that_fit(room_bytes, found, self._kind(spec).input_bytes)
         self._presumed = calls + max(0, min(most, fit))
 
-    def _room_bytes(self, one: Specialisation, alone: Surroundings, options: Options) -> int:
-        room_bytes = options.planned_bytes - alone.around(one.captured).constant_bytes
+    def _room_bytes(self, spec: Specialisation, alone: Surroundings, options: Options) -> int:
+        room_bytes = options.planned_bytes - alone.around(spec.captured).constant_bytes
         room_bytes -= self._account.new_gradient_bytes() + self._gradients_of_another()
         return max(0, room_bytes)
 

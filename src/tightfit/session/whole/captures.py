@@ -22,7 +22,7 @@ from tightfit.session.callee import Callee
 from tightfit.session.checkpoints import announce_checkpoints
 from tightfit.session.options import Options
 from tightfit.session.outputs import Usage
-from tightfit.session.stages import capture_step
+from tightfit.session.stages import Pricing, capture_step
 from tightfit.session.whole.postponed import may_postpone
 from tightfit.session.whole.specialisation import Specialisation
 
@@ -53,7 +53,7 @@ class Captures:
 
     def __iter__(self) -> Iterator[Specialisation]:
         """Iterate over all that was captured so far."""
-        return (one for alike in self._by_signature.values() for one in alike)
+        return (spec for alike in self._by_signature.values() for spec in alike)
 
     def __len__(self) -> int:
         """Return for how many signatures steps were captured."""
@@ -63,50 +63,50 @@ class Captures:
         """Return what a step depends on: inputs, modules, modes."""
         return self._graphs.signature(given)
 
-    def inputs(self, one: Specialisation, given: Arguments) -> list[Any]:
+    def inputs(self, spec: Specialisation, given: Arguments) -> list[Any]:
         """Return the tensors of the placeholders of a call."""
-        if one.places and isinstance(given, GraphArguments):
+        if spec.places and isinstance(given, GraphArguments):
             inputs = given.inputs
-            return [inputs[i] for i in one.places]
-        found = placeholder_tensors(one.captured.joint, self.callee.modules, given.leaves)
-        if one.places is None and isinstance(given, GraphArguments):
-            one.note_places(places_among(given.inputs, found))
+            return [inputs[i] for i in spec.places]
+        found = placeholder_tensors(spec.captured.joint, self.callee.modules, given.leaves)
+        if spec.places is None and isinstance(given, GraphArguments):
+            spec.note_places(places_among(given.inputs, found))
         return found
 
     def find(self, key: Any, given: Arguments) -> Specialisation | None:
         """Return what was captured for a signature, where inputs decide the same again."""
         alike = self._by_signature.get(key, ())
         if len(alike) > 1:
-            alike = sorted(alike, key=lambda one: -one.used)
+            alike = sorted(alike, key=lambda spec: -spec.used)
         for found in alike:
             if self._holds(found, given):
                 self._misses.pop(key, None)
                 return found
         return None
 
-    def serves(self, one: Specialisation, given: Arguments) -> bool:
+    def serves(self, spec: Specialisation, given: Arguments) -> bool:
         """Whether a captured step is that of a call, as modules and inputs are now."""
-        if self.signature(given) != one.key or not self._holds(one, given):
+        if self.signature(given) != spec.key or not self._holds(spec, given):
             return False
-        return not isinstance(given, GraphArguments) or self._graphs.is_as_it_was(given, one.key)
+        return not isinstance(given, GraphArguments) or self._graphs.is_as_it_was(given, spec.key)
 
-    def _holds(self, one: Specialisation, given: Arguments) -> bool:
-        """Whether what a step has read, beside its signature, is what it was."""
-        joint = one.captured.joint
+    def _holds(self, spec: Specialisation, given: Arguments) -> bool:
+        """Whether what a step has read, besides its signature, is what it was."""
+        joint = spec.captured.joint
         decides = joint.decisions.hold(given.leaves, self.callee.modules)
-        return decides and self._fulfils(one, given)
+        return decides and self._fulfils(spec, given)
 
-    def _fulfils(self, one: Specialisation, given: Arguments) -> bool:
+    def _fulfils(self, spec: Specialisation, given: Arguments) -> bool:
         """Whether parameters are what the alternatives of a step ask of them."""
-        return not one.captured.conditions or _fulfils(one.captured, self.inputs(one, given))
+        return not spec.captured.conditions or _fulfils(spec.captured, self.inputs(spec, given))
 
     def other_plans(self) -> list[Plan]:
         """Return the plans known for any signature."""
-        return [plan for one in self for plan in one.known.all()]
+        return [plan for spec in self for plan in spec.known.all()]
 
     def change(self, key: Any, given: Arguments) -> str | None:
         """Say what has changed of what forward reads since a signature was last captured for."""
-        alike = sorted(self._by_signature.get(key, ()), key=lambda one: -one.used)
+        alike = sorted(self._by_signature.get(key, ()), key=lambda spec: -spec.used)
         if alike and not self._fulfils(alike[0], given):
             return "weights of a norm have come near zero, whose gradients were made of its output"
         if not alike and (guards := self._graphs.failed_guards(given)):
@@ -115,7 +115,7 @@ class Captures:
 
     def varies(self, key: Any, given: Arguments) -> bool:
         """Note that nothing serves a call; return whether numbers are others in every call."""
-        last = max(self._by_signature.get(key, ()), key=lambda one: one.used, default=None)
+        last = max(self._by_signature.get(key, ()), key=lambda spec: spec.used, default=None)
         if last is None:
             return False
         joint = last.captured.joint
@@ -151,12 +151,13 @@ class Captures:
     ) -> Specialisation:
         """Capture a call, whose number is `now`; those not used for long are let go of.
 
-        `room_bytes`: what finding out costs may hold while a step waits for it; None: nobody waits.
+        `room_bytes`: what finding out costs may hold while a step waits for it; None: no step
+        waits.
         """
         neighbour = self._neighbour(key)
         call = dataclasses.replace(call, detached_outputs=self._detached.get(key, frozenset()))
         captured = self._captured(key, call, options, neighbour, room_bytes)
-        announce_checkpoints(self.callee, captured.joint, (one.captured.joint for one in self))
+        announce_checkpoints(self.callee, captured.joint, (spec.captured.joint for spec in self))
         if call.numbers and not captured.joint.takes_numbers:
             self._deciding.add(key)
         made = Specialisation(key, captured, is_further=neighbour is not None)
@@ -171,10 +172,10 @@ class Captures:
 
     def _forget_oldest(self) -> None:
         while len(every := list(self)) > _MOST_KEPT:
-            oldest = min(every, key=lambda one: one.used)
+            oldest = min(every, key=lambda spec: spec.used)
             oldest.forget_plans()
             for key, alike in list(self._by_signature.items()):
-                self._by_signature[key] = [one for one in alike if one is not oldest]
+                self._by_signature[key] = [spec for spec in alike if spec is not oldest]
                 if not self._by_signature[key]:
                     del self._by_signature[key]
 
@@ -190,10 +191,12 @@ class Captures:
             call,
             options,
             self.callee.name,
-            neighbour,
-            watched=options.ranks is None,
-            room_bytes=room_bytes,
-            postpones=neighbour is None and may_postpone(options),
+            Pricing(
+                neighbour,
+                is_checked=options.ranks is None,
+                room_bytes=room_bytes,
+                postpones=neighbour is None and may_postpone(options),
+            ),
         )
         self._detached[key] = captured.joint.detached
         return captured
@@ -201,51 +204,51 @@ class Captures:
     def _neighbour(self, key: Any) -> Graph | None:
         """Return the graph of the same call on other sizes or answers, its own costs preferred."""
         alike = [
-            (not one.is_further, one.used, other)
+            (not spec.is_further, spec.used, other)
             for other, specialisations in self._by_signature.items()
-            for one in specialisations
+            for spec in specialisations
             if other == key or differ_in_sizes_only(other, key)
         ]
         if not alike:
             return None
-        known = max(alike, key=lambda one: one[:2])[2]
+        known = max(alike, key=lambda spec: spec[:2])[2]
         self._detached.setdefault(key, self._detached.get(known, frozenset()))
-        return max(self._by_signature[known], key=lambda one: one.used).captured.graph
+        return max(self._by_signature[known], key=lambda spec: spec.used).captured.graph
 
     # -- letting go ---------------------------------------------------------------------------
 
-    def forget(self, one: Specialisation) -> None:
+    def forget(self, spec: Specialisation) -> None:
         """Drop what was captured for a signature."""
-        self._by_signature.pop(one.key, None)
+        self._by_signature.pop(spec.key, None)
 
     def forget_all(self) -> None:
         """Drop all that was captured; what is known for capturing stays."""
-        for one in self:
-            one.forget_plans()
+        for spec in self:
+            spec.forget_plans()
         self._by_signature.clear()
 
-    def may_repeat(self, one: Specialisation) -> bool:
+    def may_repeat(self, spec: Specialisation) -> bool:
         """Whether a step may be run again in its backward: so it was, or none has been seen."""
-        return one not in self._shown or one.key in self._repeated
+        return spec not in self._shown or spec.key in self._repeated
 
-    def note_repeated(self, one: Specialisation) -> None:
+    def note_repeated(self, spec: Specialisation) -> None:
         """Note that backward runs through calls of a step more than once."""
-        self._repeated.add(one.key)
+        self._repeated.add(spec.key)
 
-    def learn_outputs(self, one: Specialisation, run: Run) -> None:
+    def learn_outputs(self, spec: Specialisation, run: Run) -> None:
         """Note which outputs have received gradients; drop a plan that is made for others."""
         used, unused = run.reached.used, run.reached.unused
-        if not unused and self._shown.get(one) == used:
+        if not unused and self._shown.get(spec) == used:
             return  # as in the step before
-        self._shown[one] = used
+        self._shown[spec] = used
         self._takes_more |= bool(run.reached.unplanned)
-        before = self._detached.get(one.key, frozenset())
-        self._usage.note(one.key, run.reached)
-        unused = self._usage.settled(one.key, one.captured)
-        self._detached[one.key] = (before | unused) - used
-        if self._detached[one.key] == before:
+        before = self._detached.get(spec.key, frozenset())
+        self._usage.note(spec.key, run.reached)
+        unused = self._usage.settled(spec.key, spec.captured)
+        self._detached[spec.key] = (before | unused) - used
+        if self._detached[spec.key] == before:
             return
-        self.forget(one)
+        self.forget(spec)
         if unused:
             announce(f"output(s) {sorted(unused)} receive no gradient: planning without them")
 

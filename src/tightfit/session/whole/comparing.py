@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from tightfit.execution.guard import left_out
-from tightfit.session.anywhere import Anywhere
+from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.whole.postponed import Postponed
@@ -21,10 +21,10 @@ _PART = 0.05  # of the least time from one call to the next
 class Comparing:
     """When alternatives of a callable's steps are compared, and when they come into use.
 
-    `addresses`: where its steps lie in memory.
+    `addresses`: of its steps in memory.
     """
 
-    def __init__(self, account: Account, addresses: Anywhere) -> None:
+    def __init__(self, account: Account, addresses: DefaultAddresses) -> None:
         self._account = account
         self._addresses = addresses
         self._began: float | None = None
@@ -36,20 +36,20 @@ class Comparing:
         usable_bytes = options.usable_bytes - self._addresses.looking_bytes(options)
         return usable_bytes - self._account.held_bytes()
 
-    def go_on(self, one: Specialisation, options: Options, waiting: Sequence[object]) -> None:
+    def go_on(self, spec: Specialisation, options: Options, waiting: Sequence[object]) -> None:
         """Compare for a while; once all are compared and the steps are timed, use them.
 
         One comparison may take longer than a step allows: the next steps make up for it. Nothing is
         done while earlier calls await their backward.
         """
         begun, self._began = self._began, None
-        if one.postponed is not None and begun is not None and not waiting:
+        if spec.postponed is not None and begun is not None and not waiting:
             self._step_s = min(self._step_s, time.perf_counter() - begun)
-            if one.still_compares:
-                self._compare(one.postponed, options)
-            if one.postponed.is_done and (one.tuner is None or one.tuner.is_ready):
-                self.end(one, options)
-        self._began = time.perf_counter() if one.plans else None  # else it is planned first
+            if spec.still_compares:
+                self._compare(spec.postponed, options)
+            if spec.postponed.is_done and (spec.tuner is None or spec.tuner.is_ready):
+                self.end(spec, options)
+        self._began = time.perf_counter() if spec.plans else None  # else it is planned first
 
     def _compare(self, postponed: Postponed, options: Options) -> None:
         """Compare, unless steps are still to make up for a comparison that took long."""
@@ -61,8 +61,8 @@ class Comparing:
             postponed.go_on(self._saved_s, self.room_bytes(options))
         self._saved_s -= time.perf_counter() - began
 
-    def end(self, one: Specialisation, options: Options) -> None:
+    def end(self, spec: Specialisation, options: Options) -> None:
         """Compare what is left and use what keeps its promise."""
-        if one.postponed is not None:
+        if spec.postponed is not None:
             with left_out():
-                one.use_compared(options, self.room_bytes(options))
+                spec.use_compared(options, self.room_bytes(options))

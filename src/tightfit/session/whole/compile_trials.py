@@ -56,7 +56,7 @@ class CompiledPlan:
         return _plan_of(self.outcome).gradients
 
     def peak_bytes(self, graph: Graph) -> int:
-        """Return the measured peak with what a graph says lies around the step."""
+        """Return the measured peak with what a graph says is resident around the step."""
         outside = max((s.outside_bytes for s in graph.segments if s.phase == "backward"), default=0)
         return graph.constant_bytes + self.trial.above_constants(outside)
 

@@ -32,33 +32,34 @@ from tightfit.units import format_bytes
 
 __all__ = ["fastest_plan", "still_fits"]
 
-_LITTLE = 0.1  # of the activations' part may stay unused rather than compiling anew
+_LITTLE = 0.1  # of the activations' part may stay unused rather than compiling again
 _WASTE = 0.01  # of it may be lost to assumptions where nothing is compiled
 
 
 def fastest_plan(
-    one: Specialisation, task: Task, options: Options, inputs: Sequence[Any], name: str
+    spec: Specialisation, task: Task, options: Options, inputs: Sequence[Any], name: str
 ) -> Planned:
     """Return the plan that was measured to be the fastest within the budget.
 
-    `one`: what is known about the step; what was decided before holds again where it fits. `task`:
-    the step's graph with what lies around it, the budget, the gradients. `inputs`: the tensors of
-    the placeholders, for the trial runs. Raises `InfeasibleBudget` if no plan holds the budget,
-    neither compiled nor operator by operator. Raises `CompileError` if the step cannot be compiled.
+    `spec`: what is known about the step; what was decided before holds again where it fits. `task`:
+    the step's graph with what is resident around it, the budget, the gradients. `inputs`: the
+    tensors of the placeholders, for the trial runs. Raises `InfeasibleBudget` if no plan holds the
+    budget, neither compiled nor operator by operator. Raises `CompileError` if the step cannot be
+    compiled.
     """
-    known = _known(one, task)
+    known = _known(spec, task)
     if known is not None:
         return _compiled(task, known)
-    refuse_uncompilable(one.captured)
-    full = one.captured.with_graph(task.graph)
+    refuse_uncompilable(spec.captured)
+    full = spec.captured.with_graph(task.graph)
     step = _for_the_compiler(full, options)
     uncompiled = full if options.plan is None else step
-    if _was_beaten(one, task):
-        return _one_by_one(one, uncompiled, task, options, True)
+    if _was_beaten(spec, task):
+        return _one_by_one(spec, uncompiled, task, options, True)
     tried = compiled_tries(step, task, options, inputs, name)
     holding = [plan for plan in tried if plan.peak_bytes(task.graph) <= task.budget_bytes]
     try:
-        single = _one_by_one(one, uncompiled, task, options)
+        single = _one_by_one(spec, uncompiled, task, options)
     except InfeasibleBudget:
         if not holding:
             raise
@@ -82,13 +83,13 @@ def _for_the_compiler(captured: Captured, options: Options) -> Captured:
 
 
 def _one_by_one(
-    one: Specialisation, captured: Captured, task: Task, options: Options, beats: bool = False
+    spec: Specialisation, captured: Captured, task: Task, options: Options, beats: bool = False
 ) -> Planned:
     """Return the plan whose operators run one by one."""
-    known = one.known.smallest(task.gradients)
+    known = spec.known.smallest(task.gradients)
     outcome = plan_step(msgspec.structs.replace(task, graph=captured.graph), options, known)
     assert outcome.plan is not None
-    one.known.remember(outcome.plan)
+    spec.known.remember(outcome.plan)
     runner = Runner(captured, lower(captured, outcome.plan))
     return Planned(captured.graph, outcome, runner, beats_compiled=beats)
 
@@ -127,10 +128,10 @@ def _fastest(
     return _compiled(task, holding[best])
 
 
-def _known(one: Specialisation, task: Task) -> CompiledPlan | None:
+def _known(spec: Specialisation, task: Task) -> CompiledPlan | None:
     """Return a compiled plan made for other surroundings that holds this budget without waste."""
     room_bytes = task.budget_bytes - task.graph.constant_bytes
-    for planned in one.plans.values():
+    for planned in spec.plans.values():
         compiled = planned.compiled
         if compiled is None or compiled.gradients != task.gradients:
             continue
@@ -141,10 +142,10 @@ def _known(one: Specialisation, task: Task) -> CompiledPlan | None:
     return None
 
 
-def _was_beaten(one: Specialisation, task: Task) -> bool:
+def _was_beaten(spec: Specialisation, task: Task) -> bool:
     """Whether compiled plans were slower in surroundings that leave about as much room."""
     room_bytes = task.budget_bytes - task.graph.constant_bytes
-    for planned in one.plans.values():
+    for planned in spec.plans.values():
         plan = planned.outcome.plan
         if planned.beats_compiled and plan is not None and plan.gradients == task.gradients:
             before_bytes = plan.budget_bytes - planned.graph.constant_bytes
@@ -163,7 +164,7 @@ def still_fits(
     """
     assert planned.outcome.plan is not None
     graph = planned.graph.with_outside(outside_bytes)
-    if planned.compiled is not None:  # compiling anew takes minutes
+    if planned.compiled is not None:  # compiling again takes minutes
         return planned.compiled.peak_bytes(graph) <= budget_bytes
     peak_bytes = simulate(graph, planned.outcome.plan).peak_bytes
     little = _WASTE * (planned.outcome.peak_bytes - graph.constant_bytes)

@@ -59,7 +59,7 @@ def earlier_plans(graph: Graph, options: Options) -> Iterator[Plan]:
 
 
 def _cache() -> PlanCache:
-    """Return where they lie: apart from plans that answer a search, which others can take in."""
+    """Return their folder: apart from plans that answer a search, which others can take in."""
     return PlanCache(cache_folder("earlier"))
 
 

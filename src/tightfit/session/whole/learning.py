@@ -1,9 +1,10 @@
-"""Measuring the steps of a callee, and learning from them what nobody told."""
+"""Measuring the steps of a callee, and learning from them what the user did not say."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,13 +22,22 @@ from tightfit.session.whole.compiling import still_fits
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
-__all__ = ["Watch"]
+__all__ = ["LastStep", "StepMonitor"]
 
-_MOST_FREED = 2  # steps that are not learned from, as something was freed amid them
+_MOST_FREED = 2  # steps that are not learned from, as something was freed during them
 _LEARNED = 8  # steps of a shape; later ones are checked, and peaks are the user's
 
 
-class Watch:
+@dataclass(frozen=True)
+class LastStep:
+    """The step before: what is learned from it."""
+
+    planned: Planned  # what it ran
+    is_alone: bool  # whether no other call of the callee awaited its backward during it
+    more_bytes: int  # what was held more at its begin than its plan was made for
+
+
+class StepMonitor:
     """Measures every step against the budget; what the first one showed replaces assumptions.
 
     `name`: of the callee, for messages. `account`: what the callee holds between steps; learns the
@@ -38,9 +48,9 @@ class Watch:
         self.guard: Guard | None = None
         self._name = name
         self._account = account
-        self._told = False
+        self._announced = False
         self._learned_from: StepPeaks | None = None
-        self._told_outside: set[int] = set()
+        self._announced_outside: set[int] = set()
         self._freed = 0
         self._begun: WeakKeyDictionary[Specialisation, int] = WeakKeyDictionary()
 
@@ -51,25 +61,20 @@ class Watch:
 
     def begin(
         self,
-        one: Specialisation,
+        spec: Specialisation,
         options: Options,
-        last: Planned | None,
         inputs: Sequence[Any],
         runs: Iterable[Run],
-        *,
-        alone: bool,
-        more_bytes: int = 0,
+        last: LastStep | None,
     ) -> None:
         """Begin to measure a step; learn from the one before.
 
-        `runs`: always the calls that somebody still holds the outputs of. `alone`: whether no other
-        call of the callee awaited its backward during the step before. `more_bytes`: what was held
-        more at the begin of the step before than where its plan was made for.
+        `runs`: always the calls whose outputs are still held.
         """
-        account, graph = self._account, one.captured.graph
+        account, graph = self._account, spec.captured.graph
         budget_bytes = options.usable_bytes
         if self.guard is None:
-            gc.collect()  # what is freed amid the first step would hide what it holds
+            gc.collect()  # what is freed during the first step would hide what it holds
             self.guard = Guard(
                 str(account.device), options.on_exceed, unmetered_bytes=account.before_bytes
             )
@@ -79,19 +84,19 @@ class Watch:
 
         def constant_bytes() -> int:
             nonlocal earlier_bytes
-            standing = account.standing(inputs, options.beside(account), one.input_bytes)
+            standing = account.standing(inputs, options.others_in_budget(account), spec.input_bytes)
             earlier_bytes = standing.earlier_input_bytes
             held = standing.gradient_bytes + standing.state_bytes + standing.others_bytes
             return graph.constant_bytes + held
 
-        begun = self._begun[one] = self._begun.get(one, 0) + 1
+        begun = self._begun[spec] = self._begun.get(spec, 0) + 1
         self.guard.before_forward(
             constant_bytes, budget_bytes, options.shared, runs, is_known=begun > _LEARNED
         )
         if earlier_bytes:  # of the peak, but not of what the limit counts
             self.guard.change_budget(budget_bytes + earlier_bytes)
         if self.guard.steps and last is not None:
-            self._learn(one, options, last, self.guard, alone, more_bytes)
+            self._learn(spec, options, last, self.guard)
 
     def live_bytes(self) -> int | None:
         """Return what is given out in the process now; None where nothing is measured."""
@@ -116,12 +121,12 @@ class Watch:
             self.guard.after_backward()
 
     def leave_out_garbage(self) -> None:
-        """Leave out what lay about when the measured window was opened and was collected since."""
+        """Leave out garbage of when the measured window was opened and was collected since."""
         if self.guard is not None:
             self.guard.leave_out_garbage()
 
     def restart(self) -> None:
-        """Begin the measured window anew: what happened in it so far belongs to no step."""
+        """Restart the measured window: what happened in it so far belongs to no step."""
         if self.guard is not None:
             self.guard.restart()
 
@@ -144,34 +149,28 @@ class Watch:
         self._begun.clear()
 
     def _learn(
-        self,
-        one: Specialisation,
-        options: Options,
-        last: Planned,
-        guard: Guard,
-        alone: bool,
-        more_bytes: int,
+        self, spec: Specialisation, options: Options, before: LastStep, guard: Guard
     ) -> None:
-        shared = options.shared
-        alone = alone and (shared is None or len(shared.members()) <= 1)
-        if not self._told:
-            self._told = True
+        shared, last = options.shared, before.planned
+        alone = before.is_alone and (shared is None or len(shared.members()) <= 1)
+        if not self._announced:
+            self._announced = True
             self._tell(last, guard, options)
-        step, before = guard.steps[-1], self._learned_from
+        step, learned_from = guard.steps[-1], self._learned_from
         self._learned_from = step
-        if step is before:
+        if step is learned_from:
             return  # the step before was run without its plan, and this one is older
         if step.others_ran:
             return  # what others held meanwhile is not its own
         if not (options.arena and self._account.device.type == "cuda"):
             # fillers of an arena there count as given out: plans leave room for them already
-            one.saw_backward(last, step.constant_bytes + step.backward_bytes - more_bytes)
-        # what lies between forward and backward of one in company is theirs, too
+            spec.saw_backward(last, step.constant_bytes + step.backward_bytes - before.more_bytes)
+        # what is held between forward and backward of one in company is theirs, too
         if step.has_freed_between and self._freed < _MOST_FREED:  # garbage of another model, say
             self._freed += 1
             return
-        if alone and one.user_code.may_be_seen and one.plans:
-            self._learn_outside(one, options, last, guard)
+        if alone and spec.user_code.may_be_seen and spec.plans:
+            self._learn_outside(spec, options, last, guard)
 
     def _tell(self, last: Planned, guard: Guard, options: Options) -> None:
         step = guard.steps[-1]
@@ -187,22 +186,22 @@ class Watch:
         )
 
     def _learn_outside(
-        self, one: Specialisation, options: Options, last: Planned, guard: Guard
+        self, spec: Specialisation, options: Options, last: Planned, guard: Guard
     ) -> None:
         """Replace what was assumed of user code by what it held; plan again if that matters."""
         outside_bytes = _held_outside(last.graph, guard.steps[-1], guard.growth_bytes)
-        outside_bytes = _agreed(one, options, "outside", outside_bytes)
-        outside_bytes = one.user_code.saw(outside_bytes, has_grown=guard.growth_bytes > 0)
+        outside_bytes = _agreed(spec, options, "outside", outside_bytes)
+        outside_bytes = spec.user_code.saw(outside_bytes, has_grown=guard.growth_bytes > 0)
         if still_fits(
             last,
             options.usable_bytes,
-            assumed_bytes=one.user_code.planned_bytes,
+            assumed_bytes=spec.user_code.planned_bytes,
             outside_bytes=outside_bytes,
         ):
             return
-        one.user_code.plan_for(outside_bytes)
-        if outside_bytes not in self._told_outside:
-            self._told_outside.add(outside_bytes)
+        spec.user_code.plan_for(outside_bytes)
+        if outside_bytes not in self._announced_outside:
+            self._announced_outside.add(outside_bytes)
             held = format_bytes(outside_bytes) if outside_bytes else "nothing"
             announce(f"user code holds {held} between forward and backward: planning with that")
 
@@ -219,7 +218,7 @@ def _held_outside(graph: Graph, step: StepPeaks, growth_bytes: int) -> int:
     return max(0, step.outside_bytes + max(0, -left_bytes) - stays_bytes)
 
 
-def _agreed(one: Specialisation, options: Options, what: str, own_bytes: int) -> int:
+def _agreed(spec: Specialisation, options: Options, what: str, own_bytes: int) -> int:
     """Return what the first rank measured, but at least the own: all then plan alike."""
-    key = f"{what} bytes {fingerprint(one.captured.graph)}"
+    key = f"{what} bytes {fingerprint(spec.captured.graph)}"
     return max(own_bytes, agreed(options.ranks, key, int, lambda: own_bytes))

@@ -1,4 +1,4 @@
-"""What the next, less exact class of alternatives would gain: planned when somebody asks."""
+"""What the next, less exact class of alternatives would gain: planned on request."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def planned_less_exactly(whole: WholeSteps) -> LessExact:
         raise BadInput("next_exactness: compiled plans are chosen by trial runs, not by a search")
     if whole.waiting:
         raise BadInput("next_exactness: a step awaits its backward; ask between two steps")
-    one, planned = _last(whole)
-    around = next(known for known, plan in one.plans.items() if plan is planned)
+    spec, planned = _last(whole)
+    around = next(known for known, plan in spec.plans.items() if plan is planned)
     whole.account.enforce()
     try:
         room_bytes = around.budget_bytes - planned.graph.constant_bytes
         with left_out():
             wider = less_exact_step(
-                one.captured, exactness, options, whole.callee.modules, room_bytes
+                spec.captured, exactness, options, whole.callee.modules, room_bytes
             )
     finally:
         whole.account.rest()
@@ -48,7 +48,7 @@ def planned_less_exactly(whole: WholeSteps) -> LessExact:
 def _last(whole: WholeSteps) -> tuple[Specialisation, Planned]:
     """Return the plan of the last step and what it was made for."""
     last = whole.last
-    for one in whole.captures:
-        if last is not None and any(plan is last for plan in one.plans.values()):
-            return one, last
+    for spec in whole.captures:
+        if last is not None and any(plan is last for plan in spec.plans.values()):
+            return spec, last
     raise BadInput("next_exactness: no plan is in use; run a step or tightfit.prepare first")

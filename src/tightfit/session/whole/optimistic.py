@@ -1,7 +1,7 @@
 """A plan for a budget in which no plan has room for all that is expected.
 
 What a loss outside holds, what the optimizer's state will take, whether what is held now is let go
-of before the backward: nobody knows that of a step that was not seen yet. Where no plan has room
+of before the backward: that is unknown of a step that was not seen yet. Where no plan has room
 for the worst of it, the step runs by one that counts on less. The limit holds all the same: the
 allocator refuses what exceeds it.
 """
@@ -31,19 +31,19 @@ from tightfit.units import format_bytes
 __all__ = ["LessExpected", "Passing", "as_it_stands", "less_expected"]
 
 _QUICKLY = Limits(seconds=1.0)
-_FORETOLD = 1.15  # a workspace that was foretold may be so much larger
+_PREDICTED = 1.15  # a workspace that was predicted may be so much larger
 
 
 @dataclass(frozen=True)
 class Passing:
-    """A step amid which something is let go of: between its forward and its backward."""
+    """A step during which something is released: between its forward and its backward."""
 
     around: Surroundings  # of its backward
     passing_bytes: int  # what is held in its forward besides
 
-    def needed(self, one: Specialisation, limits: Limits = _QUICKLY) -> int:
+    def needed(self, spec: Specialisation, limits: Limits = _QUICKLY) -> int:
         """Return the least budget that was found for it, with what passes."""
-        graph = self.around.around(one.hoped.with_foretold(_FORETOLD))
+        graph = self.around.around(spec.hoped.with_predicted(_PREDICTED))
         plans = [minimum_budget(graph, self.around.gradients, limits, SILENT).plan]
         if self.passing_bytes:  # of plans with the same peak, that which leaves most room for it
             a_little_more = self.around.outside_bytes * 9 // 8
@@ -62,7 +62,7 @@ class LessExpected:
     """A step with less around it than what may come."""
 
     around: Surroundings  # with all that may come
-    # Without what nobody has seen yet: what a loss outside holds, state that is to come
+    # Without what was not seen yet: what a loss outside holds, state that is to come
     unseen: Surroundings
     stale: Passing  # as if gradients that an optimizer has used were gone before the backward
     likely: Passing  # as if what the call before has returned were gone, too
@@ -72,9 +72,9 @@ class LessExpected:
     outside_bytes: int  # what user code is expected to hold between forward and backward
     held_bytes: Mapping[str, int]  # what is expected to be held besides the step, by what holds it
 
-    def expected(self, one: Specialisation) -> Expected:
+    def expected(self, spec: Specialisation) -> Expected:
         """Return what an error says of it."""
-        known = replace(self.all.around, outside_bytes=0).around(one.hoped.with_foretold(0))
+        known = replace(self.all.around, outside_bytes=0).around(spec.hoped.with_predicted(0))
         least = minimum_budget(known, self.all.around.gradients, _QUICKLY, SILENT)
         return Expected(self.held_bytes, least.lower_bytes)
 
@@ -92,19 +92,19 @@ class LessExpected:
 
     def in_words(self) -> str:
         """Say what there is no room for."""
-        told = [f"{format_bytes(n)} of {what}" for what, n in self.held_bytes.items() if n > 0]
-        return " and ".join(told) or "what its backward was seen to hold"
+        amounts = [f"{format_bytes(n)} of {what}" for what, n in self.held_bytes.items() if n > 0]
+        return " and ".join(amounts) or "what its backward was seen to hold"
 
     def planned(
         self,
-        one: Specialisation,
+        spec: Specialisation,
         plan: Callable[[Surroundings, Plan], Planned],
-        as_told: Callable[[Surroundings, Plan], Planned | None],
+        plan_as: Callable[[Surroundings, Plan], Planned | None],
         budget_bytes: int,
     ) -> Planned | None:
         """Return a plan that leaves as much room as can be; None: no plan fits however little.
 
-        `plan`: plans the step for some surroundings, at least as well as a known plan. `as_told`:
+        `plan`: plans the step for some surroundings, at least as well as a known plan. `plan_as`:
         returns a given plan for some surroundings, ready to run, if it is one. `budget_bytes`: what
         may be held at any time.
         """
@@ -114,36 +114,36 @@ class LessExpected:
                 _forward_bytes(planned) + way.passing_bytes <= budget_bytes
             )
 
-        for way in self._by_room(one):
+        for way in self._by_room(spec):
             around = way.around
-            if around.around(one.hoped).constant_bytes > around.budget_bytes:
+            if around.around(spec.hoped).constant_bytes > around.budget_bytes:
                 continue
-            least = minimum_budget(around.around(one.hoped), around.gradients, _QUICKLY, SILENT)
+            least = minimum_budget(around.around(spec.hoped), around.gradients, _QUICKLY, SILENT)
             if least.found_bytes > around.budget_bytes:
                 continue
-            if one.postponed is None:
-                one.known.remember(least.plan)
-            roomy, thrifty = self._roomy(one, around)
+            if spec.postponed is None:
+                spec.known.remember(least.plan)
+            roomy, thrifty = self._roomy(spec, around)
             for each, known in ((roomy, thrifty), (around, least.plan)):
                 with contextlib.suppress(InfeasibleBudget):
                     planned = plan(each, known)
                     if fits(planned, way):
                         return planned
-                planned = as_told(each, known)
+                planned = plan_as(each, known)
                 if fits(planned, way):
                     return planned
         return None
 
-    def _roomy(self, one: Specialisation, around: Surroundings) -> tuple[Surroundings, Plan]:
+    def _roomy(self, spec: Specialisation, around: Surroundings) -> tuple[Surroundings, Plan]:
         """Return the same with as much room for user code as there can be, and a plan for it."""
-        graph = around.around(one.hoped)
+        graph = around.around(spec.hoped)
         thrifty = _thrifty(graph, around.gradients, around.budget_bytes)
         held = holding_of(graph.with_outside(0), thrifty)
         room_bytes = around.budget_bytes - graph.constant_bytes - held.staying_bytes
         room_bytes = max(around.outside_bytes, min(self.outside_bytes, room_bytes))
         return around.with_outside(room_bytes), thrifty
 
-    def _by_room(self, one: Specialisation) -> Iterator[Passing]:
+    def _by_room(self, spec: Specialisation) -> Iterator[Passing]:
         """Yield for what to plan."""
         yield Passing(self.unseen, 0)
         passed_bytes = 0
@@ -153,26 +153,26 @@ class LessExpected:
                 yield way
         # as plain PyTorch runs it, where the caller lets go of what the forward returns
         least = replace(self.all.around, outside_bytes=0)
-        peak_bytes = self.plain_bytes(one)
-        returned = sum(v.size_bytes for v in one.captured.graph.values if v.fate == "returned")
+        peak_bytes = self.plain_bytes(spec)
+        returned = sum(v.size_bytes for v in spec.captured.graph.values if v.fate == "returned")
         if least.budget_bytes < peak_bytes <= least.budget_bytes + returned:
             yield Passing(replace(least, budget_bytes=peak_bytes), self.all.passing_bytes)
 
-    def plain_bytes(self, one: Specialisation) -> int:
+    def plain_bytes(self, spec: Specialisation) -> int:
         """Return what plain PyTorch takes for the step at least, as far as its operators say."""
         least = replace(self.all.around, outside_bytes=0)
-        return eager_peak_bytes(least.around(one.captured), gradients=least.gradients)
+        return eager_peak_bytes(least.around(spec.captured), gradients=least.gradients)
 
 
 def as_it_stands(around: Surroundings, standing: Standing) -> Surroundings:
-    """Return what lies around a step without what is only expected to be held."""
+    """Return what is resident around a step without what is only expected."""
     return replace(
         around, state_bytes=standing.state_bytes, others_bytes=standing.others_bytes, part=1.0
     )
 
 
 def less_expected(
-    one: Specialisation,
+    spec: Specialisation,
     around: Surroundings,
     account: Account,
     standing: Standing,
@@ -186,7 +186,7 @@ def less_expected(
     made_bytes = coming_bytes if options.steps is not None else 0  # in this very backward
     unseen = replace(
         as_it_stands(around, standing),
-        outside_bytes=one.user_code.seen_bytes or 0,
+        outside_bytes=spec.user_code.seen_bytes or 0,
         state_bytes=standing.state_bytes + made_bytes,
         budget_bytes=options.planned_bytes,
     )
@@ -204,11 +204,11 @@ def less_expected(
         "what else is held now": standing.others_bytes,
         "what others within the budget will hold": standing.others_coming_bytes,
         "what other calls may hold": options.planned_bytes - around.budget_bytes,
-        "workspaces that there is no room to measure": one.hoped.foretold_bytes,
+        "workspaces that there is no room to measure": spec.hoped.predicted_bytes,
     }
-    outside_bytes = one.user_code.seen_bytes
+    outside_bytes = spec.user_code.seen_bytes
     if outside_bytes is None:
-        outside_bytes = expected_outside_bytes(one.captured)
+        outside_bytes = expected_outside_bytes(spec.captured)
     return LessExpected(around, unseen, stale, likely, every, used_bytes, outside_bytes, held_bytes)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -37,6 +38,7 @@ from tightfit.session.whole.specialisation import Moves, Planned, Specialisation
 
 __all__ = [
     "NeedsComparing",
+    "PlanRequest",
     "most_kept",
     "planned_as",
     "planned_for",
@@ -57,109 +59,104 @@ class NeedsComparing(Exception):
     """Nothing at hand fits, and alternatives of the step are still to be compared."""
 
 
-def planned_for(
-    one: Specialisation,
-    around: Surroundings,
-    inputs: Sequence[Any],
-    options: Options,
-    name: str,
-    others: Callable[[], Iterable[Plan]],
-    *,
-    waits: bool = False,
-    least: bool = False,
-    once: bool = False,
-) -> Planned:
+@dataclass(frozen=True)
+class PlanRequest:
+    """The call that a plan is for, and how much effort it is worth.
+
+    `inputs`: the tensors of the placeholders, for trial runs of compiled plans. `others`: returns
+    plans of the same callable at other shapes. `waits`: whether to search now and not in the
+    background, before training. `least`: whether to begin with the plan that holds least, of those
+    known. `once`: whether the plan is for this call alone: no better one is searched.
+    """
+
+    inputs: Sequence[Any]
+    options: Options
+    name: str
+    others: Callable[[], Iterable[Plan]]
+    waits: bool = False
+    least: bool = False
+    once: bool = False
+
+
+def planned_for(spec: Specialisation, around: Surroundings, request: PlanRequest) -> Planned:
     """Return a plan for the constants of now, ready to run; make it if needed.
 
     No step waits for a search: it runs the best plan at hand, and takes a better one between two
     steps once a search in the background has found it. Only where nothing at hand fits, a plan is
     searched at once. A compiled plan is tried on the inputs and waited for.
 
-    `around`: what lies around it now. `inputs`: the tensors of the placeholders, for trial runs of
-    compiled plans. `others`: returns plans of the same callable at other shapes. `waits`: whether
-    to search now and not in the background: nobody trains yet. `least`: whether to begin with the
-    plan that holds least, of those known. `once`: whether the plan is for this call alone: no
-    better one is searched. Raises `NeedsComparing` if a plan may need alternatives that were left
-    for later.
+    `around`: what is resident around it now. Raises `NeedsComparing` if a plan may need
+    alternatives that were left for later.
     """
-    around = one.seen_around(around)
-    planned = one.fitting(around)
-    if planned is None and least and not waits and options.plan is None:
-        planned = _least_planned(one, around, options)
+    options, name = request.options, request.name
+    around = spec.seen_around(around)
+    planned = spec.fitting(around)
+    if planned is None and request.least and not request.waits and options.plan is None:
+        planned = _least_planned(spec, around, options)
     if planned is None and options.compile:
-        planned = one.take(around, _compiled(one, around.task(one.captured), options, inputs, name))
+        planned = spec.take(around, _compiled(spec, around.task(spec.captured), request))
     elif planned is None:
-        planned = _first_planned(one, around, options, name, others, waits=waits, once=once)
-    elif not options.compile and one.may_gain(around, planned):
-        _search(one, around, around.task(one.captured), options)
-    ended = one.ended_search(around)
-    return planned if ended is None else _better(one, *ended, planned, options, name)
+        planned = _first_planned(spec, around, request)
+    elif not options.compile and spec.may_gain(around, planned):
+        _search(spec, around, around.task(spec.captured), options)
+    ended = spec.ended_search(around)
+    return planned if ended is None else _better(spec, *ended, planned, options, name)
 
 
-def _compiled(
-    one: Specialisation, task: Task, options: Options, inputs: Sequence[Any], name: str
-) -> Planned:
+def _compiled(spec: Specialisation, task: Task, request: PlanRequest) -> Planned:
     """Return the fastest plan within the budget, compiled or not."""
-    if options.ranks is not None:
+    if request.options.ranks is not None:
         raise CompileError(
-            f"{name} runs under DistributedDataParallel, where every process must run the "
+            f"{request.name} runs under DistributedDataParallel, where every process must run the "
             "same plan, but each compiles and measures its own. Way out: compile=False"
         )
-    return fastest_plan(one, task, options, inputs, name)
+    return fastest_plan(spec, task, request.options, request.inputs, request.name)
 
 
-def _first_planned(
-    one: Specialisation,
-    around: Surroundings,
-    options: Options,
-    name: str,
-    others: Callable[[], Iterable[Plan]],
-    *,
-    waits: bool,
-    once: bool,
-) -> Planned:
+def _first_planned(spec: Specialisation, around: Surroundings, request: PlanRequest) -> Planned:
     """Return the first plan for some surroundings, made at once where that can be."""
-    task = around.task(one.captured)
-    at_hand = (*one.known.all(), *others())
+    options = request.options
+    task = around.task(spec.captured)
+    at_hand = (*spec.known.all(), *request.others())
     outcome = None
-    if waits and one.postponed is not None:
+    if request.waits and spec.postponed is not None:
         raise NeedsComparing
-    if options.ranks is None and not waits and options.planner == DEFAULT:
-        planned = _for_more_growth(one, around, options, at_hand, once=once)
+    if options.ranks is None and not request.waits and options.planner == DEFAULT:
+        planned = _for_more_growth(spec, around, options, at_hand, once=request.once)
         if planned is not None:
             return planned
-        outcome = _leaving_room(one, around, options, at_hand, once=once)
+        outcome = _leaving_room(spec, around, options, at_hand, once=request.once)
     if outcome is None:
-        outcome = _first_outcome(one, around, task, options, name, at_hand, waits=waits, once=once)
-    return one.take(around, _lowered(one, task.graph, outcome, options))
+        outcome = _first_outcome(spec, around, task, at_hand, request)
+    return spec.take(around, _lowered(spec, task.graph, outcome, options))
 
 
 def planned_as(
-    one: Specialisation, around: Surroundings, plan: Plan, options: Options
+    spec: Specialisation, around: Surroundings, plan: Plan, options: Options
 ) -> Planned | None:
     """Return a plan of a step ready to run; None: it is none, or uses what is still compared."""
-    task = around.task(one.captured)
-    if one.postponed is not None:
+    task = around.task(spec.captured)
+    if spec.postponed is not None:
         return None
     found = _judged(task, (msgspec.structs.replace(plan, graph=fingerprint(task.graph)),))
-    return _lowered(one, task.graph, found[0], options) if found else None
+    return _lowered(spec, task.graph, found[0], options) if found else None
 
 
-def _least_planned(one: Specialisation, around: Surroundings, options: Options) -> Planned | None:
+def _least_planned(spec: Specialisation, around: Surroundings, options: Options) -> Planned | None:
     """Return the known plan that keeps least for its backward, or that holds least, if it fits."""
-    task = around.task(one.captured)
-    thrifty = one.known.thrifty(task.gradients)
+    task = around.task(spec.captured)
+    thrifty = spec.known.thrifty(task.gradients)
     found = _judged(task, (thrifty,) if thrifty is not None else ())
-    found = found or _judged(task, one.known.all())
+    found = found or _judged(task, spec.known.all())
     if not found:
         return None
     outcome = min(found, key=lambda outcome: outcome.peak_bytes)
-    planned = _lowered(one, task.graph, outcome, options)
+    planned = _lowered(spec, task.graph, outcome, options)
     if options.compile:  # a plan that runs once is not worth it, and would stay
         return planned
     # as if there were no more room, so that a better one is looked for where there is
     own = dataclasses.replace(around, budget_bytes=outcome.peak_bytes)
-    return one.take(own, planned)
+    return spec.take(own, planned)
 
 
 def _judged(task: Task, plans: Iterable[Plan]) -> list[Outcome]:
@@ -173,7 +170,7 @@ def _judged(task: Task, plans: Iterable[Plan]) -> list[Outcome]:
 
 
 def _for_more_growth(
-    one: Specialisation,
+    spec: Specialisation,
     around: Surroundings,
     options: Options,
     at_hand: Sequence[Plan],
@@ -184,21 +181,21 @@ def _for_more_growth(
 
     What grows from step to step, as the history of LBFGS does, would need a new plan each time.
     """
-    grown_bytes = one.grown_bytes(around)
+    grown_bytes = spec.grown_bytes(around)
     if grown_bytes == 0 or options.plan is not None:
         return None
     later = around.with_others(around.others_bytes + grown_bytes)
-    task = later.task(one.captured)
-    outcome, is_final = _quick_outcome(one, task, options, at_hand)
+    task = later.task(spec.captured)
+    outcome, is_final = _quick_outcome(spec, task, options, at_hand)
     if outcome is None:
         return None
     if not is_final and not once:
-        _search(one, later, task, options)
-    return one.take(later, _lowered(one, task.graph, outcome, options))
+        _search(spec, later, task, options)
+    return spec.take(later, _lowered(spec, task.graph, outcome, options))
 
 
 def _leaving_room(
-    one: Specialisation,
+    spec: Specialisation,
     around: Surroundings,
     options: Options,
     at_hand: Sequence[Plan],
@@ -209,68 +206,65 @@ def _leaving_room(
 
     A loop may hold that while this forward runs.
     """
-    handed_out = handed_out_bytes(one.captured)
-    has_run = one.plans or one.user_code.is_known
+    handed_out = handed_out_bytes(spec.captured)
+    has_run = spec.plans or spec.user_code.is_known
     if has_run or options.plan is not None or handed_out <= around.others_bytes:
         return None
     less = dataclasses.replace(around, budget_bytes=around.budget_bytes - handed_out)
-    outcome, is_final = _quick_outcome(one, less.task(one.captured), options, at_hand)
-    if outcome is None and one.postponed is not None:
+    outcome, is_final = _quick_outcome(spec, less.task(spec.captured), options, at_hand)
+    if outcome is None and spec.postponed is not None:
         raise NeedsComparing
     if outcome is not None and not is_final and not once:
-        _search(one, around, around.task(one.captured), options)
+        _search(spec, around, around.task(spec.captured), options)
     return outcome
 
 
 def _first_outcome(
-    one: Specialisation,
+    spec: Specialisation,
     around: Surroundings,
     task: Task,
-    options: Options,
-    name: str,
     at_hand: Sequence[Plan],
-    *,
-    waits: bool,
-    once: bool,
+    request: PlanRequest,
 ) -> Outcome:
     """Return a plan to start with: the best at hand while a search goes on, else a searched one."""
-    asked = waits or options.planner != DEFAULT
-    if asked and not one.is_further:
-        return _searching(one, task, options)(options.progress)
+    options = request.options
+    asked = request.waits or options.planner != DEFAULT
+    if asked and not spec.is_further:
+        return _searching(spec, task, options)(options.progress)
     outcome, is_final = agreed(
         options.ranks,
         f"quick plan {task.budget_bytes} {task.gradients} {fingerprint(task.graph)}",
         tuple[Outcome | None, bool],
-        lambda: _quick_outcome(one, task, options, at_hand),
+        lambda: _quick_outcome(spec, task, options, at_hand),
     )
-    if outcome is None and one.postponed is not None:
+    if outcome is None and spec.postponed is not None:
         raise NeedsComparing
     if outcome is None:
-        if one.is_further:
-            announce(f"{name}: no plan at hand fits the new inputs; searching one")
-        outcome, is_final = _any_outcome(one, task, options), False
-    if not is_final and not once:
-        _search(one, around, task, options)
+        if spec.is_further:
+            announce(f"{request.name}: no plan at hand fits the new inputs; searching one")
+        outcome, is_final = _any_outcome(spec, task, options), False
+    if not is_final and not request.once:
+        _search(spec, around, task, options)
     return outcome
 
 
-def _any_outcome(one: Specialisation, task: Task, options: Options) -> Outcome:
+def _any_outcome(spec: Specialisation, task: Task, options: Options) -> Outcome:
     """Search until there is a plan, whatever it costs: a step waits for it."""
     limits = msgspec.structs.replace(options.limits, gap=_ANY_GAP)
-    first = _searching(one, task, dataclasses.replace(options, limits=limits))(options.progress)
+    first = _searching(spec, task, dataclasses.replace(options, limits=limits))(options.progress)
     assert first.plan is not None
     return judged(task, first.plan)
 
 
-def _search(one: Specialisation, around: Surroundings, task: Task, options: Options) -> None:
-    one.search(around, _searching(one, task, options, apart=True))
+def _search(spec: Specialisation, around: Surroundings, task: Task, options: Options) -> None:
+    spec.search(around, _searching(spec, task, options, apart=True))
 
 
 def _searching(
-    one: Specialisation, task: Task, options: Options, *, apart: bool = False
+    spec: Specialisation, task: Task, options: Options, *, apart: bool = False
 ) -> Callable[[Progress], Outcome]:
     """Return the full search, here or apart; it holds neither the model nor its optimizer."""
-    known = one.known.smallest(task.gradients)
+    known = spec.known.smallest(task.gradients)
     options = dataclasses.replace(options, optimizer=None, shared=None, steps=None)
 
     def search(progress: Progress) -> Outcome:
@@ -281,7 +275,7 @@ def _searching(
 
 
 def _quick_outcome(
-    one: Specialisation, task: Task, options: Options, others: Iterable[Plan]
+    spec: Specialisation, task: Task, options: Options, others: Iterable[Plan]
 ) -> tuple[Outcome | None, bool]:
     """Return the best plan that is at hand in about a second.
 
@@ -298,7 +292,7 @@ def _quick_outcome(
     own = fingerprint(task.graph)
     found = _judged(task, (msgspec.structs.replace(plan, graph=own) for plan in others))
     best = min(found, key=lambda outcome: outcome.overhead, default=None)
-    if best is not None and (one.known.has_retired or best.overhead < _GOOD_ENOUGH):
+    if best is not None and (spec.known.has_retired or best.overhead < _GOOD_ENOUGH):
         return best, best.status == "optimal"
     quick = plan_at_once(task, options)
     if quick.plan is None or (best is not None and best.overhead <= quick.overhead):
@@ -307,7 +301,7 @@ def _quick_outcome(
 
 
 def _better(
-    one: Specialisation,
+    spec: Specialisation,
     made_for: Surroundings,
     search: Search[Outcome],
     before: Planned,
@@ -327,78 +321,78 @@ def _better(
             f"{name}: a better plan was found, overhead {outcome.overhead:+.1%} instead "
             f"of {before.outcome.overhead:+.1%}"
         )
-    graph = made_for.around(one.captured)
-    return one.take(made_for, _lowered(one, graph, outcome, options))
+    graph = made_for.around(spec.captured)
+    return spec.take(made_for, _lowered(spec, graph, outcome, options))
 
 
-def _lowered(one: Specialisation, graph: Graph, outcome: Outcome, options: Options) -> Planned:
+def _lowered(spec: Specialisation, graph: Graph, outcome: Outcome, options: Options) -> Planned:
     assert outcome.plan is not None
     if options.ranks is not None:  # another rank has made it; all send gradients early
         plan = handing_over_singly(graph, outcome.plan)
         verify(plan, graph)
         outcome = msgspec.structs.replace(outcome, plan=plan)
-    one.known.remember(outcome.plan)
-    keep_for_later(one.captured.graph, "last" if one.plans else "first", outcome, options)
-    clock = one.tuner.clock if one.tuner is not None else None
-    program = lower(one.captured, outcome.plan, clock=clock)
+    spec.known.remember(outcome.plan)
+    keep_for_later(spec.captured.graph, "last" if spec.plans else "first", outcome, options)
+    clock = spec.tuner.clock if spec.tuner is not None else None
+    program = lower(spec.captured, outcome.plan, clock=clock)
     if outcome.plan.far is None:
-        return Planned(graph, outcome, Runner(one.captured, program))
+        return Planned(graph, outcome, Runner(spec.captured, program))
     assert options.offload is not None
     moves = Moves()
     program = moving_program(program, options.offload, moves.ended)
-    return Planned(graph, outcome, Runner(one.captured, program), moves=moves)
+    return Planned(graph, outcome, Runner(spec.captured, program), moves=moves)
 
 
-def smallest_budget(one: Specialisation, around: Surroundings, options: Options) -> MinimumBudget:
+def smallest_budget(spec: Specialisation, around: Surroundings, options: Options) -> MinimumBudget:
     """Find the smallest budget with a plan; the plan is kept in mind.
 
     Alternatives that are still to be compared count as if they kept what they promise.
     """
-    graph = around.around(one.hoped)
+    graph = around.around(spec.hoped)
     least = minimum_budget(graph, around.gradients, options.limits, options.progress)
-    if one.postponed is None:
-        one.known.remember(least.plan)
+    if spec.postponed is None:
+        spec.known.remember(least.plan)
     return least
 
 
 def quick_range(
-    one: Specialisation,
+    spec: Specialisation,
     around: Surroundings,
     options: Options,
     new_gradient_bytes: int,
     limits: Limits = _QUICKLY,
 ) -> KeptRange:
     """Return what the plans of a step may keep, found while the step waits."""
-    least = smallest_budget(one, around, dataclasses.replace(options, limits=limits))
-    graph = around.around(one.hoped)
+    least = smallest_budget(spec, around, dataclasses.replace(options, limits=limits))
+    graph = around.around(spec.hoped)
     # as if so much came between forward and backward that what is kept decides
     crowded = graph.with_outside(least.found_bytes - graph.constant_bytes)
     thrifty = minimum_budget(crowded, around.gradients, limits, options.progress)
-    one.known.remember_thrifty(thrifty.plan)
-    keep_least_for_later(one.hoped.graph, "least", least, options)
-    keep_least_for_later(one.hoped.graph, "thrifty", thrifty, options)
+    spec.known.remember_thrifty(thrifty.plan)
+    keep_least_for_later(spec.hoped.graph, "least", least, options)
+    keep_least_for_later(spec.hoped.graph, "thrifty", thrifty, options)
     return _range_of(graph, thrifty.plan, new_gradient_bytes)
 
 
 def rough_range(
-    one: Specialisation, around: Surroundings, options: Options, new_gradient_bytes: int
+    spec: Specialisation, around: Surroundings, options: Options, new_gradient_bytes: int
 ) -> KeptRange | None:
     """Return what the plans of a step may keep, as far as is known or found in a moment.
 
     None: the step is too large for that.
     """
-    graph = around.around(one.hoped)
+    graph = around.around(spec.hoped)
     least, thrifty = (
-        _fitting_anything(graph, earlier_plan(one.hoped.graph, role, around.gradients, options))
+        _fitting_anything(graph, earlier_plan(spec.hoped.graph, role, around.gradients, options))
         for role in ("least", "thrifty")
     )
     if least is None or thrifty is None:
         if len(graph.ops) > _MOST_OPS_AT_ONCE:
             return None
-        return quick_range(one, around, options, new_gradient_bytes, _AT_ONCE)
-    if one.postponed is None:
-        one.known.remember(least)
-    one.known.remember_thrifty(thrifty)
+        return quick_range(spec, around, options, new_gradient_bytes, _AT_ONCE)
+    if spec.postponed is None:
+        spec.known.remember(least)
+    spec.known.remember_thrifty(thrifty)
     return _range_of(graph, thrifty, new_gradient_bytes)
 
 
@@ -412,17 +406,17 @@ def _fitting_anything(graph: Graph, plan: Plan | None) -> Plan | None:
 
 
 def most_kept(
-    one: Specialisation, around: Surroundings, new_gradient_bytes: int
+    spec: Specialisation, around: Surroundings, new_gradient_bytes: int
 ) -> tuple[int, int]:
     """Return the peak of the plan that keeps everything, and what it keeps for its backward."""
-    graph = around.around(one.captured)
+    graph = around.around(spec.captured)
     return _most(graph, around.gradients, new_gradient_bytes)
 
 
 def _range_of(graph: Graph, thrifty: Plan, new_gradient_bytes: int) -> KeptRange:
     """Return what plans of a step may keep; its inputs are there before it.
 
-    `graph`: the step with what lies around it. `thrifty`: the one that keeps least for its
+    `graph`: the step with what is resident around it. `thrifty`: the one that keeps least for its
     backward.
     """
     least_peak, least_kept = _peak_and_kept(graph, thrifty, new_gradient_bytes)

@@ -1,10 +1,10 @@
-"""Chooses the plan that a call of a whole step runs, for what lies around it now."""
+"""Chooses the plan that a call of a whole step runs, for what is resident around it now."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,8 @@ from tightfit.errors import InfeasibleBudget
 from tightfit.plan.plan import Gradients, Plan
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
-from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
+from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.memory.account import Account, Standing
 from tightfit.session.memory.limit import refuses
 from tightfit.session.memory.surroundings import Surroundings
@@ -23,10 +23,11 @@ from tightfit.session.whole.advice import advised, needed_by_steps
 from tightfit.session.whole.call_shares import CallShares
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.comparing import Comparing
-from tightfit.session.whole.learning import Watch
+from tightfit.session.whole.learning import StepMonitor
 from tightfit.session.whole.optimistic import as_it_stands, less_expected
 from tightfit.session.whole.planning import (
     NeedsComparing,
+    PlanRequest,
     planned_as,
     planned_for,
     smallest_budget,
@@ -50,26 +51,26 @@ class FitsPlainly(Exception):
 
 
 @dataclass(frozen=True)
-class _Settled:
+class _LastChoice:
     """The plan of a call that stood alone: the next one that is like it need not be looked up."""
 
-    one: Specialisation  # the step
-    around: Surroundings  # what lay around it
+    spec: Specialisation  # the step
+    around: Surroundings  # what was resident around it
     planned: Planned  # its plan
     plans: int  # how many there were
 
-    def holds(self, one: Specialisation, around: Surroundings) -> bool:
+    def holds(self, spec: Specialisation, around: Surroundings) -> bool:
         """Whether the same would be found for a call: no better plan is being searched."""
-        if one is not self.one or around != self.around or one.searches or one.was_optimistic:
+        if spec is not self.spec or around != self.around or spec.searches or spec.was_optimistic:
             return False
-        known = one.plans.values()
+        known = spec.plans.values()
         return len(known) == self.plans and any(each is self.planned for each in known)
 
 
 class Plans:
-    """The plans that calls of a callee run: what is at hand is chosen anew for each call.
+    """The plans that calls of a callee run: what is at hand is chosen again for each call.
 
-    `addresses`: where its steps lie in memory. `shares`: divides the budget among calls that await
+    `addresses`: of its steps in memory. `shares`: divides the budget among calls that await
     their backward at once. `more_bytes`: held now, or reserved for others, beyond what was held
     when the last plan was made.
     """
@@ -79,55 +80,55 @@ class Plans:
         callee: Callee,
         captures: Captures,
         account: Account,
-        addresses: Anywhere,
-        watch: Watch,
+        addresses: DefaultAddresses,
+        monitor: StepMonitor,
     ) -> None:
         self.shares = CallShares(callee.name, account)
         self.more_bytes = 0
         self._name = callee.name
         self._captures = captures
         self._account = account
-        self._watch = watch
+        self._monitor = monitor
         self._comparing = Comparing(account, addresses)
-        self._settled: _Settled | None = None  # of the last call
+        self._settled: _LastChoice | None = None  # of the last call
         self._last: tuple[weakref.ref[Specialisation], Surroundings] | None = None
 
     def chosen(
         self,
-        one: Specialisation,
+        spec: Specialisation,
         inputs: list[Any],
         options: Options,
         waiting: Sequence[object],
         *,
         waits: bool = False,
     ) -> Planned:
-        """Return the plan of a call; where nothing fits, without the garbage that lies about.
+        """Return the plan of a call; where nothing fits, after garbage collection.
 
         `waiting`: earlier calls that await their backward. `waits`: whether to search now and not
-        in the background: nobody trains yet. Raises `InfeasibleBudget` if no plan fits, or
+        in the background, before training. Raises `InfeasibleBudget` if no plan fits, or
         `FitsPlainly`.
         """
         try:
-            return self._chosen(one, inputs, options, waiting, waits=waits)
+            return self._chosen(spec, inputs, options, waiting, waits=waits)
         except (InfeasibleBudget, FitsPlainly):
             if not self._account.collect_garbage():
                 raise
-        return self._chosen(one, inputs, options, waiting, waits=waits)
+        return self._chosen(spec, inputs, options, waiting, waits=waits)
 
     def smallest_budget(
-        self, one: Specialisation, inputs: list[Any], options: Options
+        self, spec: Specialisation, inputs: list[Any], options: Options
     ) -> MinimumBudget:
         """Find the smallest budget with a plan for a step; the plan is kept in mind."""
-        self._comparing.end(one, options)
-        alone = _around_step(one, inputs, self._account, options)
-        return smallest_budget(one, alone, options)
+        self._comparing.end(spec, options)
+        alone = _around_step(spec, inputs, self._account, options)
+        return smallest_budget(spec, alone, options)
 
     def needed_bytes(self) -> int:
         """Return the least budget for steps like the last one; 0: nothing is known of any."""
-        if self._last is None or self.shares.is_beside:
+        if self._last is None or self.shares.has_company:
             return 0
-        one = self._last[0]()
-        return 0 if one is None else needed_by_steps(one, self._last[1], self._account)
+        spec = self._last[0]()
+        return 0 if spec is None else needed_by_steps(spec, self._last[1], self._account)
 
     def looking_bytes(self, options: Options) -> int:
         """Return what finding out about operators may hold now."""
@@ -135,135 +136,128 @@ class Plans:
 
     def _chosen(
         self,
-        one: Specialisation,
+        spec: Specialisation,
         inputs: list[Any],
         options: Options,
         waiting: Sequence[object],
         *,
         waits: bool,
     ) -> Planned:
-        self._comparing.go_on(one, options, waiting)
-        one.use_step_costs(options)
+        self._comparing.go_on(spec, options, waiting)
+        spec.use_step_costs(options)
         settled, self._settled = self._settled, None
         if settled is not None and not (waits or options.compile):
-            around = _around_step(one, inputs, self._account, options)
-            if settled.holds(one, around) and self.shares.is_alone(one, options):
+            around = _around_step(spec, inputs, self._account, options)
+            if settled.holds(spec, around) and self.shares.is_alone(spec, options):
                 self._settled = settled
                 return settled.planned
-        alone = partial(_around_step, one, inputs, self._account, options)
-        looks = not (waits or one.plans or self.shares.is_new(one, options))
-        self.shares.begin(one, alone, options, looks=looks)
-        known = tuple(one.plans.values())
+        alone = partial(_around_step, spec, inputs, self._account, options)
+        looks = not (waits or spec.plans or self.shares.is_new(spec, options))
+        self.shares.begin(spec, alone, options, looks=looks)
+        known = tuple(spec.plans.values())
         if options.compile:
             self._account.let_go()  # what a compiled plan holds shows when it runs, and is learned
         try:
-            planned = self._fitting(one, inputs, options, waits=waits)
+            planned = self._fitting(spec, inputs, options, waits=waits)
         except NeedsComparing:
-            self._comparing.end(one, options)
-            self.shares.forget_needs(one)
-            self.shares.begin(one, alone, options, looks=looks)
-            planned = self._fitting(one, inputs, options, waits=waits)
+            self._comparing.end(spec, options)
+            self.shares.forget_needs(spec)
+            self.shares.begin(spec, alone, options, looks=looks)
+            planned = self._fitting(spec, inputs, options, waits=waits)
         if all(planned is not each for each in known):
-            self._watch.leave_out_garbage()  # making a plan makes Python collect it
+            self._monitor.leave_out_garbage()  # making a plan makes Python collect it
             if options.compile:
-                self._watch.restart()  # what compiling and trying took belongs to no step
-        if self.shares.is_alone(one, options):
-            around = _around_step(one, inputs, self._account, options)
-            self._settled = _Settled(one, around, planned, len(one.plans))
+                self._monitor.restart()  # what compiling and trying took belongs to no step
+        if self.shares.is_alone(spec, options):
+            around = _around_step(spec, inputs, self._account, options)
+            self._settled = _LastChoice(spec, around, planned, len(spec.plans))
         return planned
 
     def _fitting(
-        self, one: Specialisation, inputs: list[Any], options: Options, *, waits: bool
+        self, spec: Specialisation, inputs: list[Any], options: Options, *, waits: bool
     ) -> Planned:
         """Return the plan of a step; leave room to look only if there is."""
-        around = _around_step(one, inputs, self._account, options)
-        share = self.shares.share(one, around, options)
+        around = _around_step(spec, inputs, self._account, options)
+        share = self.shares.share(spec, around, options)
         around = around.with_share(share)
-        self._last = weakref.ref(one), around
-        plan = partial(
-            planned_for,
-            one,
-            inputs=inputs,
-            options=options,
-            name=self._name,
-            others=self._captures.other_plans,
-            waits=waits,
-        )
-        if one.was_optimistic and one.fitting(one.seen_around(around)) is None:
-            standing = self._standing(one, inputs, options)
-            optimistic = one.optimistic(as_it_stands(around, standing))
+        self._last = weakref.ref(spec), around
+        request = PlanRequest(inputs, options, self._name, self._captures.other_plans, waits)
+        if spec.was_optimistic and spec.fitting(spec.seen_around(around)) is None:
+            standing = self._standing(spec, inputs, options)
+            optimistic = spec.optimistic(as_it_stands(around, standing))
             if optimistic is not None:
                 return optimistic
         try:
-            planned = plan(around, least=self.shares.is_new(one, options), once=self.shares.looks)
+            is_new = self.shares.is_new(spec, options)
+            first = replace(request, least=is_new, once=self.shares.looks)
+            planned = planned_for(spec, around, first)
         except InfeasibleBudget as error:
             if self.shares.looks:
                 self.shares.look_no_more()
-                return self._fitting(one, inputs, options, waits=waits)
-            return self._with_less_expected(one, around, inputs, options, plan, error)
-        self.more_bytes = one.held_more(planned, around) + share.reserved_bytes
+                return self._fitting(spec, inputs, options, waits=waits)
+            return self._with_less_expected(spec, around, request, error)
+        self.more_bytes = spec.held_more(planned, around) + share.reserved_bytes
         return planned
 
     def _with_less_expected(
         self,
-        one: Specialisation,
+        spec: Specialisation,
         around: Surroundings,
-        inputs: list[Any],
-        options: Options,
-        plan: Callable[..., Planned],
+        request: PlanRequest,
         error: InfeasibleBudget,
     ) -> Planned:
         """Return a plan without room for all that is expected, where the limit holds by itself.
 
         Raises `InfeasibleBudget` if that does not fit either, or `FitsPlainly`.
         """
-        account = self._account
-        standing = self._standing(one, inputs, options)
-        less = less_expected(one, around, account, standing, options)
+        account, options = self._account, request.options
+        standing = self._standing(spec, request.inputs, options)
+        less = less_expected(spec, around, account, standing, options)
         may_try = refuses(account) and options.ranks is None and options.plan is None
-        may_try = may_try and not (options.compile or options.arena or self.shares.is_beside)
+        may_try = may_try and not (options.compile or options.arena or self.shares.has_company)
         planned = None
         if may_try:
 
             def as_well_as(around: Surroundings, known: Plan) -> Planned:
-                return plan(around, others=lambda: (known,))
+                return planned_for(spec, around, replace(request, others=lambda: (known,)))
 
-            as_told = partial(planned_as, one, options=options)
-            planned = less.planned(one, as_well_as, as_told, options.planned_bytes)
+            plan_as = partial(planned_as, spec, options=options)
+            planned = less.planned(spec, as_well_as, plan_as, options.planned_bytes)
         if planned is None:
-            beside = self.shares.beside(one, around, options)
-            self._watch.abandon()
+            open_calls = self.shares.open_calls(spec, around, options)
+            self._monitor.abandon()
             try:
-                advice = advised(error, one, less, account, options, beside)
-                may_fit = less.plain_bytes(one) <= _NEARLY * options.planned_bytes
+                advice = advised(error, spec, less, account, options, open_calls)
+                may_fit = less.plain_bytes(spec) <= _NEARLY * options.planned_bytes
                 if may_try and may_fit and options.steps is None and options.far is None:
                     raise FitsPlainly(advice)
                 raise advice from None
             finally:
                 del error  # else its traceback holds it, this frame and the inputs
-        if not one.was_optimistic:
+        if not spec.was_optimistic:
             announce(
                 f"{self._name}: no plan has room for {less.in_words()}. It runs by one that leaves "
                 "no room for that; what would exceed the budget is refused"
             )
         self.more_bytes = 0
-        return one.take_optimistic(as_it_stands(around, standing), planned)
+        return spec.take_optimistic(as_it_stands(around, standing), planned)
 
-    def _standing(self, one: Specialisation, inputs: list[Any], options: Options) -> Standing:
-        return self._account.standing(inputs, options.beside(self._account), one.input_bytes)
+    def _standing(self, spec: Specialisation, inputs: Sequence[Any], options: Options) -> Standing:
+        others = options.others_in_budget(self._account)
+        return self._account.standing(inputs, others, spec.input_bytes)
 
 
 def _around_step(
-    one: Specialisation, inputs: list[Any], account: Account, options: Options
+    spec: Specialisation, inputs: list[Any], account: Account, options: Options
 ) -> Surroundings:
-    """Return what lies around a step now, if all of the budget is for it."""
-    standing = account.standing(inputs, options.beside(account), one.input_bytes)
+    """Return what is resident around a step now, if all of the budget is for it."""
+    standing = account.standing(inputs, options.others_in_budget(account), spec.input_bytes)
     return Surroundings(
-        gradients=_gradients(one.captured, inputs, account),
+        gradients=_gradients(spec.captured, inputs, account),
         gradient_bytes=standing.gradient_bytes,
         state_bytes=standing.state_bytes + standing.coming_bytes,
-        outside_bytes=one.user_code.planned_bytes,
-        others_bytes=standing.others_bytes + standing.others_coming_bytes + one.surplus_bytes,
+        outside_bytes=spec.user_code.planned_bytes,
+        others_bytes=standing.others_bytes + standing.others_coming_bytes + spec.surplus_bytes,
         budget_bytes=options.planned_bytes,
         whole_bytes=options.usable_bytes,
         far=options.far,

@@ -55,7 +55,7 @@ class Moves:
 class Planned:
     """A plan ready to run."""
 
-    graph: Graph  # what was planned, with what lies around the step
+    graph: Graph  # what was planned, with what is resident around the step
     outcome: Outcome  # the plan
     runner: Runner  # runs it
     # What was measured of the compiled plan; None: it runs operator by operator
@@ -117,7 +117,7 @@ class Specialisation:
         self._optimistic: dict[Surroundings, Planned] = {}
         self.known = KnownPlans()
         self._searches: dict[Surroundings, Search[Outcome]] = {}
-        weakref.finalize(self, _cancel, self._searches)  # nobody waits when the model is gone
+        weakref.finalize(self, _cancel, self._searches)  # not awaited when the model is gone
         self._searched: set[Surroundings] = set()
         self._step_costs: StepCosts | None = None
 
@@ -156,7 +156,7 @@ class Specialisation:
         return around.with_outside(max(around.outside_bytes, seen_bytes))
 
     def fitting(self, around: Surroundings) -> Planned | None:
-        """Return the plan made for what lies around the step, or the best that fits as well."""
+        """Return the plan made for these surroundings of the step, or the best that fits."""
         planned = self._plans.get(around)
         if planned is not None:
             return planned
@@ -187,7 +187,7 @@ class Specialisation:
         return around.room_bytes > own.room_bytes + _ALIKE * around.budget_bytes
 
     def take(self, around: Surroundings, planned: Planned) -> Planned:
-        """Run this plan from now on where the same lies around the step; return it."""
+        """Run this plan from now on where the same is resident around the step; return it."""
         self._plans[around] = planned
         return planned
 
@@ -256,7 +256,7 @@ class Specialisation:
         self.known = KnownPlans(earlier_plans(self.captured.graph, options))
 
     def use_step_costs(self, options: Options) -> None:
-        """Put costs from real steps in place of isolated ones, once; plans are made anew."""
+        """Put costs from real steps in place of isolated ones, once; plans are made again."""
         if self.tuner is None or not self.tuner.is_ready:
             return
         graph = self.captured.graph

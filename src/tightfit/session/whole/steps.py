@@ -20,19 +20,19 @@ from tightfit.execution.run_state import RunState
 from tightfit.execution.runtime import Run, Runner
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
-from tightfit.session.anywhere import Anywhere, PlannedAnew
 from tightfit.session.callee import Callee
+from tightfit.session.default_addresses import DefaultAddresses, PlanRejected
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.living import Living
 from tightfit.session.options import Options
 from tightfit.session.report import Report
-from tightfit.session.step.again import CalledAgain
-from tightfit.session.whole.again import StepsAgain
+from tightfit.session.step.again import RepeatableCall
+from tightfit.session.whole.again import StepRepeater
 from tightfit.session.whole.captures import Captures
-from tightfit.session.whole.learning import Watch
+from tightfit.session.whole.learning import LastStep, StepMonitor
 from tightfit.session.whole.plans import FitsPlainly, Plans
 from tightfit.session.whole.specialisation import Planned, Specialisation
-from tightfit.session.whole.user_code import PlannedForward, UnderWay
+from tightfit.session.whole.user_code import OpenCall, PlannedForward
 
 __all__ = ["WholeSteps"]
 
@@ -42,25 +42,25 @@ _MOST_ATTEMPTS = 8
 class WholeSteps:
     """Runs a callee as planned steps.
 
-    `addresses`: where its steps lie in memory. `runs`: the calls that somebody still holds the
-    outputs of.
+    `addresses`: of its steps in memory. `runs`: the calls whose outputs are still
+    held.
     """
 
     def __init__(
-        self, callee: Callee, options: Options, account: Account, addresses: Anywhere
+        self, callee: Callee, options: Options, account: Account, addresses: DefaultAddresses
     ) -> None:
         self.callee = callee
         self.options = options
         self.account = account
         self.captures = Captures(callee)
-        self.watch = Watch(callee.name, account)
+        self.monitor = StepMonitor(callee.name, account)
         self.last: Planned | None = None
         self.runs: Living[Run] = Living()
         self._addresses = addresses
-        self._plans = Plans(callee, self.captures, account, addresses, self.watch)
-        self._under_way = UnderWay(account)
+        self._plans = Plans(callee, self.captures, account, addresses, self.monitor)
+        self._under_way = OpenCall(account)
         self._calls = 0
-        self._again = StepsAgain(
+        self._again = StepRepeater(
             self.captures,
             weakref.WeakMethod(self._planned_otherwise),
             weakref.WeakMethod(self._planned_once_more),
@@ -78,7 +78,7 @@ class WholeSteps:
     @property
     def guard(self) -> Guard | None:
         """Measures the steps; None until the first one."""
-        return self.watch.guard
+        return self.monitor.guard
 
     @property
     def is_used(self) -> bool:
@@ -90,25 +90,25 @@ class WholeSteps:
 
         Raises `CaptureError` if it cannot be captured as a whole, and `FitsPlainly`.
         """
-        one = self._specialisation(given, waits=True)
-        inputs = self.captures.inputs(one, given)
+        spec = self._specialisation(given, waits=True)
+        inputs = self.captures.inputs(spec, given)
         if self.options.steps is not None:
             self.options.steps.before_forward()
-        self._begin(one, inputs)
-        one, outputs = self._run_with_leaves(one, given, inputs)
-        self.watch.after_forward()
+        self._begin(spec, inputs)
+        spec, outputs = self._run_with_leaves(spec, given, inputs)
+        self.monitor.after_forward()
         if self.last is not None:
             graph, plan = self.last.graph, self.last.outcome.plan
-            forward = PlannedForward(one.captured, one.user_code, graph, plan)
+            forward = PlannedForward(spec.captured, spec.user_code, graph, plan)
             self._under_way.forward_ended(forward)
-        self._plans.shares.window(self.options).leaves(self.watch.live_bytes())
-        return one.captured.joint.structure.filled(outputs)
+        self._plans.shares.window(self.options).leaves(self.monitor.live_bytes())
+        return spec.captured.joint.structure.filled(outputs)
 
     def prepare(self, given: Arguments, *, quickly: bool = False) -> None:
         """Capture, price and plan for the given inputs without running anything."""
-        one = self._specialisation(given, waits=quickly)
-        self.last = self._planned(one, self.captures.inputs(one, given), waits=not quickly)
-        self._plans.shares.prepared(one, runs_next=quickly)
+        spec = self._specialisation(given, waits=quickly)
+        self.last = self._planned(spec, self.captures.inputs(spec, given), waits=not quickly)
+        self._plans.shares.prepared(spec, runs_next=quickly)
 
     def settle(self) -> None:
         """Do nothing: the report is of the last step that has ended."""
@@ -122,33 +122,35 @@ class WholeSteps:
             raise BadInput(
                 "nothing is planned yet: call the model once, or tightfit.prepare(model, *inputs)"
             )
-        return self.last.report(self._plans.more_bytes, self.options.usable_bytes, self.watch.steps)
+        return self.last.report(
+            self._plans.more_bytes, self.options.usable_bytes, self.monitor.steps
+        )
 
     def close_step(self) -> StepPeaks | None:
         """End the measured window of the last step now; return what it held."""
-        return self.watch.close()
+        return self.monitor.close()
 
     def change_options(self, options: Options) -> None:
         """Plan the next step with other options; what was captured and priced stays."""
         if _asks_otherwise(options, self.options):
-            for one in self.captures:
-                one.forget_plans()
-            self.watch.learn_again()
+            for spec in self.captures:
+                spec.forget_plans()
+            self.monitor.learn_again()
         self.options = options
 
-    def measure_anew(self) -> None:
+    def measure_again(self) -> None:
         """Forget what steps have held."""
-        self.watch.forget()
+        self.monitor.forget()
 
-    def start_anew(self) -> None:
-        """Capture anew: what was found out alone does not count."""
+    def capture_again(self) -> None:
+        """Capture again: what was found out alone does not count."""
         self.captures.forget_all()
-        self.measure_anew()
+        self.measure_again()
 
     @property
     def is_tuning(self) -> bool:
         """Whether steps like the last one teach something before their final plan is made."""
-        last = max(self.captures, key=lambda one: one.used, default=None)
+        last = max(self.captures, key=lambda spec: spec.used, default=None)
         return last is not None and (last.tuner is not None or last.still_compares)
 
     def needed_bytes(self) -> int:
@@ -159,8 +161,8 @@ class WholeSteps:
 
     def smallest_budget(self, given: Arguments) -> MinimumBudget:
         """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
-        one = self._specialisation(given)
-        return self._plans.smallest_budget(one, self.captures.inputs(one, given), self.options)
+        spec = self._specialisation(given)
+        return self._plans.smallest_budget(spec, self.captures.inputs(spec, given), self.options)
 
     # -- one step -----------------------------------------------------------------------------
 
@@ -170,19 +172,19 @@ class WholeSteps:
 
     def _captured(self, key: Any, given: Arguments, *, waits: bool = True) -> Specialisation:
         """Return what was captured for a signature, captured now if new; `waits`: a step does."""
-        one = self.captures.find(key, given)
-        if one is None:
+        spec = self.captures.find(key, given)
+        if spec is None:
             if waits and self.options.ranks is None and self.captures.varies(key, given):
                 self._varies()
             if len(self.captures):
-                announce(_why_anew(self.callee.name, self.captures.change(key, given)))
+                announce(_why_new_plan(self.callee.name, self.captures.change(key, given)))
             call = self.captures.traced_call(key, given, compiled=self.options.compile)
-            one = self._capture(key, call, waits=waits)
-        one.use(self._calls)
-        return one
+            spec = self._capture(key, call, waits=waits)
+        spec.use(self._calls)
+        return spec
 
     def _varies(self) -> None:
-        """Hear that numbers decide in every call what it runs: each is planned anew."""
+        """Note that numbers decide in every call what it runs: each is planned again."""
 
     def _capture(self, key: Any, call: TracedCall, *, waits: bool) -> Specialisation:
         if self.options.shared is not None:
@@ -194,22 +196,17 @@ class WholeSteps:
         with left_out(), fewer_collections():
             return self.captures.capture(key, call, self.options, self._calls, room_bytes)
 
-    def _begin(self, one: Specialisation, inputs: list[Any]) -> None:
+    def _begin(self, spec: Specialisation, inputs: list[Any]) -> None:
         """Begin to measure a step of what was captured."""
-        self.watch.begin(
-            one,
-            self.options,
-            self.last,
-            inputs,
-            self.runs,
-            alone=not self.waiting and self._plans.shares.was_alone(self.options),
-            more_bytes=self._plans.more_bytes,
-        )
+        alone = not self.waiting and self._plans.shares.was_alone(self.options)
+        more_bytes = self._plans.more_bytes
+        last = None if self.last is None else LastStep(self.last, alone, more_bytes)
+        self.monitor.begin(spec, self.options, inputs, self.runs, last)
 
     def _run_with_leaves(
-        self, one: Specialisation, given: Arguments, inputs: list[Any]
+        self, spec: Specialisation, given: Arguments, inputs: list[Any]
     ) -> tuple[Specialisation, list[Any]]:
-        """Run a forward, planned anew if a leaf of its graph has kept more than was measured.
+        """Run a forward, planned again if a leaf of its graph has kept more than was measured.
 
         A forward that ends early has changed nothing: buffers are written at its end, and
         generators are put back. Returns what was run in the end, and flat outputs.
@@ -218,66 +215,67 @@ class WholeSteps:
         step. Raises `OpaqueChanged` if a leaf keeps more each time it runs.
         """
         for attempt in range(_MOST_ATTEMPTS):
-            opaque = one.captured.joint.opaque
+            opaque = spec.captured.joint.opaque
             if not opaque.calls:
                 break
             before = GeneratorStates(self.callee.modules)
             try:
-                return one, self._run(one, given, inputs)
+                return spec, self._run(spec, given, inputs)
             except (OpaqueChanged, OpaqueVaries) as change:
                 # a module writes its buffers when it runs
                 if opaque.changes_state or attempt == _MOST_ATTEMPTS - 1:
                     raise
                 before.restore()
                 if isinstance(change, OpaqueVaries):
-                    self.watch.abandon()
+                    self.monitor.abandon()
                     raise
                 announce(str(change))
-            self.captures.forget(one)
-            one = self._captured(one.key, given)
-            inputs = self.captures.inputs(one, given)
-        return one, self._run(one, given, inputs)
+            self.captures.forget(spec)
+            spec = self._captured(spec.key, given)
+            inputs = self.captures.inputs(spec, given)
+        return spec, self._run(spec, given, inputs)
 
-    def _captured_anew(
+    def _captured_again(
         self, unfit: Specialisation, given: Arguments
     ) -> tuple[Specialisation, Planned]:
         """Capture a call again, and plan it."""
         call = self.captures.traced_call(unfit.key, given, compiled=self.options.compile)
-        one = self._capture(unfit.key, call, waits=True)
-        return one, self._planned(one, self.captures.inputs(one, given))
+        spec = self._capture(unfit.key, call, waits=True)
+        return spec, self._planned(spec, self.captures.inputs(spec, given))
 
-    def _run(self, one: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
+    def _run(self, spec: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
         """Run the forward of a plan; return its flattened outputs."""
-        planned = self.last = self._plans.chosen(one, inputs, self.options, self.waiting)
-        options = self._addresses.heed(planned, self.options)
+        planned = self.last = self._plans.chosen(spec, inputs, self.options, self.waiting)
+        options = self._addresses.accept(planned, self.options)
         if options is not self.options:
-            raise PlannedAnew(options)
-        self._addresses.begin_step((one.key, planned.number), self)
-        again = CalledAgain(weakref.ref(self._again), one, given)
-        may_repeat = one.captured.stepper is None
-        run = Run(_while_alive(self._started, one), self._ended, again if may_repeat else None)
+            raise PlanRejected(options)
+        self._addresses.begin_step((spec.key, planned.number), self)
+        again = RepeatableCall(weakref.ref(self._again), spec, given)
+        may_repeat = spec.captured.stepper is None
+        run = Run(_while_alive(self._started, spec), self._ended, again if may_repeat else None)
         self.runs.add(run)
-        self._plans.shares.called(one, run, self.options, self.watch.live_bytes())
+        self._plans.shares.called(spec, run, self.options, self.monitor.live_bytes())
         self._calls += 1
-        outputs = again.noted(inputs, _begun(one, planned, self._addresses)(inputs, run))
+        outputs = again.noted(inputs, _begun(spec, planned, self._addresses)(inputs, run))
         self.account.since.forward_ended(outputs)
         return outputs
 
     def _planned_otherwise(self, unfit: Specialisation, given: Arguments) -> Runner:
-        """Plan a call anew in its backward: its outputs have other gradients than expected."""
-        self.watch.abandon()
-        planned = self.last = self._captured_anew(unfit, given)[1]
-        announce(f"{self.callee.name}: an output that had no gradient before has one: planned anew")
+        """Plan a call again in its backward: its outputs have other gradients than expected."""
+        self.monitor.abandon()
+        planned = self.last = self._captured_again(unfit, given)[1]
+        name = self.callee.name
+        announce(f"{name}: an output that had no gradient before has one: planned again")
         return planned.runner
 
-    def _planned_once_more(self, one: Specialisation, inputs: list[Any]) -> Runner:
+    def _planned_once_more(self, spec: Specialisation, inputs: list[Any]) -> Runner:
         """Return what runs a call again for a further backward, with what is held now."""
-        return self._planned(one, inputs).runner
+        return self._planned(spec, inputs).runner
 
-    def _planned(self, one: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
-        """Return the plan for the constants of now; `waits`: search it now, nobody trains yet."""
+    def _planned(self, spec: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
+        """Return the plan for the constants of now; `waits`: search it now, before training."""
         try:
-            return self._plans.chosen(one, inputs, self.options, self.waiting, waits=waits)
+            return self._plans.chosen(spec, inputs, self.options, self.waiting, waits=waits)
         except FitsPlainly as fits:
             raise fits.error from None
 
@@ -286,7 +284,7 @@ class WholeSteps:
     def _backward_ended(self, run: Run) -> None:
         self.account.since.backward_ended()
         self._under_way.is_over()
-        self.watch.after_backward(run)
+        self.monitor.after_backward(run)
         self._plans.shares.window(self.options).ended()
         shared = self.options.shared
         is_open = self.waiting if shared is None else shared.open_members()
@@ -296,15 +294,15 @@ class WholeSteps:
             for member in (self.account,) if shared is None else shared.members():
                 member.rest()
 
-    def _backward_started(self, one: Specialisation, run: Run) -> None:
-        if one.tuner is not None:
-            one.tuner.begin()
+    def _backward_started(self, spec: Specialisation, run: Run) -> None:
+        if spec.tuner is not None:
+            spec.tuner.begin()
         if run.reached.backwards == 1:
             self._under_way.backward_begins()
-            self.watch.before_backward()
+            self.monitor.before_backward()
         else:
-            self.watch.close()  # the planned step is over; what comes belongs to none
-        self.captures.learn_outputs(one, run)
+            self.monitor.close()  # the planned step is over; what comes belongs to none
+        self.captures.learn_outputs(spec, run)
 
 
 def _while_alive(
@@ -312,7 +310,7 @@ def _while_alive(
 ) -> Callable[[Run], None]:
     """Return what tells a method of a run, and does not keep alive whose method it is.
 
-    A buffer of the model may hold the history of a call, which nobody could let go of then.
+    A buffer of the model may hold the history of a call, which could not be released then.
     """
 
     def tell(run: Run) -> None:
@@ -322,7 +320,7 @@ def _while_alive(
     return tell
 
 
-def _why_anew(name: str, change: str | None) -> str:
+def _why_new_plan(name: str, change: str | None) -> str:
     if change is not None:
         return f"{name}: {change}: making a new plan"
     return f"{name} is called with new inputs or flags: making a new plan"
@@ -336,11 +334,11 @@ def _asks_otherwise(options: Options, before: Options) -> bool:
     )
 
 
-def _begun(one: Specialisation, planned: Planned, addresses: Anywhere) -> Runner:
-    """Return what runs a plan where its steps lie; while operators are timed, begin with that."""
+def _begun(spec: Specialisation, planned: Planned, addresses: DefaultAddresses) -> Runner:
+    """Return what runs a plan at its addresses; while operators are timed, begin with that."""
     plan = planned.outcome.plan
-    if one.tuner is not None:
-        one.tuner.begin_step()
-    if plan is None or one.tuner is not None or planned.compiled is not None:
+    if spec.tuner is not None:
+        spec.tuner.begin_step()
+    if plan is None or spec.tuner is not None or planned.compiled is not None:
         return planned.runner
     return addresses.runner_for(planned.number, planned.graph, plan, planned.runner)

@@ -1,4 +1,4 @@
-"""What user code holds between a planned forward and its backward: assumed, measured, foretold.
+"""What user code holds between a planned forward and its backward: assumed, measured, predicted.
 
 An allocator that refuses a request does not know what would have been asked for next. What is
 known then of the step, and of others like it, tells more: how much user code holds between forward
@@ -24,13 +24,13 @@ from tightfit.session.memory.surroundings import (
 )
 from tightfit.torch_private.engine import in_backward
 
-__all__ = ["PlannedForward", "UnderWay", "UserCode"]
+__all__ = ["OpenCall", "PlannedForward", "UserCode"]
 
 
 class UserCode:
     """What user code holds between forward and backward: assumed at first, then measured.
 
-    `assumed_bytes`: as long as nobody has seen it. `planned_bytes`: what plans leave room for.
+    `assumed_bytes`: as long as it was not seen. `planned_bytes`: what plans leave room for.
     """
 
     def __init__(self, assumed_bytes: int) -> None:
@@ -74,11 +74,11 @@ class PlannedForward:
 
     captured: Captured  # the step
     user_code: UserCode  # what is known of what follows it
-    graph: Graph  # what was planned, with what lies around the step
+    graph: Graph  # what was planned, with what is resident around the step
     plan: Plan | None  # the plan; None: it was compiled
 
 
-class UnderWay:
+class OpenCall:
     """The call whose backward is to come, or that runs."""
 
     def __init__(self, account: Account) -> None:
@@ -155,7 +155,7 @@ def _rise_bytes(call: PlannedForward) -> int:
     return max(simulation.during_bytes[crossing + 1 :], default=begin) - begin
 
 
-_STEPS: Living[UnderWay] = Living()
+_STEPS: Living[OpenCall] = Living()
 
 
 def _name_budgets() -> None:

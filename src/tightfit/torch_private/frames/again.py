@@ -25,14 +25,14 @@ from torch.utils._ordered_set import OrderedSet
 from tightfit.torch_private.frames.found import (
     NO_LEVEL,
     Frame,
-    NotAgain,
+    NotReusable,
     builtins_of,
     found_in,
     guard_of,
     imported,
 )
 
-__all__ = ["KeptFirst", "KeptFrames", "unique_names"]
+__all__ = ["KeptFrames", "ReusingConversion", "unique_names"]
 
 
 class KeptFrames(Protocol):
@@ -51,7 +51,7 @@ class KeptFrames(Protocol):
         ...
 
 
-class _Noting:
+class _RecordingBackend:
     """A backend that notes what Dynamo knows of the frame of a graph.
 
     Dynamo never lets go of a backend: this one keeps neither frames nor modules alive.
@@ -80,14 +80,14 @@ class _Noting:
             self.made.clear()
 
 
-class KeptFirst:
+class ReusingConversion:
     """Dynamo's conversion of a frame, where nothing is kept of it that holds.
 
-    `kept`: is asked first, and told afterwards.
+    `kept`: is asked first, and updated afterwards.
     """
 
     def __init__(self, backend: Callable[..., Any], kept: KeptFrames | None) -> None:
-        self.backend = _Noting(backend)
+        self.backend = _RecordingBackend(backend)
         self._kept = kept
         self._convert: Any = None
         self.is_asked = True
@@ -124,7 +124,7 @@ class KeptFirst:
         """Note what Dynamo has found of a frame, before it forgets."""
         for output, graph in self.backend.made[-1:]:
             if output.guards is guards_:
-                with contextlib.suppress(NotAgain):
+                with contextlib.suppress(NotReusable):
                     found.append((found_in(output), graph))
 
 

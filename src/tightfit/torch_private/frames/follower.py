@@ -40,7 +40,7 @@ class Follower(Protocol):
         ...
 
     def one_op_at(self, places: Sequence[tuple[str, int]]) -> Any:
-        """Return the forward that may become one op in which the innermost of some calls lies.
+        """Return the forward that may become one op and contains the innermost of some calls.
 
         `places`: the file and line of each call, the outermost first.
         """
@@ -58,7 +58,7 @@ class Follower(Protocol):
         ...
 
     def ended(self, end: End) -> None:
-        """Hear of the end of a graph, before anything of it runs."""
+        """Note the end of a graph, before anything of it runs."""
         ...
 
     def following(self) -> AbstractContextManager[None]:
@@ -66,17 +66,17 @@ class Follower(Protocol):
         ...
 
     def entered_inner_frame(self) -> None:
-        """Hear that a module's forward is looked at by itself: Python runs what calls it."""
+        """Note that a module's forward is traced by itself: Python runs what calls it."""
         ...
 
     def skipped(
         self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None
     ) -> None:
-        """Hear that a frame will run as plain Python, and of the error that Dynamo has met."""
+        """Note that a frame will run as plain Python, and of the error that Dynamo has met."""
         ...
 
     def runs_as_compiled(self, place: str) -> None:
-        """Hear that code asks whether it is compiled, where it has to run as if it were.
+        """Note that code asks whether it is compiled, where it has to run as if it were.
 
         `place`: file and line.
         """

@@ -22,7 +22,7 @@ __all__ = [
     "NO_LEVEL",
     "Frame",
     "GuardOf",
-    "NotAgain",
+    "NotReusable",
     "builtins_of",
     "configuration",
     "facts_of",
@@ -45,7 +45,7 @@ _OF_TENSORS += ("_dynamo_unbacked_indices", "_dynamo_strict_unbacked_indices")
 _OF_TENSORS += ("_dynamo_static_indices",)
 
 
-class NotAgain(Exception):
+class NotReusable(Exception):
     """What Dynamo has found of a frame cannot be made again in another process."""
 
 
@@ -53,7 +53,7 @@ class NotAgain(Exception):
 class GuardOf:
     """One guard."""
 
-    source: Source  # where its value lies, seen from the frame
+    source: Source  # where its value is found from the frame
     kind: str  # which of Dynamo's guards it is
     # What else it is made with; another source among it for a guard on two
     settings: Mapping[str, Any]
@@ -76,16 +76,16 @@ class Frame:
 def found_in(output: Any) -> Frame:
     """Return what Dynamo has found of a frame; what runs in its place is not known yet.
 
-    Raises `NotAgain` if something of it means nothing in another process.
+    Raises `NotReusable` if something of it means nothing in another process.
     """
     backends = {name for name in output.installed_globals if name.startswith("__compiled_fn")}
     builtins = output.name_of_builtins_dict_key_in_fglobals
     around = output.torch_function_mode_stack, output.functorch_layers, output.aotautograd_guards
     of_sizes = [g.code_list for g in output.guards if g.create_fn_name() == "SHAPE_ENV"]
     if any(around) or output.current_device is not None or output.dual_level != NO_LEVEL:
-        raise NotAgain("something is around the call")
+        raise NotReusable("something is around the call")
     if any(of_sizes) or output.installed_globals - {builtins} != backends or len(backends) != 1:
-        raise NotAgain("sizes that change, or what code finds by an identity")
+        raise NotReusable("sizes that change, or what code finds by an identity")
     (backend,) = backends
     return Frame(
         code=_NO_CODE,
@@ -108,13 +108,13 @@ _NO_CODE = (lambda: None).__code__
 def _guard_of(guard: Guard) -> GuardOf:
     settings = getattr(guard.create_fn, "keywords", {})
     if getattr(guard.create_fn, "args", ()):
-        raise NotAgain("a guard with arguments of its own")
+        raise NotReusable("a guard with arguments of its own")
     kind = guard.create_fn_name()
     own = {name: value for name, value in settings.items() if (kind, name) != _THE_TENSOR}
     return GuardOf(guard.originating_source, kind, own)
 
 
-_THE_TENSOR = "TENSOR_MATCH", "value"  # the one that lies at its source
+_THE_TENSOR = "TENSOR_MATCH", "value"  # the one at its source
 
 
 def global_state() -> Any:
@@ -137,7 +137,7 @@ def configuration() -> str:
 def values_of(frame: Any, found: Frame) -> Iterator[tuple[GuardOf, Any]]:
     """Yield the guards on single values, and their values now.
 
-    Raises `NotAgain` if a Python module is not loaded.
+    Raises `NotReusable` if a Python module is not loaded.
     """
     held = {**frame.f_globals, **imported(found), found.names[1]: builtins_of(frame)}
     places = {**guards._get_closure_vars(), "L": frame.f_locals, "G": held}
@@ -148,7 +148,7 @@ def values_of(frame: Any, found: Frame) -> Iterator[tuple[GuardOf, Any]]:
 
 
 def _value(of: Source, places: Mapping[str, Any], seen: dict[Source, Any]) -> Any:
-    """Return the value that lies at a source, as `Source.get_value` does, without compiling."""
+    """Return the value at a source, as `Source.get_value` does, without compiling."""
     if of not in seen:
         template = of._name_template
         base = _value(of.base, places, seen) if isinstance(of, ChainedSource) else None
@@ -173,11 +173,11 @@ _READINGS: tuple[tuple[str, str, Callable[[Any, Any, Any], Any]], ...] = (
 def imported(found: Frame) -> dict[str, Any]:
     """Return the Python modules that guards and code ask for, by the names they have there.
 
-    Raises `NotAgain` if one is not imported.
+    Raises `NotReusable` if one is not imported.
     """
     missing = [name for name in found.imports.values() if name not in sys.modules]
     if missing:
-        raise NotAgain(f"{missing[0]} is not imported")
+        raise NotReusable(f"{missing[0]} is not imported")
     return {alias: importlib.import_module(name) for alias, name in found.imports.items()}
 
 
@@ -187,24 +187,24 @@ def builtins_of(frame: Any) -> dict[str, Any]:
 
 
 def facts_of(guard: GuardOf, value: Any) -> tuple[Any, ...]:
-    """Return what a guard asks of its value, told by PyTorch's own `GuardCheckSpec` of its kind.
+    """Return what a guard asks of its value, as PyTorch's own `GuardCheckSpec` of its kind says.
 
-    Raises `NotAgain` if that cannot be told, or does not hold.
+    Raises `NotReusable` if that is unknown, or does not hold.
     """
     spec = guards.GUARD_VALUE_DISPATCH.get(guard.kind)
     if not isinstance(spec, guards.GuardCheckSpec):
-        raise NotAgain(f"a guard of the kind {guard.kind}")
+        raise NotReusable(f"a guard of the kind {guard.kind}")
     if guard.kind == "CLOSURE_MATCH":
         return ("function", value)
     kind: tuple[Any, ...] = (guard.kind, type(value))
     if guard.kind == "TENSOR_MATCH":
         if any(getattr(value, name, None) for name in _OF_TENSORS):
-            raise NotAgain("sizes that are marked")
+            raise NotReusable("sizes that are marked")
         keys = torch._C._dispatch_keys(value)
         return (*kind, str(keys), value.is_leaf, *guards.extract_tensor_metadata(value))
     metadata = spec.get_metadata_fn(guard_of(guard), value)
     if not spec.eval_fn(value, metadata):
-        raise NotAgain(f"the guard {guard.kind} of {guard.source.name} does not hold")
+        raise NotReusable(f"the guard {guard.kind} of {guard.source.name} does not hold")
     return *kind, metadata
 
 
@@ -215,18 +215,18 @@ def fields_of(of: Source) -> tuple[str, tuple[Any, ...]]:
 
 
 def is_source(value: Any) -> bool:
-    """Whether a value says where another one lies."""
+    """Whether a value says where another one is."""
     return isinstance(value, Source)
 
 
 def source_of(kind: str, fields: tuple[Any, ...]) -> Source:
     """Return the source of a class that is made with certain fields.
 
-    Raises `NotAgain` if there is no such class.
+    Raises `NotReusable` if there is no such class.
     """
     found = getattr(source, kind, None)
     if not (inspect.isclass(found) and issubclass(found, Source)):
-        raise NotAgain(f"a source of the kind {kind}")
+        raise NotReusable(f"a source of the kind {kind}")
     return found(*fields)
 
 

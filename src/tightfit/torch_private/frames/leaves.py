@@ -25,7 +25,7 @@ HAS_LEAVES = "input_spec" in inspect.signature(type(invoke_leaf_function).__call
 
 __all__ = [
     "HAS_LEAVES",
-    "IsGiven",
+    "ArgumentsKnown",
     "as_leaves",
     "asking",
     "invoke_leaf_function",
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-class IsGiven(BaseException):
+class ArgumentsKnown(BaseException):
     """Ends following where it is known what a forward is given."""
 
     def __init__(self, forward: Any, given: Given) -> None:
@@ -72,10 +72,10 @@ _OF_LEAVES = (
 def asking(forward: Any) -> dict[Any, Callable[..., Any]]:
     """Return a leaf that tells what it is given, if a forward is asked about."""
 
-    def told(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        raise IsGiven(forward, Given(module, args, kwargs))
+    def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        raise ArgumentsKnown(forward, Given(module, args, kwargs))
 
-    return {} if forward is None else {forward: told}
+    return {} if forward is None else {forward: called}
 
 
 def noted(leaves: Mapping[Any, Callable[..., Any]], failed: set[Any]) -> dict[Any, Any]:

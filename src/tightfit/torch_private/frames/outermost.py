@@ -1,4 +1,4 @@
-"""The outermost frame that Dynamo follows: it tells what a callable returns beside its loss."""
+"""The outermost frame that Dynamo follows: it notes what a callable returns along with its loss."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch._dynamo.variables.base import (
 )
 from torch._dynamo.variables.tensor import TensorVariable
 
-__all__ = ["changed_variables", "in_a_frame_of_its_own", "is_beside_loss"]
+__all__ = ["changed_variables", "in_a_frame_of_its_own", "is_returned_with_loss"]
 
 
 def in_a_frame_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function around another one, whose code is its own: Dynamo keeps graphs by code.
 
-    While Dynamo follows it, it tells what the other one returns beside a loss.
+    While Dynamo follows it, it notes what the other one returns along with a loss.
     """
 
     def inner(*args: Any, **kwargs: Any) -> Any:
@@ -32,7 +32,7 @@ def in_a_frame_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
             return output
         loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
         if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.numel() == 1:
-            comptime(_note_beside_loss)
+            comptime(_note_returned_with_loss)
         return output
 
     inner.__code__ = inner.__code__.replace(co_name=inner.__code__.co_name)
@@ -42,13 +42,13 @@ def in_a_frame_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
 _WITHOUT_NAMES = (tuple, list, set, int, float, bool, str, type(None))
 
 
-def _note_beside_loss(context: Any) -> None:
-    """Note which tensors are returned beside a loss, and kept nowhere else."""
+def _note_returned_with_loss(context: Any) -> None:
+    """Note which tensors are returned along with a loss, and kept nowhere else."""
     local = {n: _variable(context.get_local(n)) for n in ("loss", "output")}
     effects = context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.side_effects
     kept = _made_in([local["loss"], *changed_variables(effects)], effects)
     for node in _made_in(local["output"], effects) - kept:
-        node.meta[_BESIDE_LOSS] = True
+        node.meta[_RETURNED_WITH_LOSS] = True
 
 
 def changed_variables(effects: Any) -> list[VariableTracker]:
@@ -77,9 +77,9 @@ def _made_in(variables: Any, effects: Any) -> set[fx.Node]:
     return found
 
 
-_BESIDE_LOSS = "tightfit_beside_loss"
+_RETURNED_WITH_LOSS = "tightfit_beside_loss"
 
 
-def is_beside_loss(node: fx.Node) -> bool:
-    """Whether the callable returns what a node makes beside its loss, and keeps it nowhere."""
-    return _BESIDE_LOSS in node.meta
+def is_returned_with_loss(node: fx.Node) -> bool:
+    """Whether the callable returns what a node makes along with its loss, and keeps it nowhere."""
+    return _RETURNED_WITH_LOSS in node.meta

@@ -29,20 +29,20 @@ class RunsOtherwise(BaseException):
 
 
 class Answers:
-    """What code outside of PyTorch is told that asks whether it is compiled, in one frame.
+    """The answers to code outside of PyTorch that asks whether it is compiled, in one frame.
 
     No, for that is what plain PyTorch runs; but yes to those of libraries that would then end
     the graph.
 
-    `looks_at_data`: the file and line of the first who was told yes because of data; "": there is
-    none.
+    `looks_at_data`: the file and line of the first caller that got "yes" because of data; "": there
+    is none.
     """
 
     def __init__(self) -> None:
         self.looks_at_data = ""
-        self._compiled: set[str] = set()  # those who are told yes
+        self._compiled: set[str] = set()  # callers that get "yes"
         self._asked: list[str] = []
-        self._end: str | None = None  # why following ended before somebody was told yes
+        self._end: str | None = None  # why following ended before any caller got "yes"
 
     def around(self) -> contextlib.AbstractContextManager[None]:
         """Return what is around following a frame."""
@@ -52,7 +52,7 @@ class Answers:
     def change(self, end: str) -> bool:
         """Tell yes to who has asked last, if it was no; return whether to follow once more.
 
-        `end`: why following would end. If it is why it would have before, nobody is to blame.
+        `end`: why following would end. If it is why it would have before, none is the cause.
         """
         told_no = [place for place in self._asked if place not in self._compiled]
         if not told_no or end == self._end:
@@ -130,7 +130,7 @@ _CONSTANT = Patch(TensorVariable, "as_python_constant")
 _OWN = tuple(
     f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2])
 )
-"""Where PyTorch and tightfit lie: they ask because they know that Dynamo follows."""
+"""The folders of PyTorch and tightfit: they ask because they know that Dynamo follows."""
 
 
 def _is_capturing(device: Any) -> bool:

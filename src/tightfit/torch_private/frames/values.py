@@ -47,7 +47,7 @@ def following_values() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _let_go_of_afterwards() -> Iterator[None]:
-    """Let go of the tensors that were computed: sizes hold them in cycles that nobody collects."""
+    """Release the tensors that were computed: sizes hold them in cycles that are not collected."""
     made: list[symbolic_shapes.ShapeEnv] = []
 
     def noted(init: Any, self: Any, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Settings of PyTorch's caching allocator of GPUs, beside those in the environment."""
+"""Settings of PyTorch's caching allocator of GPUs, other than those in the environment."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def divide_coarsely() -> None:
 
 
 def segments_expand() -> bool:
-    """Return whether segments grow now, whoever has decided that."""
+    """Return whether segments grow now, by whichever setting."""
     return f"{_KEY}:True" in _settings()
 
 

@@ -18,7 +18,7 @@ class Variables:
     `memory_bytes`: W: the height of some layout. `peak`: column u: the peak memory usage. The
     objective (equation 1) is this column alone, and 0 <= u <= W (equation 5). That it is no less
     than the largest load is ours. `offset`: columns x_i >= 0 (equation 6). `is_above`: columns
-    z_ij: 0 if block i lies below block j, 1 if it lies above.
+    z_ij: 0 if block i is below block j, 1 if it is above.
     """
 
     def __init__(

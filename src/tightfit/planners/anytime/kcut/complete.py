@@ -15,7 +15,7 @@ def complete(model: CutProgram, solution: Solution, schedule: _engine.Schedule) 
     """Load the schedule that realises a solution (docs/search.md, "The K-cut program").
 
     In each window values are computed just in time and kept to the window's end; over the next
-    cut only what the solution has resident there survives. The engine frees what nobody reads.
+    cut only what the solution has resident there survives. The engine frees what is not read.
     The schedule may exceed the budget between the cuts.
     """
     schedule.keep_everything()

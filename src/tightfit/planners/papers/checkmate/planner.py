@@ -10,7 +10,7 @@ import msgspec
 
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.outcomes import NO_PLAN_HERE, finish, no_plan, simulated
+from tightfit.planners.outcomes import NO_PLAN_HERE, Bound, finish, no_plan, simulated
 from tightfit.planners.papers.checkmate.objective import objective_of, overhead_of
 from tightfit.planners.papers.checkmate.program import CheckmateProgram, build_program
 from tightfit.planners.papers.checkmate.rounding import ROUNDING_SHARE, rounded_schedules
@@ -232,13 +232,14 @@ class _Search:
     def outcome(self, *, infeasible: bool) -> Outcome:
         """Turn the best schedule and the bound into an outcome."""
         if self.best is not None:
+            base_cost_s = self.problem.base_cost_s
+            bound = 0.0
+            if base_cost_s > 0:
+                bound = min(self.bound, self.best_cost_s / base_cost_s - 1.0)
             return finish(
                 self.task,
                 self.best,
-                bound=min(self.bound, self.best_cost_s / self.problem.base_cost_s - 1.0)
-                if self.problem.base_cost_s > 0
-                else 0.0,
-                bound_source=self.bound_source,
+                bound=Bound(bound, self.bound_source),
                 started=self.started,
                 gap=self.limits.gap,
             )

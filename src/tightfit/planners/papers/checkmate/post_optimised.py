@@ -1,7 +1,7 @@
 """Checkmate-O: Checkmate's schedule, and then greedily a better implementation for each op.
 
 The schedule is decided first and with default implementations; which others fit is looked at one
-op after the other (MONeT, section 6.3). What choosing both at once gains shows beside it.
+op after the other (MONeT, section 6.3). The difference shows what choosing both at once gains.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class CheckmateProgram:
         return self.settled(values)
 
     def settled(self, values: Floats) -> Floats:
-        """Return the solution with R of these values, less what nobody reads, and its own S.
+        """Return the solution with R of these values, less what is not read, and its own S.
 
         S holds a value from where it is made to where that instance is read last; FREE and
         U follow.

@@ -42,7 +42,7 @@ class Variables:
     `resident` (dict of (stage, value) to column): S: the value is resident when the stage begins;
     stage ``len(stages)`` is the end. `freed` (dict of (stage, value, node) to column): FREE: the
     value is freed right after the node in the stage. After its own node only if that makes several
-    values (the paper has one per node): nobody needs this one, or it is resident and the second
+    values (the paper has one per node): this one is not needed, or it is resident and the second
     instance goes. `used` (dict of (stage, node) to column): U: memory while the node is computed in
     the stage, in units of 1/1000 of the capacity.
     """
@@ -160,7 +160,7 @@ class Variables:
 
     @cached_property
     def forced(self) -> list[list[tuple[ValueId, int]]]:
-        """For each stage and the end, the values that somebody keeps then, with their columns."""
+        """For each stage and the end, the values that are kept then, with their columns."""
         forced: list[list[tuple[ValueId, int]]] = [[] for _ in range(len(self.stages) + 1)]
         for (stage, value), column in self.resident.items():
             if self.is_forced(stage, value):

@@ -18,7 +18,7 @@ from tightfit.errors import MissingExtra
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.child import run_in_child
-from tightfit.planners.outcomes import NO_PLAN_HERE, finish, no_plan, simulated
+from tightfit.planners.outcomes import NO_PLAN_HERE, Bound, finish, no_plan, simulated
 from tightfit.planners.papers.stages.easy import easy_answer
 from tightfit.planners.papers.stages.schedule import without_waste
 from tightfit.planners.papers.stages.staged import Staged, staged
@@ -136,8 +136,7 @@ class _Best:
         return finish(
             self.task,
             self.computes,
-            bound=min(self.bound, overhead),
-            bound_source=_SOURCE,
+            bound=Bound(min(self.bound, overhead), _SOURCE),
             started=started,
             gap=limits.gap,
         )

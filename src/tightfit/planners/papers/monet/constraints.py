@@ -231,7 +231,7 @@ def _sources(variables: Variables, stage: int, value: ValueId) -> list[int]:
 def overwritten_is_gone(variables: Variables) -> None:
     """p^k_j >= r^k_j - sum q, p^k_j <= 1 - q^k_i and s^(k-1)_j <= 1 - q^k_i (equation 15).
 
-    The first pass likewise: what is overwritten is not stored, and nobody later may read it.
+    The first pass likewise: what is overwritten is not stored, and must not be read later.
     """
     for stage, node in [*((0, i) for i in range(variables.forward)), *variables.recomputed]:
         for value, column in variables.overwriting(stage, node):
@@ -285,7 +285,7 @@ def one_implementation(variables: Variables) -> None:
 
 
 def boundary_memory(variables: Variables) -> None:
-    """What is held where control returns to user code fits beside it (not in the paper)."""
+    """Where control returns to user code, its memory fits, too (not in the paper)."""
     for crossing in variables.problem.crossings:
         if not crossing.outside_bytes:
             continue

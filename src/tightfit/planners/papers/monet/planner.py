@@ -10,7 +10,7 @@ import msgspec
 from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.outcomes import NO_PLAN_HERE, finish, no_plan, simulated
+from tightfit.planners.outcomes import NO_PLAN_HERE, Bound, finish, no_plan, simulated
 from tightfit.planners.papers.monet.implementations import every_one, one_each, reading_any
 from tightfit.planners.papers.monet.objective import overhead_of
 from tightfit.planners.papers.monet.program import MonetProgram, build_program
@@ -57,9 +57,7 @@ def plan_monet(task: Task, limits: Limits, progress: Progress, option: str = "ti
             bound_source=_SOURCE,
             note=NO_PLAN_HERE if infeasible else "",
         )
-    return finish(
-        task, computes, bound=bound, bound_source=_SOURCE, started=started, gap=limits.gap
-    )
+    return finish(task, computes, bound=Bound(bound, _SOURCE), started=started, gap=limits.gap)
 
 
 def plan_monet_all(task: Task, limits: Limits, progress: Progress) -> Outcome:
@@ -89,9 +87,7 @@ def plan_monet_all(task: Task, limits: Limits, progress: Progress) -> Outcome:
             bound_source=_SOURCE,
             note=NO_PLAN_HERE if infeasible else "",
         )
-    return finish(
-        task, computes, bound=bound, bound_source=_SOURCE, started=started, gap=limits.gap
-    )
+    return finish(task, computes, bound=Bound(bound, _SOURCE), started=started, gap=limits.gap)
 
 
 def _solve(model: MonetProgram, limits: Limits, progress: Progress, started: float) -> Solution:

@@ -124,7 +124,7 @@ class Variables:
         return in_percent(self.problem, cost_s)
 
     def is_forced(self, stage: int, value: ValueId) -> bool:
-        """Whether somebody keeps the value when the stage begins."""
+        """Whether the value is kept when the stage begins."""
         stored = self.problem.values[value]
         return stored.begins <= self.forward + stage - 1 < stored.forced_until
 

@@ -1,6 +1,6 @@
 """The papers' view of a task: nodes in stages, one implementation each.
 
 From a `Task` to a `Staged` problem, from residency between stages to computes and back; answers
-without a solver, and the numbers in which solvers are told. Imports `base`, `bounds`, `outcomes`
+without a solver, and the units of solvers. Imports `base`, `bounds`, `outcomes`
 and `solvers`; Checkmate, MONeT, retention intervals, heuristics and eviction stand on it.
 """

@@ -6,7 +6,7 @@ from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import working_set_bytes
-from tightfit.planners.outcomes import finish, no_plan, simulated
+from tightfit.planners.outcomes import Bound, finish, no_plan, simulated
 from tightfit.planners.papers.stages.staged import Staged
 from tightfit.units import format_bytes
 
@@ -18,7 +18,7 @@ def easy_answer(task: Task, problem: Staged, limits: Limits, started: float) -> 
     everything = keep_everything(task.graph)
     if simulated(task, everything).peak_bytes <= task.budget_bytes:
         return finish(
-            task, everything, bound=0.0, bound_source="trivial", started=started, gap=limits.gap
+            task, everything, bound=Bound(0.0, "trivial"), started=started, gap=limits.gap
         )
     needed, where = working_set_bytes(task.graph, task.gradients)
     if needed <= task.budget_bytes and problem.capacity_bytes > 0:

@@ -27,7 +27,7 @@ __all__ = [
 
 
 def kept_residency(problem: Staged) -> Residency:
-    """Return the residency of the values that somebody keeps."""
+    """Return the residency of the values that are kept."""
     rows = [0] * (len(problem.nodes) + 1)
     for value, stored in problem.values.items():
         for stage in range(stored.begins, min(stored.forced_until, len(rows))):
@@ -38,7 +38,7 @@ def kept_residency(problem: Staged) -> Residency:
 def forced_residency(problem: Staged) -> Residency:
     """Return the residency of kept values and of those that cannot be computed again.
 
-    A value that is not recoverable stays from its first computation until nobody can read it.
+    A value that is not recoverable stays from its first computation to its last possible reader.
     """
     rows = kept_residency(problem)
     last = last_uses(problem)
@@ -180,7 +180,7 @@ def residency_of(problem: Staged, computes: Sequence[Compute]) -> Residency:
 
 
 def without_waste(problem: Staged, computes: Sequence[Compute]) -> list[Compute]:
-    """Return the computes without the recomputations that nobody reads."""
+    """Return the computes without the recomputations that are not read."""
     position = {node.first.compute.op: index for index, node in enumerate(problem.nodes)}
     first = {compute.op: index for index, compute in reversed(list(enumerate(computes)))}
     needed: set[ValueId] = set()

@@ -12,12 +12,12 @@ How a `Graph` becomes nodes (decided here once, for all of the papers' planners)
   maybe another to be computed `again`: the cheapest bitwise alternative that may serve, not in
   place. Nothing else is chosen among alternatives, so a plan may cost more than one that does.
 - Pinned ops, ops whose only implementations would write a gradient or a buffer twice, and ops
-  that read a buffer which is replaced later have no `again`; their values stay until nobody can
+  that read a buffer which is replaced later have no `again`; their values stay until nothing can
   need them (conservative for buffers: they might be computed again before the replacement).
 - A value read by another program is never computed again (conservative).
 - Returned values and fresh gradients stay from their first computation to the end of the step,
-  written-back ones to the end of their segment, tangents from their segment's entry (one that
-  nobody reads through the first stage there, conservative).
+  written-back ones to the end of their segment, tangents from their segment's entry (one without
+  readers through the first stage there, conservative).
 - Random-number states of all ops that may be computed again are reserved (conservative by some
   bytes each, since only those that *are* computed again keep theirs).
 """

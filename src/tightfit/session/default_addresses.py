@@ -1,4 +1,4 @@
-"""Steps whose memory lies anywhere: what a fitted callable asks of its addresses."""
+"""Steps at addresses of the allocator's choice, and what a fitted callable asks of addresses."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tightfit.plan.plan import Outcome, Plan
 from tightfit.session.options import Options
 from tightfit.session.report import Report
 
-__all__ = ["Anywhere", "PlannedAnew", "PlannedStep"]
+__all__ = ["DefaultAddresses", "PlanRejected", "PlannedStep"]
 
 
-class PlannedAnew(Exception):
+class PlanRejected(Exception):
     """A plan does not run: another one is to be made."""
 
     def __init__(self, options: Options) -> None:
@@ -43,8 +43,8 @@ class PlannedStep(Protocol):
         ...
 
 
-class Anywhere:
-    """Steps whose memory lies wherever the allocator puts it."""
+class DefaultAddresses:
+    """Steps at addresses that the allocator chooses."""
 
     def end_step(self) -> None:
         """End the step before: what is done until the next one begins belongs to none."""
@@ -56,14 +56,14 @@ class Anywhere:
         """
 
     def runner_for(self, number: int, graph: Graph, plan: Plan, runner: Runner) -> Runner:
-        """Return what runs a plan where its steps lie.
+        """Return what runs a plan at the addresses of its steps.
 
         `number`: tells the plan from all others.
         """
         return runner
 
-    def heed(self, planned: PlannedStep, options: Options) -> Options:
-        """Hear which plan is to run; return other options if it is not to, and another one is."""
+    def accept(self, planned: PlannedStep, options: Options) -> Options:
+        """Accept the plan that is to run, or return other options to plan with."""
         return options
 
     def note_parts(self) -> None:
