@@ -137,6 +137,25 @@ class _Exceeded:
             warnings.warn(message, stacklevel=3)
 
 
+class _Unmetered:
+    """What was allocated before there was a meter: its release is not metered either.
+
+    `now_bytes`: returns what is held of it now.
+    """
+
+    def __init__(self, now_bytes: Callable[[], int]) -> None:
+        self._now_bytes = now_bytes
+        self._start_bytes = 0
+
+    def begin(self) -> None:
+        """Note what is held as a step begins."""
+        self._start_bytes = self._now_bytes()
+
+    def released_bytes(self) -> int:
+        """Return what was released since the step began."""
+        return max(0, self._start_bytes - self._now_bytes())
+
+
 class Guard:
     """Measures steps; raises or warns when one exceeds the budget.
 
@@ -154,8 +173,7 @@ class Guard:
         unmetered_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self.device = device
-        self._unmetered_bytes = unmetered_bytes
-        self._unmetered_start = 0
+        self._unmetered = _Unmetered(unmetered_bytes)
         self._exceeded = _Exceeded(device, on_exceed, advice)
         self.budget_bytes = 0
         self.steps: list[StepPeaks] = []
@@ -214,7 +232,7 @@ class Guard:
             self.growth_bytes = live - self._start if self._start is not None else 0
             self._start = live
             self._open = {"constant_bytes": constant_bytes()}
-            self._unmetered_start = self._unmetered_bytes()
+            self._unmetered.begin()
             self._learns = not self._is_checked_only
             self._phase = "forward"
             self._reset_peak()
@@ -308,7 +326,7 @@ class Guard:
             return None
         self._turn("after", "after")
         # weights that user code has replaced: the new ones are metered, and the old ones were not
-        self._open["after_bytes"] -= max(0, self._unmetered_start - self._unmetered_bytes())
+        self._open["after_bytes"] -= self._unmetered.released_bytes()
         other_budgets_bytes = 0
         if self._other_budgets:
             other_budgets_bytes = sum(other.budget_bytes for other in self._other_budgets)
