@@ -279,18 +279,6 @@ def changeable_fields(file: File) -> list[tuple[int, str]]:
     return found
 
 
-def attributes_of(node: ast.ClassDef) -> set[str]:
-    """Return the attributes that the methods of a class give their object."""
-    return {
-        inner.attr
-        for inner in ast.walk(node)
-        if isinstance(inner, ast.Attribute)
-        and isinstance(inner.ctx, ast.Store)
-        and isinstance(inner.value, ast.Name)
-        and inner.value.id == "self"
-    }
-
-
 def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Return the lines of a function without its signature and docstring."""
     body = node.body[1:] if ast.get_docstring(node) is not None else node.body
