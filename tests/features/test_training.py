@@ -22,7 +22,7 @@ MORE_BYTES = {
     "training in eval mode (frozen BatchNorm)": 9216,
     "several backwards through a forward of several graphs": 57344,
     "tasks weighed by their gradients (GradNorm) in a model of several graphs": 57344,
-    "a gradient penalty (`create_graph`) through a model of several graphs": 107520,
+    "a gradient penalty (`create_graph`) through a model of several graphs": 116736,
 }
 """LBFGS holds flat directions and gradients; every call that is open keeps something; some
 processors' kernels work with a column for each place of an image. Graphs of one operator each
