@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tightfit
-from tightfit.allocator.resident import bytes_of
+from tightfit.allocator.resident import element_bytes
 
 
 class GraphNetwork(nn.Module):
@@ -50,5 +50,5 @@ def test_gradients_are_those_of_plain_pytorch(layout: torch.layout) -> None:
 def test_their_bytes_are_those_of_places_and_elements() -> None:
     coo, csr = adjacency(torch.sparse_coo), adjacency(torch.sparse_csr)
     elements = coo.values().numel()
-    assert bytes_of([coo, "no tensor"]) == elements * (2 * 8 + 4)
-    assert bytes_of([csr]) == elements * (8 + 4) + 101 * 8
+    assert element_bytes([coo, "no tensor"]) == elements * (2 * 8 + 4)
+    assert element_bytes([csr]) == elements * (8 + 4) + 101 * 8

@@ -10,7 +10,7 @@ import torch
 from tightfit.torch_private import tools
 from tightfit.units import rounded_up
 
-__all__ = ["bytes_of", "granularity_of", "resident_tensor_bytes", "storages_of"]
+__all__ = ["element_bytes", "granularity_of", "resident_tensor_bytes", "storages_of"]
 
 
 _GRANULARITY = {"cpu": 64, "cuda": 512}
@@ -40,7 +40,7 @@ def storages_of(tensors: Iterable[Any]) -> list[torch.UntypedStorage]:
     return list(seen.values())
 
 
-def bytes_of(tensors: Iterable[Any]) -> int:
+def element_bytes(tensors: Iterable[Any]) -> int:
     """Return the bytes of the elements of tensors, each by itself; other objects have none."""
     own = (x for x in tensors if isinstance(x, torch.Tensor))
     return sum(part.nbytes for x in own for part in _strided_parts(x))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from tightfit.allocator.resident import bytes_of, granularity_of, resident_tensor_bytes
+from tightfit.allocator.resident import element_bytes, granularity_of, resident_tensor_bytes
 from tightfit.allocator.tally import Refusals, Tally, before_refusals, tally_for
 from tightfit.session.memory.living import Living
 from tightfit.session.memory.optimizers import Optimizers, parameters_of
@@ -159,7 +159,7 @@ class Account:
         """
         given = self._tally.given_bytes() if self._tally is not None else None
         if input_bytes is None:
-            input_bytes = bytes_of(inputs)
+            input_bytes = element_bytes(inputs)
         running = [k for k in _KEEPERS.now() if k._state == "running" and k is not self]
         known = self.optimizers.has_state(), self.optimizers.looked
         key = given, input_bytes, len(sharing), *known, len(running)
@@ -249,8 +249,7 @@ class Account:
         """A step begins: its budget is all for it, whatever others with their own may hold."""
         if self._tally is None or self._limit_bytes is None:
             return
-        if self._tally.given_bytes() != self._given_at_count:
-            self._count_before()  # averages of weights, say, may be elsewhere than before
+        self._recount_before()
         self._turn("running")
 
     def rest(self) -> None:
@@ -294,9 +293,13 @@ class Account:
 
     def before_bytes(self) -> int:
         """Return what is held now that was there before the tally began."""
+        self._recount_before()
+        return self._before_now
+
+    def _recount_before(self) -> None:
+        """Count again if anything was given out or back: averaged weights may be elsewhere."""
         if self._tally is not None and self._tally.given_bytes() != self._given_at_count:
             self._count_before()
-        return self._before_now
 
     @property
     def limit_bytes(self) -> int | None:
@@ -355,7 +358,7 @@ def _earlier_bytes(tally: Tally, own: Iterable[Any], inputs: Iterable[Any]) -> i
     """Return what inputs hold that were there before a tally began."""
     owned = {id(t) for t in own}
     given = [x for x in inputs if isinstance(x, torch.Tensor) and id(x) not in owned]
-    return max(0, bytes_of(given) - tally.counted_bytes(given))
+    return max(0, element_bytes(given) - tally.counted_bytes(given))
 
 
 _KEEPERS: Living[Account] = Living()

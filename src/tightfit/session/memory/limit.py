@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from tightfit.allocator.refusals import budget_exceeded, is_refusal, likely_further_bytes
@@ -39,15 +40,9 @@ def name_budget(account: Account, needed_bytes: int) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def raising(error: InfeasibleBudget) -> Iterator[None]:
+def raising(error: InfeasibleBudget) -> AbstractContextManager[None]:
     """Raise an error where the limit refuses a request."""
-    try:
-        yield
-    except RuntimeError as refusal:
-        if not is_refusal(refusal):
-            raise
-        raise error from refusal
+    return _refusals_as(lambda _: error)
 
 
 class Limit:
@@ -191,12 +186,17 @@ class Limit:
         return 0 if needs is None else needs()
 
 
-@contextlib.contextmanager
-def _refused_as(what: str) -> Iterator[None]:
+def _refused_as(what: str) -> AbstractContextManager[None]:
     """Say what was running where a limit has refused a request."""
+    return _refusals_as(lambda refusal: budget_exceeded(refusal, what))
+
+
+@contextlib.contextmanager
+def _refusals_as(error_for: Callable[[Exception], Exception]) -> Iterator[None]:
+    """Raise another error where a limit refuses a request."""
     try:
         yield
-    except Exception as error:
-        if not is_refusal(error):
+    except Exception as refusal:
+        if not is_refusal(refusal):
             raise
-        raise budget_exceeded(error, what) from error
+        raise error_for(refusal) from refusal

@@ -74,8 +74,8 @@ class LessExpected:
 
     def expected(self, spec: Specialisation) -> Expected:
         """Return what an error says of it."""
-        known = replace(self.all.around, outside_bytes=0).around(spec.hoped.with_predicted(0))
-        least = minimum_budget(known, self.all.around.gradients, _QUICKLY, SILENT)
+        known = self._certain.around(spec.hoped.with_predicted(0))
+        least = minimum_budget(known, self._certain.gradients, _QUICKLY, SILENT)
         return Expected(self.held_bytes, least.lower_bytes)
 
     def likely_to_come(self) -> Passing:
@@ -152,7 +152,7 @@ class LessExpected:
                 passed_bytes = way.passing_bytes
                 yield way
         # as plain PyTorch runs it, where the caller lets go of what the forward returns
-        least = replace(self.all.around, outside_bytes=0)
+        least = self._certain
         peak_bytes = self.plain_bytes(spec)
         returned = sum(v.size_bytes for v in spec.captured.graph.values if v.fate == "returned")
         if least.budget_bytes < peak_bytes <= least.budget_bytes + returned:
@@ -160,8 +160,13 @@ class LessExpected:
 
     def plain_bytes(self, spec: Specialisation) -> int:
         """Return what plain PyTorch takes for the step at least, as far as its operators say."""
-        least = replace(self.all.around, outside_bytes=0)
-        return eager_peak_bytes(least.around(spec.captured), gradients=least.gradients)
+        graph = self._certain.around(spec.captured)
+        return eager_peak_bytes(graph, gradients=self._certain.gradients)
+
+    @property
+    def _certain(self) -> Surroundings:
+        """What is held in every backward, also where user code holds nothing."""
+        return replace(self.all.around, outside_bytes=0)
 
 
 def as_it_stands(around: Surroundings, standing: Standing) -> Surroundings:
