@@ -7,12 +7,13 @@ and differentiates that. From then on the call is held as plain PyTorch holds it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
@@ -73,12 +74,26 @@ class DifferentiatedCall:
     takes are run again before it: all of them are one graph of autograd's, whose gradients the last
     call computes for those before.
 
-    `ran`: its forward that was run again.
+    A later backward may come to that forward twice: from a derivative, which leads into it, and
+    from an output, which leads to the node of the call. Plain PyTorch adds both up inside. So what
+    comes from a derivative waits for the node of the call, which goes on with both. Where that
+    backward frees what the forward has saved, it is run once more.
+
+    `ran`: its forward that was run again. `repeated`: runs it. `node`: the first node of the call
+    in autograd's graph.
     """
 
     def __init__(
-        self, joint: JointGraph, ran: RanPlainly, before: Sequence[DifferentiatedCall]
+        self,
+        joint: JointGraph,
+        ran: RanPlainly,
+        before: Sequence[DifferentiatedCall],
+        *,
+        repeated: Repeated,
+        node: weakref.ref[Any],
     ) -> None:
+        self._joint = joint
+        self._repeated = repeated
         pairs = enumerate(zip(ran.inputs, ran.owners, strict=True))
         own = {p: x for p, (x, owner) in pairs if x is owner}
         self._owners = {p: own[p] for _, p in joint.gradients if p in own}
@@ -87,7 +102,12 @@ class DifferentiatedCall:
         self._made = {i: x for i, x in raw.items() if x.requires_grad}
         self._outputs = {i: get_gradient_edge(x) for i, x in self._made.items()}
         self._before = before
+        self._after: weakref.WeakSet[DifferentiatedCall] = weakref.WeakSet()
+        for call in before:
+            call._after.add(self)
+        self._node = node
         self._computed: tuple[int, dict[int, torch.Tensor | None]] = (-1, {})
+        self._from_derivatives = FromDerivatives(self._takes_part)
 
     def output(self, index: int, canonical: Mapping[int, int]) -> torch.Tensor | None:
         """Return a raw output as the forward that was run again has made it; None: it has not."""
@@ -111,7 +131,8 @@ class DifferentiatedCall:
             if any(bool(gradient.any()) for gradient in came.values()):
                 raise _of_several()
             return computed
-        if not came:
+        waiting = self._from_derivatives.taken()
+        if not (came or waiting.gradients):
             return {}
         calls = self._calls()
         for call in calls:
@@ -119,15 +140,11 @@ class DifferentiatedCall:
         wanted = {call: call._wanted() for call in calls}
         if not any(wanted.values()):
             return {}
-        if not torch.is_grad_enabled() and self._meets_its_derivative(calls):
-            if any(bool(gradient.any()) for gradient in came.values()):
-                raise _used_with()
-            return {position: torch.zeros_like(x) for position, x in wanted[self].items()}
         asked = {id(x): x for each in wanted.values() for x in each.values()}
         found = torch.autograd.grad(
-            [self._outputs[base] for base in came],
+            self._edges(came, waiting, calls),
             list(asked.values()),
-            list(came.values()),
+            [*came.values(), *waiting.gradients.values()],
             create_graph=torch.is_grad_enabled(),
             retain_graph=True,
             allow_unused=True,
@@ -136,6 +153,8 @@ class DifferentiatedCall:
         for call in calls:  # what several calls take is handed over once
             own = {p: gradients.pop(id(x), None) for p, x in wanted[call].items()}
             call._computed = engine.running_backward(), own
+        if torch.is_grad_enabled():
+            self._from_derivatives.watch(self._inside(self._outputs, calls))
         own, self._computed = self._computed[1], (-1, {})
         return own
 
@@ -156,19 +175,109 @@ class DifferentiatedCall:
             waiting += before
         return list(found)
 
-    def _meets_its_derivative(self, calls: Sequence[DifferentiatedCall]) -> bool:
-        """Whether the backward that runs now goes through forwards that were run again."""
-        seen = {node for call in calls for node in call._ends}
-        waiting = [edge.node for edge in self._outputs.values()]
-        while waiting:
-            node = waiting.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if engine.runs_in_this_backward(node):
-                return True
-            waiting.extend(before for before, _ in node.next_functions if before is not None)
-        return False
+    def _takes_part(self) -> bool:
+        """Whether the backward that runs now comes to the call, and to none that took its outputs.
+
+        What comes from derivatives waits for the last call that was run again.
+        """
+        node = self._node()
+        is_reached = node is not None and engine.runs_in_this_backward(node)
+        return is_reached and not any(call._takes_part() for call in self._after)
+
+    def _edges(
+        self,
+        came: Collection[int],
+        waiting: Waiting,
+        calls: Sequence[DifferentiatedCall],
+    ) -> list[GradientEdge]:
+        """Return where gradients of raw outputs go, and then where those that wait go.
+
+        A backward that keeps no graph has freed what the forward saved wherever it came by.
+        """
+        outputs, nodes = self._outputs, self._from_derivatives.nodes
+        if waiting.came_by and not engine.keeps_graph():
+            if self._before:
+                raise _used_with("through several graphs of the model")
+            ran = self._repeated.plainly(lambda given, run, output: None)
+            raw = raw_outputs(self._joint, ran.outputs)
+            outputs = {i: get_gradient_edge(x) for i, x in raw.items() if x.requires_grad}
+            nodes = [*self._inside(outputs, calls)]
+        edges = [outputs[base] for base in came]
+        return [*edges, *(GradientEdge(nodes[index], nr) for index, nr in waiting.gradients)]
+
+    def _inside(
+        self, outputs: Mapping[int, GradientEdge], calls: Sequence[DifferentiatedCall]
+    ) -> Collection[Any]:
+        """Return autograd's nodes from raw outputs on, up to those of inputs."""
+        ends = {node for call in calls for node in call._ends}
+        found: dict[Any, None] = {}
+        following = [edge.node for edge in outputs.values()]
+        while following:
+            node = following.pop()
+            if node not in found and node not in ends and node.next_functions:
+                found[node] = None
+                following.extend(before for before, _ in node.next_functions if before is not None)
+        return found
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What derivatives have led into a forward in the backward that runs now."""
+
+    came_by: bool  # whether the backward has come there at all
+    gradients: Mapping[tuple[int, int], torch.Tensor]  # by the index of a node, and place at it
+
+
+class FromDerivatives:
+    """Gradients that derivatives lead into a forward that was run again, until its call goes on.
+
+    `waits`: whether the backward that runs now comes to that call.
+    """
+
+    def __init__(self, waits: Callable[[], bool]) -> None:
+        self._waits = weakref.WeakMethod(waits)
+        self.nodes: Sequence[Any] = ()
+        self._came: dict[tuple[int, int], torch.Tensor] = {}
+        self._came_by = -1  # the backward that came by last
+        self._taken_by = -1  # the backward in which the call went on last
+
+    def watch(self, nodes: Collection[Any]) -> None:
+        """Have what comes to autograd's nodes wait; once."""
+        if self.nodes:
+            return
+        self.nodes = [*nodes]
+        own = weakref.ref(self)
+
+        def stopped(index: int) -> Callable[[Any], Any]:
+            def arrived(gradients: tuple[Any, ...]) -> tuple[Any, ...] | None:
+                found = own()
+                return found._arrived(index, gradients) if found is not None else None
+
+            return arrived
+
+        for index, node in enumerate(self.nodes):
+            node.register_prehook(stopped(index))
+
+    def taken(self) -> Waiting:
+        """Return what has come in this backward; it waits no longer."""
+        came, self._came = self._came, {}
+        self._taken_by = engine.running_backward()
+        came_by = self._came_by == self._taken_by
+        return Waiting(came_by, came if came_by else {})
+
+    def _arrived(self, index: int, gradients: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Keep what comes to a node, and let nothing pass; None: it passes."""
+        waits = self._waits()
+        if waits is None or not waits():
+            return None
+        came = {(index, nr): x for nr, x in enumerate(gradients) if x is not None}
+        running = engine.running_backward()
+        if came and self._taken_by == running:
+            raise _used_with("and the derivative comes after the output")
+        if self._came_by != running:
+            self._came_by, self._came = running, {}
+        self._came |= came
+        return (None,) * len(gradients)
 
 
 def _has_history(x: Any) -> bool:
@@ -185,11 +294,10 @@ def _of_several() -> TightfitError:
     )
 
 
-def _used_with() -> TightfitError:
+def _used_with(how: str) -> TightfitError:
     return TightfitError(
         "a loss goes back through an output of a tightfit step together with its derivative "
-        "(create_graph=True): both meet inside of the step, where plain PyTorch adds in another "
-        "order, and gradients would differ in their last bits. Take the derivative inside of what "
-        "is planned (tightfit.step), or call the model once more for what else takes its output. "
-        f"{WITHOUT_A_PLAN}"
+        f"(create_graph=True), {how}: both meet inside of the step, and gradients would differ in "
+        "their last bits. Take the derivative inside of what is planned (tightfit.step), or call "
+        f"the model once more for what else takes its output. {WITHOUT_A_PLAN}"
     )

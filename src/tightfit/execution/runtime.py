@@ -167,6 +167,7 @@ class Run(Chained):
         self.sums: Sums | None = None
         self._repeated = repeated
         self._again: DifferentiatedCall | None = None
+        self._node: weakref.ref[Any] | None = None
 
     def begin(self, runner: Runner, inputs: list[Any], summed: Mapping[int, torch.Tensor]) -> None:
         """Take what the forward program runs on, and whose gradients are sums."""
@@ -181,8 +182,12 @@ class Run(Chained):
         aliases, self.aliases = self.aliases, {}
         return aliases
 
-    def forward(self) -> tuple[torch.Tensor, ...]:
-        """Run the forward program; keep what backward needs."""
+    def forward(self, node: Any) -> tuple[torch.Tensor, ...]:
+        """Run the forward program; keep what backward needs.
+
+        `node`: the call's first node in autograd's graph.
+        """
+        self._node = weakref.ref(node)
         runner = self.runner
         assert runner is not None
         inputs, self.inputs = self.inputs, []
@@ -290,6 +295,7 @@ class Run(Chained):
         """Return the call as it was run again under autograd; it is now, the first time."""
         if self._again is None:
             assert self.runner is not None and self._repeated is not None
+            assert self._node is not None
             self.saved = self.unchanged = None
             before: list[DifferentiatedCall] = []
 
@@ -300,8 +306,10 @@ class Run(Chained):
                 before.extend([call] if call is not None and other is not None else [])
                 return other
 
+            repeated = self._repeated
+            ran = repeated.plainly(instead)
             self._again = DifferentiatedCall(
-                self.runner.joint, self._repeated.plainly(instead), before
+                self.runner.joint, ran, before, repeated=repeated, node=self._node
             )
             self._repeated = None
         return self._again
@@ -461,7 +469,7 @@ class _Node(torch.autograd.Function):
         ctx.token_device = token.device
         if index > 0:
             return torch.empty(0, device=token.device)
-        raw = run.forward()
+        raw = run.forward(ctx)
         assert run.runner is not None
         returned = run.runner.returned
         outputs = returned.hidden(raw)

@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
 
-__all__ = ["GeneratorStates"]
+__all__ = ["GeneratorStates", "generators_of"]
+
+
+def generators_of(modules: Mapping[str, nn.Module]) -> list[torch.Generator]:
+    """Return the generators among the attributes of modules and of what is inside of them."""
+    return [
+        value
+        for top in modules.values()
+        for module in top.modules()
+        for value in module.__dict__.values()
+        if isinstance(value, torch.Generator)
+    ]
 
 
 class GeneratorStates:
-    """What the generators were when this was made: PyTorch's own and those of modules.
+    """The states that generators had when this was made: PyTorch's own and others.
 
     Kept as plain bytes: tensors would count among what a step holds.
-
-    `modules`: modules whose attributes may be generators.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+    def __init__(self, others: Iterable[torch.Generator]) -> None:
         self._cpu = _plain(torch.get_rng_state())
         used = torch.cuda.is_available() and torch.cuda.is_initialized()
         self._cuda = [_plain(s) for s in torch.cuda.get_rng_state_all()] if used else []
-        self._own = [
-            (value, _plain(value.get_state()))
-            for top in modules.values()
-            for module in top.modules()
-            for value in module.__dict__.values()
-            if isinstance(value, torch.Generator)
-        ]
+        self._others = [(each, _plain(each.get_state())) for each in others]
 
     def restore(self) -> None:
         """Put them back."""
         torch.set_rng_state(_tensor(self._cpu))
         if self._cuda:
             torch.cuda.set_rng_state_all([_tensor(state) for state in self._cuda])
-        for generator, state in self._own:
+        for generator, state in self._others:
             generator.set_state(_tensor(state))
 
 

@@ -17,7 +17,7 @@ from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured
 from tightfit.capture.handed import HandedGraph
 from tightfit.capture.origins import module_names
-from tightfit.capture.side_effects.generators import GeneratorStates
+from tightfit.capture.side_effects.generators import GeneratorStates, generators_of
 from tightfit.capture.traced_call import TracedCall
 from tightfit.dynamo.backend import RunsPlainly
 from tightfit.dynamo.outside import Outside
@@ -128,7 +128,7 @@ class InGraphs(PartsRoute):
     def _run(self, part: Part, call: PartCall | None, given: Arguments) -> Any:
         if call is None or not call.kind.captured.joint.opaque.calls:
             return self.steps.run(part, call, given)
-        before = GeneratorStates(self.callee.modules)
+        before = GeneratorStates(generators_of(self.callee.modules))
         try:
             return self.steps.run(part, call, given)
         except OpaqueVaries:

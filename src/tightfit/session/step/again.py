@@ -52,7 +52,7 @@ class CallRepeater(Protocol[_Any]):
         ...
 
     def modules(self, step: _Any) -> Mapping[str, nn.Module]:
-        """Return the modules whose generators a call may draw from."""
+        """Return the modules whose buffers a call may write."""
         ...
 
     def inputs(self, step: _Any, given: Arguments) -> list[Any]:
@@ -102,8 +102,8 @@ class RepeatableCall(Generic[_Step]):
         owner = self._owner()
         self._name = owner.name
         self._is_expected = owner.may_repeat(step)
-        remembers = self._is_expected and _draws(step)
-        self._before = GeneratorStates(owner.modules(step)) if remembers else None
+        remembers = step.captured.draws and not _is_captured_by_cuda()
+        self._before = GeneratorStates(step.captured.generators) if remembers else None
         self._as_they_were: list[Any] = []
 
     def _owner(self) -> CallRepeater[_Step]:
@@ -139,7 +139,10 @@ class RepeatableCall(Generic[_Step]):
         self._given.hold_all()
 
     def plainly(self, instead: Instead) -> RanPlainly:
-        """Run the forward again under autograd, on what stands for its inputs."""
+        """Run the forward again under autograd, on what stands for its inputs.
+
+        It draws what it drew. What it writes goes into copies: it has been written.
+        """
         owner, step = self._owner(), self._step
         owner.note_repeated(step)
         made: set[int] = set()
@@ -150,15 +153,29 @@ class RepeatableCall(Generic[_Step]):
             return other
 
         given = self._given.now(noted)
-        reason = _why_not_plainly(step) or self._what_changed(given, made)
+        written = {position for _, position in step.captured.joint.write_backs}
+        reason = self._why_not_plainly() or self._what_changed(given, made, written)
         if reason is not None or given is None:
             raise _cannot(self._name, reason or "")
         with torch.enable_grad(), tools.WithoutDynamo():
             inputs = owner.inputs(step, given)
-            output = owner.function(step)(*given.args, **given.kwargs)
+            copies = {id(inputs[p]): inputs[p].detach().clone() for p in written}
+            run = _OnCopies(owner.function(step), owner.modules(step), copies)
+            output = self._drawing_the_same(lambda: run.run(given))
         tensors, _ = structure_of(output, self._name)
         assert len(tensors) == step.captured.joint.metadata.num_outputs
         return RanPlainly(tensors, inputs, [None if id(x) in made else x for x in inputs])
+
+    def _why_not_plainly(self) -> str | None:
+        """Return why the forward cannot be run twice with the same result and no further effect."""
+        joint = self._step.captured.joint
+        if self._before is None and self._step.captured.draws:
+            return _DREW
+        if joint.opaque.changes_state:
+            return "an opaque module writes its state"
+        if read := decided_by_updates(joint):
+            return f"its forward writes {read[0]} and reads it, too"
+        return "it returns numbers" if joint.structure.numbers else None
 
     def otherwise(self, came: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | None]:
         """Run the call with a plan for the gradients of outputs that came, drawing what it drew.
@@ -213,8 +230,8 @@ class RepeatableCall(Generic[_Step]):
         What it was given by another call and is gone, or was written into, that call makes again.
         """
         joint = self._step.captured.joint
-        if self._before is None and _draws(self._step):
-            return "its forward drew random numbers, which are kept from the next call on"
+        if self._before is None and self._step.captured.draws:
+            return _DREW
         if joint.opaque.changes_state:
             return "an opaque module writes its state"
         read = decided_by_updates(joint)
@@ -248,7 +265,7 @@ class RepeatableCall(Generic[_Step]):
         """Run something with the random numbers that the call has drawn."""
         if self._before is None:
             return run()
-        now = GeneratorStates(self._owner().modules(self._step))
+        now = GeneratorStates(self._step.captured.generators)
         self._before.restore()
         try:
             return run()
@@ -282,27 +299,47 @@ class RepeatableCall(Generic[_Step]):
         return None
 
 
+class _OnCopies(nn.Module):
+    """Runs a callable with copies in the place of what it writes.
+
+    `copies`: by the identity of inputs and of buffers of the modules.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        modules: Mapping[str, nn.Module],
+        copies: Mapping[int, torch.Tensor],
+    ) -> None:
+        super().__init__()
+        self.own = nn.ModuleList(modules.values())
+        self._function = function
+        self._copies = copies
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def run(self, given: Arguments) -> Any:
+        """Return what it gives."""
+        args = tuple(self._copies.get(id(x), x) for x in given.args)
+        buffers = self.named_buffers(remove_duplicate=False)
+        written = {name: self._copies[id(x)] for name, x in buffers if id(x) in self._copies}
+        if not written:
+            return self._function(*args, **given.kwargs)
+        return torch.func.functional_call(self, written, args, dict(given.kwargs))
+
+
+def _is_captured_by_cuda() -> bool:
+    """Whether a CUDA graph is captured: generators may not be asked then."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def _state_of(inputs: Sequence[Any]) -> list[Any]:
     """Return what shows whether tensors were changed in place or their memory replaced."""
     return [
         (x._version, x.data_ptr()) if isinstance(x, torch.Tensor) else x  # pyright: ignore
         for x in inputs
     ]
-
-
-def _draws(step: Step) -> bool:
-    """Whether a step draws random numbers."""
-    return any(op.random_state_bytes for op in step.captured.graph.ops)
-
-
-def _why_not_plainly(step: Step) -> str | None:
-    """Return why a forward cannot be run twice with the same result and no further effect."""
-    joint = step.captured.joint
-    if _draws(step):
-        return "its forward draws random numbers"
-    if joint.write_backs or joint.opaque.changes_state:
-        return "its forward writes buffers or inputs"
-    return "it returns numbers" if joint.structure.numbers else None
 
 
 def _only_once(name: str, reason: str) -> TightfitError:
@@ -322,4 +359,5 @@ def _cannot(name: str, reason: str) -> TightfitError:
     )
 
 
+_DREW = "its forward drew random numbers while a CUDA graph was captured"
 _SINCE = "" if DERIVATIVES.is_here else f"; it needs PyTorch {DERIVATIVES.name} or later"

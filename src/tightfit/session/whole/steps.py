@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.side_effects.generators import GeneratorStates
+from tightfit.capture.side_effects.generators import GeneratorStates, generators_of
 from tightfit.capture.trace.garbage import fewer_collections
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import (
@@ -218,7 +218,7 @@ class WholeSteps:
             opaque = spec.captured.joint.opaque
             if not opaque.calls:
                 break
-            before = GeneratorStates(self.callee.modules)
+            before = GeneratorStates(generators_of(self.callee.modules))
             try:
                 return spec, self._run(spec, given, inputs)
             except (OpaqueChanged, OpaqueVaries) as change:
