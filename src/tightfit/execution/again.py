@@ -17,6 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
+from tightfit.execution import refused
 from tightfit.execution.returned import raw_outputs
 from tightfit.torch_private import engine
 
@@ -93,14 +94,15 @@ class DifferentiatedCall:
         node: weakref.ref[Any],
     ) -> None:
         self._joint = joint
-        self._repeated = repeated
+        self._repeated: Repeated | None = repeated
         pairs = enumerate(zip(ran.inputs, ran.owners, strict=True))
-        own = {p: x for p, (x, owner) in pairs if x is owner}
+        own = {p: get_gradient_edge(x) for p, (x, o) in pairs if x is o and _has_history(x)}
         self._owners = {p: own[p] for _, p in joint.gradients if p in own}
-        self._ends = {engine.gradient_node(x) for x in own.values() if _has_history(x)}
+        self._ends = {edge.node for edge in own.values()}
         raw = raw_outputs(joint, ran.outputs)
         self._made = {i: x for i, x in raw.items() if x.requires_grad}
         self._outputs = {i: get_gradient_edge(x) for i, x in self._made.items()}
+        self._returned = tuple(self._outputs)
         self._before = before
         self._after: weakref.WeakSet[DifferentiatedCall] = weakref.WeakSet()
         for call in before:
@@ -121,13 +123,16 @@ class DifferentiatedCall:
         `by_position`: gradients of raw outputs. `canonical`: which of the raw outputs stands for
         others that are the same.
         """
+        (backward, computed), self._computed = self._computed, (-1, {})
+        is_computed = backward == engine.running_backward()  # of what a later call has led here
+        if self._repeated is None and not is_computed:
+            raise refused.second_time(is_let_go=False)
         came = {
             base: gradient
-            for base in self._outputs
+            for base in self._returned
             if (gradient := by_position.get(canonical.get(base, base))) is not None
         }
-        (backward, computed), self._computed = self._computed, (-1, {})
-        if backward == engine.running_backward():  # of what a later call has led here
+        if is_computed:
             if any(bool(gradient.any()) for gradient in came.values()):
                 raise _of_several()
             return computed
@@ -140,30 +145,40 @@ class DifferentiatedCall:
         wanted = {call: call._wanted() for call in calls}
         if not any(wanted.values()):
             return {}
-        asked = {id(x): x for each in wanted.values() for x in each.values()}
+        asked = {_key(edge): edge for each in wanted.values() for edge in each.values()}
         found = torch.autograd.grad(
             self._edges(came, waiting, calls),
             list(asked.values()),
             [*came.values(), *waiting.gradients.values()],
             create_graph=torch.is_grad_enabled(),
-            retain_graph=True,
+            retain_graph=engine.keeps_graph(),
             allow_unused=True,
         )
         gradients = dict(zip(asked, found, strict=True))
         for call in calls:  # what several calls take is handed over once
-            own = {p: gradients.pop(id(x), None) for p, x in wanted[call].items()}
+            own = {p: gradients.pop(_key(edge), None) for p, edge in wanted[call].items()}
             call._computed = engine.running_backward(), own
         if torch.is_grad_enabled():
             self._from_derivatives.watch(self._inside(self._outputs, calls))
         own, self._computed = self._computed[1], (-1, {})
+        if not engine.keeps_graph():
+            for call in calls:
+                call._let_go()
         return own
 
-    def _wanted(self) -> dict[int, torch.Tensor]:
+    def _let_go(self) -> None:
+        """Hold nothing any more, as plain PyTorch after a backward that keeps no graph."""
+        self._owners, self._ends, self._outputs = {}, set(), {}
+        self._before, self._repeated = (), None
+        self._from_derivatives = FromDerivatives(self._takes_part)
+
+    def _wanted(self) -> dict[int, GradientEdge]:
         """Return the placeholders whose gradients the backward that runs now asks for.
 
         Those are left out that another call has made: their gradients stay within.
         """
-        return {p: x for p, x in self._owners.items() if engine.asks_for_gradient(x)}
+        owners = self._owners.items()
+        return {p: edge for p, edge in owners if engine.asks_for_gradient(edge.node)}
 
     def _calls(self) -> list[DifferentiatedCall]:
         """Return the call and all that were run again before it."""
@@ -198,6 +213,7 @@ class DifferentiatedCall:
         if waiting.came_by and not engine.keeps_graph():
             if self._before:
                 raise _used_with("through several graphs of the model")
+            assert self._repeated is not None
             ran = self._repeated.plainly(lambda given, run, output: None)
             raw = raw_outputs(self._joint, ran.outputs)
             outputs = {i: get_gradient_edge(x) for i, x in raw.items() if x.requires_grad}
@@ -278,6 +294,10 @@ class FromDerivatives:
             self._came_by, self._came = running, {}
         self._came |= came
         return (None,) * len(gradients)
+
+
+def _key(edge: GradientEdge) -> tuple[Any, int]:
+    return edge.node, edge.output_nr
 
 
 def _has_history(x: Any) -> bool:

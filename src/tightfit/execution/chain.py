@@ -26,7 +26,7 @@ def goes_on_through(node: Any, run: Chained) -> bool:
     """Whether the backward that runs now goes on behind a call's chain of nodes."""
     while _run_of(node) is run:
         following, *edges = node.next_functions
-        if any(before is not None and engine.asks_for_gradient_at(before) for before, _ in edges):
+        if any(before is not None and engine.asks_for_gradient(before) for before, _ in edges):
             return True
         node = following[0]
     return False

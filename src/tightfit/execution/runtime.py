@@ -289,7 +289,7 @@ class Run(Chained):
         if self.state is not RunState.DIFFERENTIATED:
             self._end(RunState.DIFFERENTIATED)
         groups = runner.program.groups or ((),)
-        self.generator = ([found.get(p) for p in positions] for positions in groups)
+        self.generator = ([found.pop(p, None) for p in positions] for positions in groups)
 
     def _ran_again(self) -> DifferentiatedCall:
         """Return the call as it was run again under autograd; it is now, the first time."""

@@ -10,7 +10,6 @@ import torch
 __all__ = [
     "after_this_backward",
     "asks_for_gradient",
-    "asks_for_gradient_at",
     "gradient_edge",
     "gradient_node",
     "hooks_of_gradient",
@@ -58,12 +57,7 @@ def hooks_of_gradient(tensor: torch.Tensor) -> list[Any]:
     return [hook for known in hooks if known for hook in known.values()]
 
 
-def asks_for_gradient(tensor: torch.Tensor) -> bool:
-    """Whether the backward that runs now computes the gradient of a tensor."""
-    return asks_for_gradient_at(gradient_node(tensor))
-
-
-def asks_for_gradient_at(node: Any) -> bool:
+def asks_for_gradient(node: Any) -> bool:
     """Whether the backward that runs now computes what goes to a node of autograd."""
     try:
         return runs_in_this_backward(node)

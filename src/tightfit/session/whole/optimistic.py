@@ -160,8 +160,11 @@ class LessExpected:
 
     def plain_bytes(self, spec: Specialisation) -> int:
         """Return what plain PyTorch takes for the step at least, as far as its operators say."""
-        graph = self._certain.around(spec.captured)
-        return eager_peak_bytes(graph, gradients=self._certain.gradients)
+        return _plain_bytes(spec, self._certain)
+
+    def plain_bytes_now(self, spec: Specialisation) -> int:
+        """Return the same with all that is held now."""
+        return _plain_bytes(spec, self.unseen)
 
     @property
     def _certain(self) -> Surroundings:
@@ -231,6 +234,11 @@ def without(around: Surroundings, *, others_bytes: int, gradient_bytes: int) -> 
         outside_bytes=max(around.outside_bytes, passing_bytes),
     )
     return Passing(left, passing_bytes)
+
+
+def _plain_bytes(spec: Specialisation, around: Surroundings) -> int:
+    """Return what plain PyTorch takes for a step, as far as its operators say."""
+    return eager_peak_bytes(around.around(spec.captured), gradients=around.gradients)
 
 
 def _thrifty(graph: Graph, gradients: Gradients, crowd_bytes: int) -> Plan:

@@ -214,7 +214,10 @@ class Plans:
         standing = self._standing(spec, request.inputs, options)
         less = less_expected(spec, around, account, standing, options)
         may_try = refuses(account) and options.ranks is None and options.plan is None
-        may_try = may_try and not (options.compile or options.arena or self.shares.has_company)
+        may_try = may_try and not (options.compile or options.arena)
+        most_bytes = int(_NEARLY * options.planned_bytes)
+        if self.shares.has_company:  # others need room, too: only what plain PyTorch has room for
+            may_try = may_try and less.plain_bytes_now(spec) <= most_bytes
         planned = None
         if may_try:
 
@@ -228,7 +231,7 @@ class Plans:
             self._monitor.abandon()
             try:
                 advice = advised(error, spec, less, account, options, open_calls)
-                may_fit = less.plain_bytes(spec) <= _NEARLY * options.planned_bytes
+                may_fit = less.plain_bytes(spec) <= most_bytes
                 if may_try and may_fit and options.steps is None and options.far is None:
                     raise FitsPlainly(advice)
                 raise advice from None
