@@ -118,6 +118,8 @@ def handed(module: fx.GraphModule, place: str = "", failed_guards: str = "") -> 
     nodes = list(graph.graph.nodes)
     placeholders = [node for node in nodes if node.op == "placeholder"]
     made_in = ((node, private.module_of(node)) for node in nodes)
+    for each in (module.graph, graph.graph):
+        private.free_histories(each)
     return HandedGraph(
         module=private.without_hooks(graph),
         numbers=tuple(i for i, n in enumerate(placeholders) if _is_number(n)),

@@ -94,7 +94,9 @@ class DifferentiatedCall:
         node: weakref.ref[Any],
     ) -> None:
         self._joint = joint
-        self._repeated: Repeated | None = repeated
+        # holds what the call was given; several calls are not run once more
+        self._repeated = None if before else repeated
+        self._is_over = False
         pairs = enumerate(zip(ran.inputs, ran.owners, strict=True))
         own = {p: get_gradient_edge(x) for p, (x, o) in pairs if x is o and _has_history(x)}
         self._owners = {p: own[p] for _, p in joint.gradients if p in own}
@@ -125,7 +127,7 @@ class DifferentiatedCall:
         """
         (backward, computed), self._computed = self._computed, (-1, {})
         is_computed = backward == engine.running_backward()  # of what a later call has led here
-        if self._repeated is None and not is_computed:
+        if self._is_over and not is_computed:
             raise refused.second_time(is_let_go=False)
         came = {
             base: gradient
@@ -169,7 +171,7 @@ class DifferentiatedCall:
     def _let_go(self) -> None:
         """Hold nothing any more, as plain PyTorch after a backward that keeps no graph."""
         self._owners, self._ends, self._outputs = {}, set(), {}
-        self._before, self._repeated = (), None
+        self._before, self._repeated, self._is_over = (), None, True
         self._from_derivatives = FromDerivatives(self._takes_part)
 
     def _wanted(self) -> dict[int, GradientEdge]:
@@ -211,9 +213,8 @@ class DifferentiatedCall:
         """
         outputs, nodes = self._outputs, self._from_derivatives.nodes
         if waiting.came_by and not engine.keeps_graph():
-            if self._before:
+            if self._repeated is None:
                 raise _used_with("through several graphs of the model")
-            assert self._repeated is not None
             ran = self._repeated.plainly(lambda given, run, output: None)
             raw = raw_outputs(self._joint, ran.outputs)
             outputs = {i: get_gradient_edge(x) for i, x in raw.items() if x.requires_grad}

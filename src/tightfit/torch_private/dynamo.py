@@ -59,6 +59,7 @@ __all__ = [
     "compiled",
     "dict_version",
     "example_of",
+    "free_histories",
     "follows_in_place",
     "is_leaf_call",
     "is_limit_of_graphs",
@@ -432,6 +433,14 @@ def without_hooks(module: fx.GraphModule) -> fx.GraphModule:
 def example_of(node: fx.Node) -> Any:
     """Return what a node stood for when Dynamo made it: fake tensors, symbols."""
     return node.meta.get("example_value")
+
+
+def free_histories(graph: fx.Graph) -> None:
+    """Forget what nodes stood for where that has a history: it holds numbers in memory."""
+    for node in graph.nodes:
+        example = example_of(node)
+        if isinstance(example, torch.Tensor) and example.grad_fn is not None:
+            del node.meta["example_value"]
 
 
 def module_of(node: fx.Node) -> int | None:

@@ -301,10 +301,21 @@ def lived(plain: nn.Module, step: Callable[[nn.Module, int], None], steps: int) 
         (BreakBefore(in_place=True), retained),
         (BreakBefore(in_place=True, dropout=0.5), retained),
         (BreakBefore(), retained_at_times),
+        (BreakBefore(dropout=0.5), retained_at_times),
         (BreakBefore(), penalty_at_times),
+        (BreakBefore(dropout=0.5), penalty_at_times),
         (TwoOutputs(), takes_more_from_the_fourth_on),
     ],
-    ids=["retained", "in place", "draws", "at times", "penalty at times", "late gradient"],
+    ids=[
+        "retained",
+        "in place",
+        "draws",
+        "at times",
+        "draws, at times",
+        "penalty at times",
+        "draws, penalty at times",
+        "late gradient",
+    ],
 )
 def test_inputs_that_nobody_holds_are_made_again(
     plain: nn.Module, step: Callable[[nn.Module, int], None]
@@ -312,15 +323,6 @@ def test_inputs_that_nobody_holds_are_made_again(
     expected, found = lived(plain, step, steps=7)
     assert len(expected) == len(found)
     assert all(map(torch.equal, expected, found))
-
-
-def test_what_was_drawn_before_anybody_came_back_is_refused_once() -> None:
-    model = tightfit.fit(BreakBefore(dropout=0.5), "1GiB", costs="unit", cache=False)
-    for step in range(2):
-        retained_at_times(model, step)
-    with pytest.raises(TightfitError, match=r"of BreakBefore a further time.*kept from the next"):
-        retained_at_times(model, 2)
-    retained(model, 0)
 
 
 def test_outputs_of_several_graphs_with_one_derivative_are_refused() -> None:
