@@ -16,7 +16,7 @@ $(PYTHON) -m venv $(1) 2>/dev/null || { $(PYTHON) -m venv --without-pip $(1) \
 	&& $(PYTHON) -m pip --python $(1)/bin/python install --quiet pip; }
 endef
 
-.PHONY: install test releases lint docs demo gpu-proof wheel clean
+.PHONY: install test sweep releases lint docs demo gpu-proof wheel clean
 
 install: $(INSTALLED)
 
@@ -28,6 +28,10 @@ $(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(NATIVE) $(PACKAGES
 
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
+
+# All cases of the batteries of which `make test` runs a part.
+sweep: install
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal --sweep -m one_in
 
 # The batteries of features, operators and tightfit.online on the oldest PyTorch and the newest.
 releases:

@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -46,6 +47,26 @@ def alone() -> None:
     """Let models that earlier tests have left limit nothing: budgets of several are one limit."""
     for left in list(account._KEEPERS):
         left.keep_to(None)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--sweep`: all cases of batteries of which continuous integration runs a part."""
+    parser.addoption("--sweep", action="store_true", help="all cases of tests marked `one_in`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out cases of tests marked `one_in(n)` but every n-th."""
+    if config.getoption("--sweep"):
+        return
+    seen: Counter[str] = Counter()
+    kept, left_out = [], []
+    for item in items:
+        mark = item.get_closest_marker("one_in")
+        place = seen[item.nodeid.partition("[")[0]]
+        seen[item.nodeid.partition("[")[0]] += 1
+        (left_out if mark is not None and place % mark.args[0] else kept).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
 
 
 _HAS_FAILED = pytest.StashKey[bool]()

@@ -98,6 +98,7 @@ def assert_close(mine: Iterable[Any], reference: Iterable[Any], tolerance: float
 SOMEHOW_PLANNED = [case for case in (*CASES, *SUPPORTED) if case.where != OUTSIDE]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("case", SOMEHOW_PLANNED, ids=lambda case: case.name)
 @pytest.mark.usefixtures("without_inductor")
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
@@ -149,6 +150,7 @@ def test_other_ways_of_training_are_refused_by_name(name: str) -> None:
         WAYS[name](Net(), lambda model, _: tightfit.fit(model, "1GiB", **OPTIONS))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", [name for name in WAYS if name not in UNCOMPILED_WAYS])
 @pytest.mark.usefixtures("without_inductor")
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
