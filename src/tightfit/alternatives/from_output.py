@@ -1,9 +1,9 @@
 """Gradients of activations from their output, which the next layer keeps anyway.
 
-The sign of a leaky ReLU's output is that of its input, a hardtanh's output is at a limit
-exactly where its input is not inside, and beyond zero an ELU's slope is its output plus alpha:
-the operators of the backward give the same from the output (MONeT, table 2). The slope of a
-softplus is ``1 - exp(-beta * output)``.
+The sign of a leaky ReLU's output is that of its input. A hardtanh's output is at a limit exactly
+where its input is not inside. Below zero an ELU's slope is its output plus alpha. So the operators
+of the backward give the same from the output (MONeT, table 2). The slope of a softplus is ``1 -
+exp(-beta * output)``.
 """
 
 from __future__ import annotations

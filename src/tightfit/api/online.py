@@ -38,9 +38,9 @@ def online(
         print(region.report())
 
     Operators are recorded while they run. When memory is full, the tensors that are cheapest to
-    compute again and longest unused lose their memory, and get it back when an operator reads
-    them (Dynamic Tensor Rematerialization, Kirisame et al., ICLR 2021). Results are bitwise those
-    of plain PyTorch. A model that `fit` can plan takes less time with a plan.
+    compute again and longest unused lose their memory. They get it back when an operator reads them
+    (Dynamic Tensor Rematerialization, Kirisame et al., ICLR 2021). Results are bitwise those of
+    plain PyTorch. A model that `fit` can plan takes less time with a plan.
 
     Parameters
     ----------

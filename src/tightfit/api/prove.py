@@ -1,8 +1,8 @@
 """Prove on a real model that the budget holds and that nothing else changes.
 
 The same training steps run once with plain PyTorch and once with tightfit, from the same state and
-seed: losses, gradients, buffers and parameters are compared bit by bit, peaks are measured, and
-the time of a step is compared in interleaved rounds.
+seed. Losses, gradients, buffers and parameters are compared bit by bit. Peaks are measured, and the
+time of a step is compared in interleaved rounds.
 """
 
 from __future__ import annotations

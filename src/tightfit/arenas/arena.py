@@ -38,15 +38,15 @@ class ArenaReport:
     steps, exact_steps : int
         Steps that ended; those in which every planned request got its place.
     requests, hits, outside, fallbacks : int
-        Requests in steps that were replayed; at their place; planned to be outside, because they
-        outlive the step; and served by the ordinary allocator instead of as planned.
+        Requests in steps that were replayed; those that got their place; those planned outside, as
+        they outlive the step; those served by the ordinary allocator instead of as planned.
     layouts : int
         How often a step was laid out, the first time included.
     height_bytes, lower_bound_bytes : int
         Of the highest layout in use: bytes it takes, and the most that is alive at one time.
     outlived_bytes, elsewhere_bytes : int
-        What is outside of it in a step: blocks that outlive the step (state of optimizers, what
-        the loop keeps); the most that other threads and interrupted parts hold at one time.
+        Bytes outside of it in a step: of blocks that outlive the step (state of optimizers, tensors
+        that the loop keeps), and the most that other threads and interrupted parts hold at once.
     """
 
     steps: int = 0
@@ -70,11 +70,11 @@ class ArenaReport:
 class Arena:
     """Memory of a loop at planned addresses (Sekiyama et al. 2018, section 4).
 
-    Once two steps were alike, they are laid out and replayed: the k-th request gets the k-th
-    planned place in one mapping, which is as high as the most that is alive at one time. Steps
-    are recorded until one went as planned, and again after one that did not; where requests were
-    larger than planned and nothing else differed, a new layout is made at once (section 4.3).
-    Whatever differs from the plan is served by the ordinary allocator, counted, and never wrong.
+    Once two steps were alike, they are laid out and replayed. The k-th request gets the k-th
+    planned place in one mapping, which is as high as the most that is alive at one time. Steps are
+    recorded until one went as planned, and again after one that did not. Where requests were larger
+    than planned and nothing else differed, a new layout is made at once (section 4.3). Whatever
+    differs from the plan is served by the ordinary allocator, counted, and never wrong.
 
     While a step is only recorded, the ordinary allocator gives large blocks back at once, so that
     the process holds little more than what is alive then, too.
@@ -150,7 +150,7 @@ class Arena:
         Parameters
         ----------
         shape : hashable
-            What the coming step is called: steps that request other sizes, such as those of other
+            A key for the coming step. Steps that request other sizes, such as those of other
             lengths of text, each have a layout of their own in the same memory.
 
         Raises
@@ -373,8 +373,8 @@ class _Step:
     ) -> bool:
         """Compare the step with its layout; return whether a new layout was made.
 
-        `at_once`: whether the first recorded step is laid out: others went as planned, so what
-        happens only once is over, and a step that is only recorded takes about twice its time.
+        `at_once`: whether the first recorded step is laid out. Others went as planned, so what
+        happens only once is over; a step that is only recorded takes about twice its time.
         """
         if replayed is not None and self._layout is not None:
             count = len(self._layout.blocks)

@@ -27,11 +27,11 @@ class CallArena:
     """Everything the calling thread requests from one call to the next is a step.
 
     Models that train in turns in one thread share an arena, which is as high as the highest of
-    their steps: a call of one ends the step of another, unless that awaits its backward; then it
-    is part of that step.
+    their steps. A call of one model ends the step of another, unless that step awaits its backward:
+    then it is part of that step.
 
-    Where a call cannot begin a step, because another arena or recording is active, because it
-    comes from another thread or because memory is short, it runs without one: that is counted.
+    A call cannot begin a step while another arena or recording is active, from another thread, or
+    when memory is short. Then it runs without an arena, which is counted.
     """
 
     def __init__(self) -> None:

@@ -11,8 +11,8 @@ is planned, and how each of its ops is run. Files stand on floors, the lowest fi
 - `joint_graph`, `traced_call`, `handed`: what is traced, the trace, graphs handed over;
 - `trace/`, `normalise/`, `captured`: making the trace, cleaning it up, what comes of it;
 - `recall/`, `stored`: the trace of a handed graph in a file;
-- `lift` and `capture`: the way from a call to a captured step; `input_uses` goes it with a gradient
-  for each use of an input, and `partitioner` says what PyTorch itself would keep.
+- `lift` and `capture`: the way from a call to a captured step. `input_uses` does the same with a
+  gradient for each use of an input, and `partitioner` says what PyTorch itself would keep.
 
 No Python is followed here: another package does that and hands over graphs. `alone` lets one thread
 at a time.

@@ -51,8 +51,8 @@ def is_getitem(node: fx.Node) -> bool:
 def note_views(graph: fx.Graph) -> None:
     """Note, from the fake tensors of a trace, which nodes only view their first input.
 
-    The schema does not tell it of `_unsafe_view`, and once a copy has been dropped the fake
-    tensors no longer tell it either; so it is noted before anything is rewritten.
+    The schema does not tell it of `_unsafe_view`, and once a copy has been dropped the fake tensors
+    no longer tell it either. So it is noted before anything is rewritten.
     """
     for node in graph.nodes:
         if node.op == "call_function" and not is_getitem(node):

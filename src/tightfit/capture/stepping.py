@@ -423,7 +423,7 @@ def _with_pins(captured: Captured) -> Graph:
     """Return a graph in which no backward op runs again that would hold up a step.
 
     Those are ops that read a stepped parameter, and ops of which gradients of stepped parameters
-    alone are made: while one of them may run again, all that it needs is needed.
+    alone are made. While one of them may run again, all that it needs is needed.
     """
     graph, joint = captured.graph, captured.joint
     stepped = {captured.value_of[joint.placeholders[place]] for _, place in joint.stepped}

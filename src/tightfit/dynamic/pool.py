@@ -1,7 +1,8 @@
 """What may be evicted, and who goes first: the policies of `eviction/` at work.
 
-Two things are added to a policy's score, which the runtime needs to be stable: what the last few
-operators have used goes last, and so do gradients under way, whatever the policy says of them.
+Two things are added to a policy's score, which the runtime needs to be stable. Tensors that the
+last few operators have used are evicted last, and so are gradients in flight, independently of the
+policy.
 """
 
 from __future__ import annotations

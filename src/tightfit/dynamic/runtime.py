@@ -1,8 +1,8 @@
 """Dynamic tensor rematerialisation on plain tensors: every operator seen, memory taken when full.
 
-Kirisame et al. (2021), sections 2 and 5, on unpatched PyTorch: a mode sees operators below
-autograd, the allocator asks for room when the budget is reached, and eviction takes the memory
-from under a tensor, so that all its views and aliases lose and regain it together.
+Kirisame et al. (2021), sections 2 and 5, on unpatched PyTorch. A mode sees operators below
+autograd, and the allocator asks for room when the budget is reached. Eviction takes the memory from
+under a tensor, so that all its views and aliases lose and regain it together.
 """
 
 from __future__ import annotations

@@ -215,8 +215,9 @@ def attach_part(module: nn.Module, part: Attached) -> None:
 def refuse_unfittable(module: nn.Module) -> None:
     """Refuse a module whose forward cannot be replaced.
 
-    Raises `BadInput` if an ancestor or a child of the module is fitted, if the module is compiled
-    or wrapped, if its forward was replaced by other code, or if it has no weights yet.
+    Raises `BadInput` if an ancestor or a child of the module is fitted, or if the module is
+    compiled or wrapped. So does a forward that other code has replaced, and a module without
+    weights yet.
     """
     _refuse_lazy(module)
     _refuse_wrapped(module)

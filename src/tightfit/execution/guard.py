@@ -1,9 +1,9 @@
 """Watch the true peak of planned steps and compare it with the plan and the budget.
 
-A step's window runs from one planned forward to the next, so the optimizer step and whatever user
-code holds in between are inside; it ends with its backward where a model trains next that has a
-budget of its own. The guard adds up what is resident the whole step (inspected) and what the
-allocator gave out on top (metered).
+A step's window runs from one planned forward to the next, so the optimizer step and all that user
+code holds in between are inside. It ends with its backward where a model with a budget of its own
+trains next. The guard adds up what is resident the whole step (inspected) and what the allocator
+gave out on top (metered).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """A call that is run again in its backward, by another plan or once more by its own.
 
 An output returned along with a loss is planned to receive no gradient. If code after the call takes
-it into a loss all the same, what the plan keeps is let go of, and another plan runs forward and
-backward of that call at once, within the same budget. A backward that comes after another one finds
-nothing kept: the plan's forward runs again, and its backward in step with autograd's.
+it into a loss all the same, the tensors that the plan has saved are freed. Another plan runs
+forward and backward of that call at once, within the same budget. A backward that comes after
+another one finds nothing kept: the plan's forward runs again, and its backward in step with
+autograd's.
 """
 
 from __future__ import annotations

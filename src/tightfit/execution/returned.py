@@ -1,8 +1,8 @@
 """What a planned call returns and changes, made of what its program returns.
 
-AOTAutograd's runtime wrapper runs around the chain of autograd nodes. What leaves as an output of
-the chain has a history of its own; views of inputs and of other outputs are made again outside of
-it, so that autograd knows them for what they are.
+AOTAutograd's runtime wrapper runs around the chain of autograd nodes. An output of the chain has a
+history of its own. Views of inputs and of other outputs are made again outside of it, so that
+autograd knows them for what they are.
 """
 
 from __future__ import annotations

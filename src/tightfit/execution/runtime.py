@@ -1,7 +1,7 @@
 """Run a lowered plan behind autograd, as ordinary PyTorch training.
 
 A step is a chain of autograd nodes, one for each group of gradients the plan hands over. The last
-one made is the visible output; when backward reaches it, the backward generator starts, and each
+one made is the visible output. When backward reaches it, the backward generator starts, and each
 node passes on the gradients that are finished by then, so that they are accumulated, hooked and
 freed while the rest of backward goes on.
 """

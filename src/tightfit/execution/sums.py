@@ -2,7 +2,7 @@
 
 Autograd adds up what comes for a tensor in one backward term by term, whichever call a term is of.
 A plan hands over the sum of its own terms. So where the gradient of one call is on its way already,
-the plan of the next one goes on with it: it adds its terms to that one, in place, and hands over
+the plan of the next call goes on with it. It adds its terms to that one, in place, and hands over
 nothing.
 """
 

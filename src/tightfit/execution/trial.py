@@ -70,9 +70,9 @@ def time_programs(
 ) -> list[float]:
     """Return the seconds that each of several programs of a step takes, forward and backward.
 
-    They run in turns, so that what else the machine does meets all of them, each twice in a row,
-    so that the second run finds the heap as the first has left it. The fastest second run of each
-    counts: processor time, or time of the device on a GPU. See `try_program`.
+    They run in turns, so that other load of the machine affects all of them. Each runs twice in a
+    row, so that the second run finds the heap as the first has left it. The fastest second run of
+    each counts: processor time, or time of the device on a GPU. See `try_program`.
     """
     times: list[list[float]] = [[] for _ in programs]
     with _without_trace(captured, inputs) as (given, device):

@@ -1,11 +1,11 @@
 """Leave free memory open only where the next op is to find it: what an allocator can be led by.
 
-An allocator that takes no address uses the smallest free stretch that is large enough.
-Where everything that is free is held by fillers but for the places of the op that runs next, it
-can take no other. Fillers are ordinary requests themselves: what was freed since is held again by
-requests of just its size. Then one filler at a time is let go of, and what is in front of a
-place, the place and the rest are requested one after the other, from the only free stretch there
-is. What a step's fillers are follows from its layout alone.
+An allocator that takes no address uses the smallest free stretch that is large enough. Where
+everything that is free is held by fillers but for the places of the op that runs next, it can take
+no other. Fillers are ordinary requests themselves: what was freed since is held again by requests
+of just its size. Then one filler at a time is freed. The bytes before a place, the place and the
+rest are requested one after the other, from the only free stretch there is. What a step's fillers
+are follows from its layout alone.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ def script_of_plan(
 ) -> Script:
     """Lay a plan out and return its fillers.
 
-    Small blocks are elsewhere, and so does everything that an op requests of which a large output
-    may outlive the step: what the caller gets, and gradients if they are not to be inside. What
-    user code holds within the step comes in addition to the arena, all of which is held then.
+    Small blocks are elsewhere. So is everything that an op requests of which a large output may
+    outlive the step: outputs for the caller, and gradients if they are not to be inside. What user
+    code holds within the step comes in addition to the arena, all of which is held then.
 
     `with_gradients`: whether gradients that the plan hands over are inside. `elsewhere`: further
     instructions whose requests are elsewhere.

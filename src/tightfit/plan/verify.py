@@ -3,9 +3,9 @@
 The verifier shares no code with planners, `tightfit.plan.assemble` or `tightfit.plan.simulate`:
 it walks the instructions once with its own set of values alive and its own byte account.
 
-What is near and what is far at an instruction does not depend on how fast a link is: a stored
-value keeps its place until a `Free`, which waits, and a copy far away lasts until an op has
-waited for its last `Load`. So both budgets hold at every instant, whatever transfers really take.
+What is near and what is far at an instruction does not depend on how fast a link is. A stored value
+keeps its place until a `Free`, which waits, and a copy far away lasts until an op has waited for
+its last `Load`. So both budgets hold at every instant, whatever transfers really take.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ def verify(plan: Plan, graph: Graph) -> None:
 
     `plan`: instructions and the budget they promise to keep, in bytes. `graph`: the step the plan
     was made for; it must be valid (`tightfit.graph.validate_graph`). Raises `PlanMismatch` if the
-    plan was made for a graph with another fingerprint. Raises `InvalidPlan`: names the first broken
-    rule, the instruction, op and value where it is broken; or the peak, the budget, and the modules
-    that hold the most at the peak; or what the plan holds in far memory, and its capacity.
+    plan was made for a graph with another fingerprint. Raises `InvalidPlan`, which names the first
+    broken rule and the instruction, op and value where it is broken. Or it names the peak, the
+    budget, and the modules that hold the most at the peak. Or it names what the plan holds in far
+    memory, and its capacity.
     """
     walk = _checked_walk(plan, graph)
     if walk.peak_bytes > plan.budget_bytes:

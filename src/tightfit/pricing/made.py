@@ -1,8 +1,8 @@
 """What ops of a step really make: for those that are measured on their results.
 
-A fake kernel may say another type, device or layout than the real one gives, and what belongs
-together (a maximum and its offset, a seed and where its draws begin) cannot be drawn one by one. So
-a backward operator is measured on what its own forward made, wherever that runs.
+A fake kernel may say another type, device or layout than the real one gives. What belongs together
+(a maximum and its offset, a seed and where its draws begin) cannot be drawn one by one. So a
+backward operator is measured on what its own forward made, wherever that runs.
 """
 
 from __future__ import annotations

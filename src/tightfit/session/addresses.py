@@ -39,10 +39,10 @@ class Addresses(DefaultAddresses):
     """The arena of a fitted callable, and the loop that closes around it.
 
     A plan bounds what PyTorch's allocator gives out. What the process holds for the steps is the
-    arena, what tensors hold outside it, and what is neither: objects of Python and the planner,
-    free pages of the C library, workspaces that libraries take for themselves, their code. That
-    is measured between two steps, and so is by how much the arena is higher than the plan said;
-    the next plans leave both of the budget.
+    arena, the tensors outside it, and the rest. The rest is objects of Python and the planner, free
+    pages of the C library, workspaces that libraries take for themselves, and their code. That is
+    measured between two steps, and so is by how much the arena is higher than the plan said; the
+    next plans leave both of the budget.
 
     Raises `HookUnavailable` if the CPU's allocator cannot be hooked. `left_bytes`: what plans are
     to leave of the budget.

@@ -1,9 +1,8 @@
 """Processes that train one model together find things out once: costs, plans, what user code holds.
 
-They meet in the key-value store that `torch.distributed` started with, not in collectives: a rank
-that needs something first makes it, every other rank that needs the same waits for
-it. So ranks may see different shapes, or in another order, and no rank waits for one that has no
-reason to come.
+They meet in the key-value store that `torch.distributed` started with, not in collectives. A rank
+that needs something first makes it; every other rank that needs the same waits for it. So ranks may
+see different shapes, or in another order, and no rank waits for one that has no reason to come.
 """
 
 from __future__ import annotations

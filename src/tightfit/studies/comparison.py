@@ -372,8 +372,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     minimum_budget_bytes : int or None
         The smallest budget with a plan found, if that was asked for.
     tolerance : float or None
-        Where plain PyTorch itself gives other bits each time: the relative difference within
-        which results count as equal, a small multiple of what its own runs differ by.
+        Where plain PyTorch itself gives other bits each time, the relative difference within which
+        results count as equal. It is a small multiple of the difference between its own runs.
     seconds : float
         Of the first planned call: capture, costs, plan, lowering, and the step itself.
     """

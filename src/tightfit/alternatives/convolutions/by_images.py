@@ -1,10 +1,10 @@
 """Convolutions a few images of the batch at a time: a smaller workspace (mu-cuDNN's idea).
 
 On a CPU a convolution takes images apart into blocks of channels and puts its result together
-again, in memory of its own, as large as what it reads and makes. A few images at a time need a
-share of that. Kernels are chosen by size, and for images of some size they are the same for any
-number of images, so that the output has the same bits; where they are not, the comparison on the
-device says so. The gradient of the weight is a sum over images, which rounds otherwise.
+again. That takes memory of its own, as large as its input and result together. A few images at a
+time need a share of that. Kernels are chosen by size, and for images of some size they are the same
+for any number of images, so that the output has the same bits. Where they differ, the comparison on
+the device says so. The gradient of the weight is a sum over images, which rounds otherwise.
 """
 
 from __future__ import annotations

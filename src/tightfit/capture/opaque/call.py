@@ -1,9 +1,9 @@
 """A module that runs eagerly as one op of a planned step: its forward, its backward, its bytes.
 
-Inside, ordinary autograd runs. What its graph keeps for backward is held by one record, which is
-one value of the plan: the record dies when the plan frees it, and is made again when the plan
-computes the forward again. Inputs and outputs that backward needs are not kept by the record but
-read again from the plan's own values, so that nothing is held twice or behind the plan's back.
+Inside, ordinary autograd runs. Its saved tensors are held by one record, which is one value of the
+plan. The record dies when the plan frees it, and is made again when the plan computes the forward
+again. Inputs and outputs that backward needs are not kept by the record but read again from the
+plan's own values. So nothing is held twice or behind the plan's back.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ def naming_its_needs(call: OpaqueCall) -> Iterator[None]:
     The request that was refused is but the next one of many.
 
     Raises `BudgetExceeded` with what the forward and the backward of the call will take, counted on
-    fake tensors; a quarter more than it had taken where these show less, or where it does not run
-    on them.
+    fake tensors. It is a quarter more than it had taken where these show less, or where it does not
+    run on them.
     """
     if call.device.type != "cpu":  # of a GPU what was refused is said with what it had given out
         yield

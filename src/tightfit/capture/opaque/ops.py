@@ -195,8 +195,8 @@ class OpaqueBackward:
     def measure(self, *, briefly: bool = False) -> Measurement:
         """Return what the backward costs; the record is freed while it runs.
 
-        Where less is held so than its results and the record together, as a plan counts them, the
-        record is kept to the end instead: the plan has made room for it, and foretells the peak.
+        Where that holds less than its results and the record together, as a plan counts them, the
+        record is kept to the end instead. The plan has room for it, and predicts the peak.
 
         `briefly`: whether a step waits for it: it is timed roughly.
         """

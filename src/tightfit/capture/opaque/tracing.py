@@ -1,8 +1,8 @@
 """Modules that tightfit does not look into: each call of one is a single op of the step.
 
-While a step is traced, such a module's forward is replaced by one that runs the module for real,
-on tensors of the right shapes, to see what it returns and keeps; the trace gets two operators
-with just those sizes, one for its forward and one for its backward.
+While a step is traced, such a module's forward is replaced by a function that runs the module for
+real, on tensors of the right shapes. It sees what the module returns and saves. The trace gets two
+operators with just those sizes: its forward and its backward.
 """
 
 from __future__ import annotations

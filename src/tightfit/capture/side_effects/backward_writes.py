@@ -1,9 +1,9 @@
 """Members of modules that code of the backward uses: hooks, and functions that checkpoint.
 
 The tracer puts stand-ins in the place of parameters and buffers only while the forward runs. Code
-that runs in backward (a hook, a checkpoint that runs a module again) would meet the real ones; here
-it meets the stand-ins, too, so that the trace sees it. A buffer that is written there is refused by
-name: it would be written at capture and never again.
+that runs in backward (a hook, a checkpoint that runs a module again) would read the real tensors.
+Here it reads the stand-ins, too, so that the trace sees it. A buffer that is written there is
+refused by name: it would be written at capture and never again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What is written in place keeps its layout in the trace.
 
-The tracer turns an operator that writes in place into the one that returns a new result, and some
-of these lay it out otherwise: rows of a transposed tensor that is masked in place come out one
-after the other. Whatever follows would run on another layout than plain PyTorch's, and may round
-otherwise.
+The tracer turns an operator that writes in place into the operator that returns a new result, and
+some of these lay it out differently. Rows of a transposed tensor that is masked in place come out
+one after the other. Whatever follows would run on another layout than plain PyTorch's, and may
+round otherwise.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def trace(
     those of results where fake kernels say otherwise. `numbers`: takes numbers that are read as
     inputs of the step. Raises `CaptureError` if the call branches on data, has outputs of unknown
     shape, uses tensors that are no parameter, buffer or input, or does anything else the tracer
-    cannot follow; names the module that was running.
+    cannot follow. The error names the module that was running.
     """
     trail = ModuleTrail(call.modules)
     regions = CastRegions()

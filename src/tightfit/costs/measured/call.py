@@ -145,7 +145,7 @@ def measure_once(
     """Run a call and return what it took: its bytes, and roughly its time.
 
     A short one runs three times, as the first run of a kernel sets things up, and the most bytes
-    count: threads that race may need a few more in one run than in another. See `measure_call`.
+    count. Threads that race may need a few more in one run than in another. See `measure_call`.
     """
     device = torch.device(device)
     runs: list[Measurement] = []
@@ -171,8 +171,8 @@ def metered_run(
     """Run a call once; return what it returns, and its bytes with the time of the processor.
 
     The time of a call of less than `SHORT_S` says little: its first run sets things up. Where more
-    or less is there afterwards than what it made, another thread has asked for memory or freed
-    some meanwhile: the call runs again, unless it writes what it was given or does so each time.
+    or less is there afterwards than what it made, another thread has asked for memory or freed some
+    meanwhile. Then the call runs again, unless it writes what it was given or does so each time.
     """
     before_bytes = None
     for _ in range(_MOST_DISTURBED):

@@ -1,8 +1,8 @@
 """Trace the generated program of a plan into two functional graphs, for a compiler.
 
 The code is run once on fake tensors. Operators computed twice stay twice, what the plan keeps for
-the backward pass is an output of the forward graph, and nothing is hidden: states of generators
-are arguments, new contents of buffers are outputs.
+the backward pass is an output of the forward graph. Nothing is hidden: states of generators are
+arguments, new contents of buffers are outputs.
 """
 
 from __future__ import annotations

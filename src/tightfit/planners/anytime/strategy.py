@@ -1,8 +1,8 @@
 """The order of work of one search.
 
-A greedy plan in milliseconds; programs with one cut and more while they are quick; the plan
-without alternatives; a short search; schedules of other methods; then search along with cutting
-planes until the gap is closed or time is up (docs/search.md, "The order of work").
+A greedy plan in milliseconds; programs with one cut and more while they are quick; the plan without
+alternatives; a short search; schedules of other methods. Then search along with cutting planes
+until the gap is closed or time is up (docs/search.md, "The order of work").
 """
 
 from __future__ import annotations

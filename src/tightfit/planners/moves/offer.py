@@ -206,7 +206,7 @@ def _placed(choices: Iterable[Choice], place: Mapping[OpId, OpId]) -> tuple[Choi
 def _with_stores(graph: Graph, steps: Sequence[Step]) -> list[Step]:
     """Add stores of what is loaded; leave out loads of what is not read, and places left for none.
 
-    A load counts if the next step that uses its value reads it, and a place where a value leaves
+    A load counts if the next step that uses its value reads it. A place where a value leaves counts
     if its load comes next and the value is still there: an op may have written over it.
     """
     wanted: dict[ValueId, str] = {}  # what the next step does with a value, walking backwards

@@ -36,9 +36,9 @@ class Label(msgspec.Struct, frozen=True):
 def moved_apart(targets: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Return places as near to the targets as a gap between neighbours allows.
 
-    The sum of squared distances is the least possible: without the gaps the places are an
-    isotonic regression, found by pooling adjacent violators, and the nearest one within limits
-    is that one, cut off there (Barlow et al., 1972).
+    The sum of squared distances is the least possible. Without the gaps the places are an isotonic
+    regression, found by pooling adjacent violators. The nearest one within limits is that one, cut
+    off there (Barlow et al., 1972).
 
     `targets`: ascending. `gap`: between neighbours; less if they do not fit otherwise.
     """

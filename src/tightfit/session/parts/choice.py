@@ -1,8 +1,8 @@
 """Plans for the parts of a model within one budget: what is searched, and what is chosen of it.
 
-One number, how far each kind of part goes from the least to the most that it may save, is tried
-out: for each of its values the plans are searched that keep to it. Which of them run is said by
-the rule for all steps of several calls (`step/shares.py`).
+One number says how far each kind of part goes from the least to the most that it may save. For each
+of the values tried, plans are searched that keep to it. Which of them run is said by the rule for
+all steps of several calls (`step/shares.py`).
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ class Situation:
     def is_as_foreseen(self, held_bytes: int, limit_bytes: int) -> bool:
         """Whether no more is held than was foreseen for the call that `foreseen` has returned.
 
-        What code between the parts holds now and lets go of before their backward is counted in
-        the measured step, so that more need not be free than the plans leave.
+        Bytes that code between the parts holds now and frees before their backward are counted in
+        the measured step. So no more need be free than the plans leave.
 
         `held_bytes`: with what is yet to come to stay. `limit_bytes`: of the whole step: what the
         plans leave of it may be held besides.

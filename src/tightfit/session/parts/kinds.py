@@ -291,8 +291,8 @@ def most_plan(graph: Graph) -> Plan:
 def least_plan(graph: Graph, alike: int, limits: Limits) -> Plan:
     """Return a plan with which a model of such parts holds little at its peak.
 
-    Saving less makes the peak of a backward higher: plans are sought for little, much and nothing
-    held outside, and the one is taken with which that many parts, one at its peak, hold least.
+    Saving less makes the peak of a backward higher. Plans are searched for little, much and nothing
+    held outside. The plan is taken with which that many parts, one at its peak, hold least.
 
     `alike`: how many parts of this kind the model may have.
     """

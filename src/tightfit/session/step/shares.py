@@ -1,11 +1,11 @@
 """The one rule that divides a limit among the planned calls of a step.
 
 Calls hold what they have saved at the same time, but only one of them is at its peak. Saving more
-in every call leaves less room for the peak of each. Calls of one kind have a menu of plans, and
-one number, how far each kind goes from the least to the most that it may save, gives combinations
-to start from. Plans of one or two kinds at a time are then exchanged for others as long as the
-step gets cheaper. What is still free goes to single calls: the later one begins, the shorter it
-holds what it saves.
+in every call leaves less room for the peak of each. Calls of one kind have a menu of plans. One
+number, how far each kind goes from the least to the most that it may save, gives combinations to
+start from. Plans of one or two kinds at a time are then exchanged for others as long as the step
+gets cheaper. What is still free goes to single calls: the later one begins, the shorter it holds
+what it saves.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from tightfit.session.options import Options
 __all__ = ["Role", "earlier_plan", "earlier_plans", "keep_for_later", "keep_least_for_later"]
 
 Role = Literal["first", "last", "least", "thrifty"]
-"""What a plan was: what a step began with, what it ran by in the end, the plan of the least
-budget, the one that keeps least between forward and backward."""
+"""The use of a plan: the first plan of a step, its last plan, the plan of the least budget, or the
+plan that keeps least between forward and backward."""
 _NO_COST = -1.0  # the overhead of a plan that takes no time at all
 _RAN: tuple[Role, ...] = ("last", "first")
 

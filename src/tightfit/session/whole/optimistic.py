@@ -1,7 +1,7 @@
 """A plan for a budget in which no plan has room for all that is expected.
 
-What a loss outside holds, what the optimizer's state will take, whether what is held now is let go
-of before the backward: that is unknown of a step that was not seen yet. Where no plan has room
+Of a step that has not run yet, this is unknown: the bytes that a loss outside holds, those of the
+optimizer's state, and whether what is held now is freed before the backward. Where no plan has room
 for the worst of it, the step runs by one that counts on less. The limit holds all the same: the
 allocator refuses what exceeds it.
 """

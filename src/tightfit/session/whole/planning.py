@@ -280,8 +280,8 @@ def _quick_outcome(
     """Return the best plan that is at hand in about a second.
 
     Candidates are the plan that an earlier process kept and plans of this and other shapes, each
-    verified on this graph; where none of them is good enough, what the default planner finds in a
-    moment, too. Plans that were searched for the same step before its costs were learned are.
+    verified on this graph. Where none of them is good enough, the default planner adds what it
+    finds at once. Plans that were searched for the same step before its costs were learned are.
 
     Returns None if none of them fits. Returns whether no search can find a better one, or has not
     found it before.

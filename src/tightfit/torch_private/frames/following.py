@@ -150,9 +150,9 @@ def _named_tuples_of_values() -> Iterator[None]:
 def _derivatives_inside() -> Iterator[None]:
     """Have derivatives by `torch.autograd.grad` be part of a graph, but not ``backward()``.
 
-    So may what follows from a tensor that becomes a leaf inside, for graphs are traced together
-    with their derivatives; but not a leaf that is returned, whose gradient may be asked for.
-    PyTorch before 2.13 cannot: there they end a graph.
+    So may values computed from a tensor that becomes a leaf inside, for graphs are traced together
+    with their derivatives. Not so a leaf that is returned, whose gradient may be asked for. PyTorch
+    before 2.13 cannot: there they end a graph.
     """
     if not follows_derivatives():
         yield

@@ -1,8 +1,8 @@
 """The variables of Checkmate's program: R, S, FREE and U.
 
-Variables that no optimal schedule needs are left out: recomputations and residency after a
-value's last possible use, FREE after the last node of a stage and where a later reader or the
-next stage surely holds the value, all of zero-byte values.
+Variables that no optimal schedule needs are left out: recomputations and residency after a value's
+last possible use, and all of zero-byte values. So is FREE after the last node of a stage, and where
+a later reader or the next stage surely holds the value.
 """
 
 from __future__ import annotations

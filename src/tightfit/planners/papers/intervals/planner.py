@@ -1,9 +1,8 @@
 """Retention intervals on a constraint solver: Moccasin (Bartan et al., ICML 2023).
 
 Every value is retained during at most two intervals, or more where two do not fit, on a grid of
-events, one event per (stage, node); memory is one cumulative constraint. The model is in
-`model`; OR-Tools runs in a child process, since it cannot share one with every version
-of HiGHS.
+events, one event per (stage, node). Memory is one cumulative constraint. The model is in `model`;
+OR-Tools runs in a child process, since it cannot share one with every version of HiGHS.
 """
 
 from __future__ import annotations
