@@ -45,8 +45,8 @@ class ArenaReport:
     height_bytes, lower_bound_bytes : int
         Of the highest layout in use: bytes it takes, and the most that is alive at one time.
     outlived_bytes, elsewhere_bytes : int
-        Bytes outside of it in a step: of blocks that outlive the step (state of optimizers, tensors
-        that the loop keeps), and the most that other threads and interrupted parts hold at once.
+        Bytes outside of it: of blocks that outlive a step (optimizer state, tensors that the loop
+        keeps); the most that other threads and interrupted parts hold at once.
     """
 
     steps: int = 0

@@ -158,9 +158,9 @@ class Core(ABC):
         )
         return BudgetExceeded(
             f"{what} needs {format_bytes(asked_bytes)} more, but {format_bytes(held_bytes)} of the "
-            f"budget of {format_bytes(room.limit_bytes)} are held and nothing more can be evicted: "
+            f"budget of {format_bytes(room.limit_bytes)} are held and nothing more can be evicted. "
             f"{format_bytes(kept_bytes)} are parameters, inputs, gradients and other tensors that "
-            f"cannot be computed again; {format_bytes(needed_bytes)} are read by the operator and "
+            f"cannot be computed again. {format_bytes(needed_bytes)} are read by the operator and "
             f"those that wait for it, or are too small to evict{own}. Raise the budget or make the "
             f"batch smaller; {state}",
             budget_bytes=room.limit_bytes,

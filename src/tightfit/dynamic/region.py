@@ -117,7 +117,7 @@ class Online:
             raise BudgetExceeded(
                 f"the program still holds {format_bytes(lost_bytes)} of evicted tensors at the end "
                 f"of the region, which have no room in the budget of "
-                f"{format_bytes(self._budget_bytes)}: end the region where less is held, after the "
+                f"{format_bytes(self._budget_bytes)}. End the region where less is held, after the "
                 "backward pass; their memory is gone",
                 budget_bytes=self._budget_bytes,
                 measured_bytes=self._budget_bytes + lost_bytes,

@@ -178,7 +178,7 @@ def _has_history(x: Any) -> bool:
 def _of_several() -> TightfitError:
     return TightfitError(
         "outputs of several graphs of a model go back together in a backward that is "
-        "differentiated (create_graph=True): they meet inside, where plain PyTorch adds in another "
+        "differentiated (create_graph=True). They meet inside, where plain PyTorch adds in another "
         "order, and gradients would differ in their last bits. Put together inside of the fitted "
         "module what the derivative is taken of (have it return their sum, say), or take the "
         f"derivative inside of it. {WITHOUT_A_PLAN}"
@@ -188,7 +188,7 @@ def _of_several() -> TightfitError:
 def _used_with() -> TightfitError:
     return TightfitError(
         "a loss goes back through an output of a tightfit step together with its derivative "
-        "(create_graph=True): both meet inside of the step, where plain PyTorch adds in another "
+        "(create_graph=True). Both meet inside of the step, where plain PyTorch adds in another "
         "order, and gradients would differ in their last bits. Take the derivative inside of what "
         "is planned (tightfit.step), or call the model once more for what else takes its output. "
         f"{WITHOUT_A_PLAN}"

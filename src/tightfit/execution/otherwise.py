@@ -139,6 +139,6 @@ def unplanned(output: int, why: str = "") -> PlanMismatch:
     reason = f" It cannot be run with another plan now, as {why}." if why else ""
     return PlanMismatch(
         f"output {output} received a gradient, though it received none in the first step and the "
-        f"plan has no room for it.{reason} The plan is dropped; run the step again and a plan with "
+        f"plan has no room for it.{reason} The plan is dropped. Run the step again and a plan with "
         "this gradient is made"
     )

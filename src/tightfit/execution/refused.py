@@ -12,7 +12,7 @@ def looks_at_parts() -> TightfitError:
     """Return the error for a hook that looks at a part of a gradient."""
     return TightfitError(
         "an output has a hook on its gradient, or is to keep it (retain_grad), and other "
-        "outputs of the same planned step are computed of it: that part of its gradient "
+        "outputs of the same planned step are computed from it. That part of its gradient "
         "never leaves the step. Way out: return only one of them, or compute the other "
         f"outside. {WITHOUT_A_PLAN}"
     )

@@ -2,8 +2,8 @@
 
 A step is a chain of autograd nodes, one for each group of gradients the plan hands over. The last
 one made is the visible output. When backward reaches it, the backward generator starts, and each
-node passes on the gradients that are finished by then, so that they are accumulated, hooked and
-freed while the rest of backward goes on.
+node passes on the gradients that are finished by then. So they are accumulated, hooked and freed
+while the rest of backward goes on.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Runner:
             self._mixed.clear()
             announce(
                 f"outputs of {self.captured.graph.name} are views of one tensor, which the plan "
-                "itself reads: what code outside adds up of them comes before what the plan adds, "
+                "itself reads. Gradients that code outside adds up come before those of the plan, "
                 "in another order than plain PyTorch, so that last bits may differ. Put that code "
                 "into the plan (tightfit.step)"
             )

@@ -23,10 +23,10 @@ _LARGEST_BYTES = 2**56
 def validate_graph(graph: Graph) -> Graph:
     """Return the graph unchanged if it keeps every rule of the format.
 
-    Raises `InvalidGraph`: names the first broken rule and where: ids that are no positions, unknown
-    ids, a value with no or two producers, an op that reads a later value (a cycle), sizes that are
-    negative or not rounded, a written-back value without a target, a constant that is needed after
-    an op has changed it, linked choices that overlap, constants that are not counted.
+    Raises `InvalidGraph`, which names the first broken rule and where. Rules are about ids
+    (positions, all known), producers (one for each value), the order of ops (no cycle) and sizes
+    (rounded, not negative). Others are about targets of written-back values, constants (counted,
+    not needed after an op has changed them) and linked choices (no overlap).
     """
     if graph.format != FORMAT:
         raise InvalidGraph(

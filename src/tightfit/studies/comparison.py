@@ -252,8 +252,8 @@ class Comparison:
         if noise > _LARGEST_NOISE:
             raise BadInput(
                 f"{self.name or 'the model'} gives other bits each time it is trained with plain "
-                f"PyTorch from the same state and seed (first: {differing[0]}), so there is "
-                "nothing to compare with bit by bit: it draws a seed of its own (torch.seed()), "
+                f"PyTorch from the same state and seed (first: {differing[0]}). So there is "
+                "nothing to compare with bit by bit. It draws a seed of its own (torch.seed()), "
                 "or keeps what it computes from step to step outside of parameters and buffers"
             )
         return _TOLERATED * noise if differing else None

@@ -56,7 +56,7 @@ def input_signature(leaves: Sequence[Any], spec: Any) -> tuple[Any, ...]:
             parts.append((type(leaf), leaf))
         else:
             raise BadInput(
-                f"input {index} is a {type(leaf).__name__}: a planned call takes tensors, "
+                f"input {index} is a {type(leaf).__name__}. A planned call takes tensors, "
                 "functions and plain values (numbers, text, None, dtypes, enums) in lists, tuples, "
                 "dicts, named tuples, dataclasses and objects that hold nothing else. "
                 f"{WITHOUT_A_PLAN}"

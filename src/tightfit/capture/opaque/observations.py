@@ -62,7 +62,7 @@ class ModuleObservations:
         if self.overwritten.intersection(outputs):
             raise PlanMismatch(
                 f"the opaque module {name!r} returned one of its inputs itself, which it does not "
-                "always do, and one of the two is changed in place afterwards: that would change "
+                "always do. One of the two is changed in place afterwards, and that would change "
                 "both here. Way out: let the module return x.clone()"
             )
 

@@ -107,6 +107,6 @@ def _refuse(name: str) -> None:
     raise CaptureError(
         f"a hook writes the buffer {name!r} while gradients are computed: a planned step writes "
         "buffers in its forward only. Way out: write it in the forward, or in a hook on a "
-        "parameter (register_post_accumulate_grad_hook), which runs as ever; or keep the module "
+        "parameter (register_post_accumulate_grad_hook), which runs as usual. Or keep the module "
         "with the hook out of the fitted part"
     )

@@ -63,6 +63,6 @@ def _reason(where: str, error: Exception) -> str:
         return f"{where} reads the value of a tensor in Python ({text[:200]}). {_WAY_OUT}"
     return (
         f"{where} cannot be traced: {type(error).__name__}: {text[:600].rstrip('.')}. Way out: if "
-        "plain PyTorch fails, too, look at the shapes and types of inputs and targets; else mark "
+        "plain PyTorch fails, too, look at shapes and types of inputs and targets. If not, mark "
         "the module with tightfit.opaque, which then runs eagerly as one measured op"
     )

@@ -137,7 +137,7 @@ def _plan_in(file: str) -> Plan | None:
 def _with_graph(plan: Plan, file: str, graph: str | None, step_options: StepOptions) -> Graph:
     if graph is None:
         raise BadInput(
-            f"{file} is a plan, which does not hold the step it was made for: name the graph file "
+            f"{file} is a plan, which does not hold the step it was made for. Name the graph file "
             "after it (tightfit plan MODEL -o plan.json --graph-output graph.json writes both), "
             "or name the model instead, with a budget"
         )

@@ -359,7 +359,7 @@ def call_key(
     """Return a text that is equal for calls that cost the same.
 
     Tensors (real or fake) enter by shape, strides (or another layout), dtype and, where they are
-    part of a storage, its size; everything else by its text; how arguments are nested counts too.
+    part of a storage, its size. Everything else enters by its text; nesting counts, too.
     """
     leaves, structure = private.pytree.tree_flatten(
         (list(arguments), dict(keyword_arguments or {}))

@@ -1,7 +1,7 @@
 """The search for moves: offer values to be moved, plan around them, change the offer.
 
-The steps of the search are: offer a value more or less; let a value leave or come back earlier or
-later; assume a faster or slower link; raise or lower the toll of loads.
+The steps of the search are: offer a value more or less, or let it leave or come back earlier or
+later. Others assume a faster or slower link, or raise or lower the toll of loads.
 """
 
 from __future__ import annotations

@@ -87,10 +87,10 @@ class Limit:
         self._account.enforce()
 
     def refuse_below_parameters(self, budget_bytes: int) -> None:
-        """Refuse a budget below what the parameters and buffers take: nothing need be captured.
+        """Refuse a budget below the bytes of parameters and buffers: nothing need be captured.
 
-        Raises `InfeasibleBudget`: names what is certain to be held; what a forward keeps comes on
-        top.
+        Raises `InfeasibleBudget`, which names the bytes that are certain to be held; saved
+        activations come on top.
         """
         account = self._account
         modules = account.modules.values()
@@ -106,8 +106,8 @@ class Limit:
             f"there is none)\n  least     parameters and buffers take {least_bytes} bytes "
             f"({format_bytes(least_bytes)}) by themselves; proven: none fits less than "
             f"{least_bytes} ({format_bytes(least_bytes)})\n  try       more than {needed_bytes} "
-            f"bytes ({format_bytes(needed_bytes)}): with gradients and the optimizer's state, what "
-            "a forward keeps comes on top; a smaller model or an optimizer with less state",
+            f"bytes ({format_bytes(needed_bytes)}): with gradients and the optimizer's state; "
+            "saved activations come on top. Or a smaller model, or an optimizer with less state",
             budget_bytes=budget_bytes,
             minimum_bytes=needed_bytes,
             proven=True,

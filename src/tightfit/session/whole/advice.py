@@ -134,8 +134,8 @@ def _in_words(most: str, open_calls: OpenCalls) -> str:
     if waiting:
         text += (
             f"\n  waiting   {waiting} of its calls before this one await their backward, "
-            "and what that needs is kept; if none is to come: torch.no_grad(), or let go of the "
-            f"outputs (del loss); else in_flight={waiting + 1} has each of them leave room "
+            "and their saved tensors are kept. If none is to come: torch.no_grad(), or free the "
+            f"outputs (del loss). If it is: in_flight={waiting + 1} has each of them leave room "
             "for the others"
         )
     return text

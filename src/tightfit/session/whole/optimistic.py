@@ -1,9 +1,9 @@
 """A plan for a budget in which no plan has room for all that is expected.
 
-Of a step that has not run yet, this is unknown: the bytes that a loss outside holds, those of the
-optimizer's state, and whether what is held now is freed before the backward. Where no plan has room
-for the worst of it, the step runs by one that counts on less. The limit holds all the same: the
-allocator refuses what exceeds it.
+Before a step has run, the bytes of a loss outside and of the optimizer's state are unknown. So is
+whether memory held now is freed before the backward. Where no plan has room for the worst of it,
+the step runs by one that counts on less. The limit holds all the same: the allocator refuses what
+exceeds it.
 """
 
 from __future__ import annotations

@@ -211,8 +211,8 @@ def _node(graph: Graph, compute: Compute, usable: set[ValueId]) -> Node:
     if default.overwrites is not None:
         raise BadInput(
             f"the only first implementation of op {op.id} ({op.target}) in "
-            f"{op.module or 'the model'} that this planner may use writes over its input; "
-            "the papers' planners take one out-of-place implementation per op: give the op a "
+            f"{op.module or 'the model'} that this planner may use writes over its input. "
+            "The papers' planners take one out-of-place implementation per op: give the op a "
             "default that does not overwrite, or use the default planner"
         )
     segment = graph.segments[op.segment]
