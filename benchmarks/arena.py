@@ -243,14 +243,15 @@ def document(rows: Sequence[Row]) -> str:
         "in a step. Fallbacks: requests that the ordinary allocator served instead of as planned.",
         _times([row for row in rows if row["kind"] == "time"]),
         "## Memory\n\nResident memory above the libraries / budget: the most from `fit` until step "
-        "3, in which the step is captured, its operators are measured, and it is planned; and the "
-        "most over steps 4 to 8. No files: the same without pages of files; where that is more, an "
-        "arena has given back code of libraries that was run before. Overhead: the plan's, of "
-        "computing; the price of an arena is what it adds there, as plans leave room for what the "
-        "process holds besides tensors. Step: processor time, the median of steps 6 to 8, some of "
-        "which are only recorded where better plans were still found; the rows were taken one "
-        "after the other under a load that changed from 3 to 14 on two cores, so the ratios above "
-        "are what to compare times by. The same parameters, bit for bit, in both ways.",
+        "3, and the most over steps 4 to 8. In the first, the step is captured, its operators are "
+        "measured, and it is planned. No files: the same without pages of files; where that is "
+        "more, an arena has given back code of libraries that was run before. Overhead: the "
+        "plan's, of computing; the price of an arena is what it adds there, as plans leave room "
+        "for what the process holds besides tensors. Step: processor time, the median of steps 6 "
+        "to 8. Some of these are only recorded, where better plans were still found. The rows were "
+        "taken one after the other under a load that changed from 3 to 14 on two cores. So the "
+        "ratios above are what to compare times by. The same parameters, bit for bit, in both "
+        "ways.",
         _memory([row for row in rows if row["kind"] == "memory"]),
     ]
     return "\n\n".join(parts) + "\n"
