@@ -34,7 +34,7 @@ from benchmarks.papers_tables import table
 from benchmarks.processes import in_turns
 from benchmarks.rows import Book, Row
 from tightfit.allocator import anonymous_bytes, resident_bytes
-from tightfit.studies.model import load_example
+from tightfit.studies.model import ModelSettings, load_example
 from tightfit.units import parse_bytes
 
 __all__ = ["BOOK", "HELD", "document", "fit_something_small", "highest", "made"]
@@ -77,7 +77,7 @@ def child(name: str, settings: str, budget: str, way: str) -> None:
 def made(name: str, settings: dict[str, Any]) -> tuple[nn.Module, Any, Callable[[], None]]:
     """Return a model, its optimizer and a function that takes a training step."""
     torch.manual_seed(0)
-    model, loss, args, target = load_example(f"zoo:{name}", **settings)
+    model, loss, args, target = load_example(f"zoo:{name}", ModelSettings(**settings))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
     def step() -> None:

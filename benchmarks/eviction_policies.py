@@ -22,6 +22,7 @@ from benchmarks.papers_tables import table
 from support.logs import DATA
 from tightfit.eviction.log.resolve import load_log
 from tightfit.eviction.policies.registry import POLICIES
+from tightfit.eviction.replayed import Rules
 from tightfit.eviction.simulator import Simulator
 from tightfit.files import write_atomically
 from tightfit.planners.base import Limits
@@ -56,7 +57,7 @@ def rows_of(data: Path, seconds: float) -> Iterator[Row]:
         for line, placement in [*((line, "bytes") for line in LINES), *IN_ARENA]:
             for ratio in RATIOS:
                 found = simulator.simulate(
-                    POLICIES[line], simulator.budget_at(ratio), placement=placement
+                    POLICIES[line], simulator.budget_at(ratio), Rules(placement=placement)
                 )
                 cost = found.total_cost_ns / simulator.log.base_cost_ns
                 yield {

@@ -109,7 +109,7 @@ def check(
         Which planner, and when it stops: by default once the plan costs at most half a percent
         of the step more than is proven to be the least.
     **model_options
-        As `tightfit.studies.model.load_example` takes them: batch, size, ...
+        As `tightfit.studies.model.ModelSettings` has them: batch, size, ...
 
     Raises
     ------

@@ -120,7 +120,7 @@ class ModelOptions:
     setting: str | None = None
 
     def keywords(self) -> dict[str, Any]:
-        """Return the options as `tightfit.studies.model.load_example` takes them."""
+        """Return the options as `tightfit.studies.model.ModelSettings` has them."""
         return {
             "batch": self.batch,
             "size": None if self.size is None else _size(self.size),

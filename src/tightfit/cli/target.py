@@ -69,7 +69,7 @@ def load_model(
 
     `alternatives` and `exactness` say which ones of operators plans may use.
     """
-    from tightfit.studies.dry_step import captured_step
+    from tightfit.studies.dry_step import Offered, captured_step
 
     return captured_step(
         target,
@@ -77,8 +77,7 @@ def load_model(
         costs=step_options.costs or "cpu",
         gradients=step_options.gradients,
         progress=progress,
-        alternatives=alternatives,
-        exactness=exactness,
+        alternatives=Offered(exactness, alternatives),
         **options.keywords(),
     )
 

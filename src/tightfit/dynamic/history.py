@@ -42,12 +42,13 @@ class Content:
     """One content of one storage.
 
     `maker`: what computes it; None: it cannot be computed again, and stays. `is_backward`: whether
-    it is a gradient under way. `is_blank`: no write to it was seen. `used_at`, `last_op`:
+    it is a gradient in flight. `is_blank`: no write to it was seen. `used_at`, `last_op`:
     the clock, and the number of operators that had run, when it was last used.
     """
 
     is_resident = True
     is_held = True
+    is_blank = False
     locks = 0
     fast_locks = 0
     node: tuple[Any, int] | None = None
@@ -62,14 +63,12 @@ class Content:
         size_bytes: int,
         maker: Call | None,
         is_backward: bool = False,
-        is_blank: bool = False,
         used_at: int = 0,
         last_op: int = 0,
     ) -> None:
         self.size_bytes = size_bytes
         self.maker = maker
         self.is_backward = is_backward
-        self.is_blank = is_blank
         self.used_at = used_at
         self.last_op = last_op
 
@@ -89,6 +88,10 @@ class Content:
     def readers(self) -> Iterator[Call]:
         """The calls that read it and may be needed again."""
         return (call for ref in self._readers or () if (call := ref()) is not None)
+
+    def leave_blank(self) -> None:
+        """It was made without being written, as by ``torch.empty``."""
+        self.is_blank = True
 
     def lie_in(self, mark: StorageMark) -> None:
         """Become the content of a storage that the program holds."""

@@ -260,10 +260,10 @@ class Runtime(Core, private.TorchDispatchMode):
             call = noted.call(func, cost, drawn_from, with_grad)
         is_backward = not with_grad and engine.in_backward()
         now = self._ledger.clock, self._ledger.operators
-        made = [
-            Content(storage.nbytes(), call, is_backward, operator.makes_blank, *now)
-            for storage in changed
-        ]
+        made = [Content(storage.nbytes(), call, is_backward, *now) for storage in changed]
+        if operator.makes_blank:
+            for content in made:
+                content.leave_blank()
         if call is not None:
             call.made(made)
         put = self._contents.put_first if changed is fresh else self._contents.put

@@ -14,7 +14,7 @@ from tightfit.pricing.keys import key_of
 from tightfit.pricing.promises import keeping_promises
 from tightfit.pricing.records import recorded
 from tightfit.progress import SILENT, Progress
-from tightfit.studies.dry_step import captured_step
+from tightfit.studies.dry_step import Offered, captured_step
 from tightfit.studies.model import Target
 
 __all__ = ["OpWay", "profile_ops"]
@@ -50,7 +50,7 @@ def profile_ops(
     op has that name; says some that there are.
     """
     step = captured_step(
-        target, optimizer="none", costs="unit", exactness=EXACTNESS[-1], **model_options
+        target, optimizer="none", costs="unit", alternatives=Offered(EXACTNESS[-1]), **model_options
     )
     chosen = _with_companions(step.graph, _chosen(step, name))
     step = step.keeping(lambda op, way, call: op.id in chosen)
