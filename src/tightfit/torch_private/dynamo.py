@@ -227,11 +227,15 @@ class _PerFrame:
                 continue
             if answers.looks_at_data:
                 self._follower.runs_as_compiled(answers.looks_at_data)
-            reason = getattr(result, "skip_reason", _SUPPRESSED if suppressed else None)
-            if result.guarded_code is None and reason is not None:
-                result.apply_to_code = reason != _SUPPRESSED
-                self._skipped(frame, suppressed[0] if suppressed else reason, None)
+            self._note_if_skipped(frame, result, suppressed)
             return result
+
+    def _note_if_skipped(self, frame: Any, result: Any, suppressed: list[str]) -> None:
+        """Tell the follower if Dynamo leaves a frame to Python."""
+        reason = getattr(result, "skip_reason", _SUPPRESSED if suppressed else None)
+        if result.guarded_code is None and reason is not None:
+            result.apply_to_code = reason != _SUPPRESSED
+            self._skipped(frame, suppressed[0] if suppressed else reason, None)
 
     def _note_end(self, frame: Any, ends: list[End], answers: Answers, end: End) -> None:
         """Note the end of a graph.

@@ -145,13 +145,12 @@ class Plans:
     ) -> Planned:
         self._comparing.go_on(spec, options, waiting)
         spec.use_step_costs(options)
-        settled, self._settled = self._settled, None
-        if settled is not None and not (waits or options.compile):
-            around = _around_step(spec, inputs, self._account, options)
-            if settled.holds(spec, around) and self.shares.is_alone(spec, options):
-                self._settled = settled
-                return settled.planned
         alone = partial(_around_step, spec, inputs, self._account, options)
+        settled, self._settled = self._settled, None
+        may_stay = settled is not None and not (waits or options.compile)
+        if may_stay and settled.holds(spec, alone()) and self.shares.is_alone(spec, options):
+            self._settled = settled
+            return settled.planned
         looks = not (waits or spec.plans or self.shares.is_new(spec, options))
         self.shares.begin(spec, alone, options, looks=looks)
         known = tuple(spec.plans.values())
@@ -169,8 +168,7 @@ class Plans:
             if options.compile:
                 self._monitor.restart()  # what compiling and trying took belongs to no step
         if self.shares.is_alone(spec, options):
-            around = _around_step(spec, inputs, self._account, options)
-            self._settled = _LastChoice(spec, around, planned, len(spec.plans))
+            self._settled = _LastChoice(spec, alone(), planned, len(spec.plans))
         return planned
 
     def _fitting(

@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
-import torch
 
+from tightfit.allocator.resident import element_bytes
 from tightfit.capture.captured import Captured
 from tightfit.execution.far.copier import copying_cpu_s
 from tightfit.execution.far.step import Moved
@@ -123,10 +123,10 @@ class Specialisation:
 
     @cached_property
     def input_bytes(self) -> int:
-        """What the tensors take that its placeholders are."""
+        """Bytes of the tensors among its inputs."""
         pairs = zip(self.captured.joint.placeholders, self.captured.joint.sources, strict=True)
         values = (node.meta.get("val") for node, source in pairs if source.kind != "tangent")
-        return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+        return element_bytes(values)
 
     @property
     def hoped(self) -> Captured:

@@ -85,7 +85,7 @@ def _answering(is_compiled: Callable[[str, int], bool]) -> Iterator[None]:
     """
 
     def answer(go_on: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if any(self.value is each for each in _CAPTURING):
+        if _asks_of_capturing(self.value):
             return ConstantVariable.create(_CAPTURING[self.value]())
         own = tx.f_code.co_filename.startswith(_OWN)
         if own or not any(self.value is question for question in _QUESTIONS):
@@ -97,7 +97,7 @@ def _answering(is_compiled: Callable[[str, int], bool]) -> Iterator[None]:
         return ConstantVariable.create(answered)
 
     def skipped(go_on: Any, self: Any, *args: Any) -> Any:
-        if any(self.value is each for each in _CAPTURING):
+        if _asks_of_capturing(self.value):
             return ConstantVariable.create(_CAPTURING[self.value]())
         return go_on(self, *args)
 
@@ -143,6 +143,11 @@ _CAPTURING: dict[Any, Callable[[], bool]] = {
     for device in (torch.cuda, torch.xpu)
     if hasattr(device, "is_current_stream_capturing")
 }
+
+
+def _asks_of_capturing(function: Any) -> bool:
+    """Whether a function tells whether a stream of a device is captured."""
+    return any(function is each for each in _CAPTURING)
 
 
 def _decides_a_jump() -> bool:
