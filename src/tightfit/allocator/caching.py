@@ -28,7 +28,7 @@ class CachingAllocator(Protocol):
         ...
 
     def state(self) -> AllocatorState:
-        """Return how it stands now."""
+        """Return its state now."""
         ...
 
     def return_cached(self) -> None:
@@ -45,7 +45,7 @@ class CudaCachingAllocator:
         self._device = device
 
     def state(self) -> AllocatorState:
-        """Return how it stands now."""
+        """Return its state now."""
         found = torch.cuda.memory_stats(self._device)
         return AllocatorState(
             allocated_bytes=int(found.get("allocated_bytes.all.current", 0)),

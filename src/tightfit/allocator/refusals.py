@@ -61,7 +61,7 @@ def budget_exceeded(
 ) -> BudgetExceeded:
     """Return the error of something that a limit has refused a request.
 
-    `error`: for which `is_refusal`. `what`: what was refused it, and how things stand now.
+    `error`: for which `is_refusal`. `what`: what was refused it, and the current state.
     `further_bytes`: what would have been asked for next; None: not known, and the error's own guess
     counts.
     """

@@ -45,7 +45,7 @@ def leaky_relu_gradient(view: OpView) -> Extension | None:
 
 
 def elu_gradient(view: OpView) -> Extension | None:
-    """Offer the gradient of an ELU, SELU or CELU from its output; it rounds otherwise."""
+    """Offer the gradient of an ELU, SELU or CELU from its output; it rounds differently."""
     gradient, *scales, is_output, x = arguments_of(view.node)
     if is_output or min(scales) <= 0:
         return None

@@ -6,9 +6,9 @@ as a whole. The gradient of a SiLU, which reads what a BatchNorm made, does the 
 BatchNorm's input has to be kept. So does a product in the backward: the gradient of a gate needs
 what it scaled, that of a weight of an RMSNorm what was normalised.
 
-The bits are those of one operator after the other where a function is the same for a vector of
-the processor and for one number. An exponential is not: there the last few elements of a stretch
-may round otherwise, unless stretches are whole vectors.
+The bits are those of one operator after the other where a function is the same for a vector of the
+processor and for one number. An exponential is not: there the last few elements of a stretch may
+round differently, unless stretches are whole vectors.
 """
 
 from __future__ import annotations

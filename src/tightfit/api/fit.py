@@ -101,8 +101,8 @@ def fit(
     shapes : iterable
         Example inputs of the shapes to come, planned now, the largest first: a tuple of positional
         inputs, a mapping of keyword inputs, or one tensor each. Tensors may be on the ``"meta"``
-        device. Other shapes may still come: each starts at once with the best plan at hand, and a
-        better one is searched in the background.
+        device. Other shapes may still come: each starts at once with the best known plan, and a
+        better plan is searched in the background.
     compile : bool
         Whether Inductor may compile the planned programs. At most three plans are compiled and
         tried, and the fastest that was measured to hold the budget runs. Where none holds it, or

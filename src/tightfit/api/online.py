@@ -25,7 +25,7 @@ def online(
     device: torch.device | str = "cpu",
     core: Literal["auto", "C++", "Python"] = "auto",
 ) -> Online:
-    """Return a region in which plain PyTorch keeps to a budget, whatever the program does.
+    """Return a region in which any program in plain PyTorch keeps to a budget.
 
     ::
 

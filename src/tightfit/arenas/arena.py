@@ -73,7 +73,7 @@ class Arena:
     Once two steps were alike, they are laid out and replayed. The k-th request gets the k-th
     planned place in one mapping, which is as high as the most that is alive at one time. Steps are
     recorded until one went as planned, and again after one that did not. Where requests were larger
-    than planned and nothing else differed, a new layout is made at once (section 4.3). Whatever
+    than planned and nothing else differed, a new layout is made at once (section 4.3). All that
     differs from the plan is served by the ordinary allocator, counted, and never wrong.
 
     While a step is only recorded, the ordinary allocator gives large blocks back at once, so that

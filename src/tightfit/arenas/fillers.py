@@ -1,7 +1,7 @@
 """A step whose requests are led to their places by fillers, in memory of any kind.
 
-Whatever the allocator does, it never gives out bytes that are held, by a filler or anything
-else. So a step that differs from its script cannot go wrong: it only gets other addresses.
+In any case the allocator never gives out bytes that are held, by a filler or anything else. So a
+step that differs from its script cannot go wrong: it only gets other addresses.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ArenaMemory(Protocol):
         ...
 
     def state(self) -> ArenaMemoryState:
-        """Return how it stands between two steps."""
+        """Return its state between two steps."""
         ...
 
     def take(self, size_bytes: int) -> tuple[int, Any] | None:
@@ -122,7 +122,7 @@ class FilledStep:
             self._ground.leave()
 
     def end(self) -> None:
-        """Let go of all fillers: nothing more is requested."""
+        """Free all fillers: nothing more is requested."""
         self.pause()
         self._fillers.clear()
 
@@ -155,7 +155,7 @@ class FilledStep:
                 del self._fillers[number]
             if not self._hold(opening.pieces, places):
                 return False
-        return True  # what holds the places is let go of
+        return True  # the fillers in the places are freed
 
     def _hold(self, pieces: Sequence[Filler], places: list[Any]) -> bool:
         """Hold pieces one after the other, from the only free stretch there is."""

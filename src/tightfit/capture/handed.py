@@ -257,8 +257,8 @@ class HandedGraphs:
     def _members(self) -> dict[int, tuple[nn.Module, str, str]]:
         """Return the place of each parameter and buffer, by its identity.
 
-        What stands for a parameter during one call (`torch.func.functional_call`) and was computed
-        is no parameter: modules hold another tensor afterwards.
+        A tensor that replaces a parameter during one call (`torch.func.functional_call`) and was
+        computed is no parameter: modules hold another tensor afterwards.
         """
         return {
             id(tensor): (module, holder, name)

@@ -184,8 +184,8 @@ def with_parameter_steps(
 ) -> Captured:
     """Return a step in which the optimizer steps each parameter as soon as that may be.
 
-    A parameter's step reads it, its gradient and its state, and writes over it. It stands behind
-    all that needs the old weight: what reads it, and what may be computed again and reads
+    A parameter's step reads it, its gradient and its state, and writes over it. It comes after all
+    ops that need the old weight: those that read it, and those that may be computed again and reads
     something that was computed of it. Backward ops that read it are not computed again.
     """
     members = parameters_of(captured.joint, modules)

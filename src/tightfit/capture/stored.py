@@ -190,7 +190,7 @@ def _is_constant(held: Any) -> bool:
 
 
 def _is_of_a_user(held: Any) -> bool:
-    """Whether what stands in the place of a function of PyTorch's may be anybody's."""
+    """Whether the replacement of a function of PyTorch's may be anybody's."""
     inner = getattr(held, "__wrapped__", held)
     if isinstance(inner, types.FunctionType):
         if is_library(inner.__code__.co_filename):

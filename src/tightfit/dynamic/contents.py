@@ -103,7 +103,7 @@ class Contents:
         return [*found.values()]
 
     def notice_ends(self) -> None:
-        """Catch up with what the program has let go of."""
+        """Catch up with what the program has freed."""
         while self._ended:
             content = self._ended.popleft().content
             self._lost(content)

@@ -121,7 +121,7 @@ class Pool:
                 self.drop(content)
 
     def ended(self, content: Content) -> None:
-        """The program has let go of a content that was resident."""
+        """The program has freed a content that was resident."""
         self.withdraw(content)
         content.lose_storage()
         self.left(content)

@@ -65,7 +65,7 @@ class Following:
     def let_go_of_errors(self) -> None:
         """Collect what errors in frames hold in cycles, if there were any since the last time.
 
-        Before a graph is run and measured: whatever garbage is freed while it waits for its
+        Before a graph is run and measured: any garbage that is freed while it waits for its
         backward would hide what the loss holds.
         """
         if self._has_skipped:

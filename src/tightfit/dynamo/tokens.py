@@ -66,7 +66,7 @@ class Tokens:
         return packed(value)
 
     def cover(self, traced: Sequence[types.CodeType]) -> None:
-        """Make sure that the tokens so far describe whatever was followed.
+        """Make sure that the tokens so far describe all that was followed.
 
         Raises `NotKept` if it is not: code that no class and no guard leads to, or that reads the
         environment.
@@ -168,7 +168,7 @@ def files_of(traced: Sequence[types.CodeType]) -> list[Any]:
 
 @functools.lru_cache(maxsize=8192)
 def digest_of(code: types.CodeType) -> str:
-    """Return what tells code from other code; where it stands in a file does not matter."""
+    """Return what tells code from other code; its place in a file does not matter."""
     parts = (
         code.co_name,
         code.co_flags,

@@ -1,7 +1,7 @@
 """A call run again, plainly, for a backward that is to be differentiated itself.
 
 A plan computes gradients without a history: with ``create_graph=True`` they would come out as
-constants. Such a backward lets go of what the plan keeps, runs the forward once more under autograd
+constants. Such a backward frees the plan's saved tensors, runs the forward once more under autograd
 and differentiates that. From then on the call is held as plain PyTorch holds it.
 """
 
@@ -37,7 +37,7 @@ class Repeated(Protocol):
     """Runs a call again in its backward, where its plan does not do."""
 
     def plainly(self, instead: Callable[[Any, Any, int], Any]) -> RanPlainly:
-        """Run it under autograd, on what stands for those inputs that other calls have made.
+        """Run it under autograd, on stand-ins for those inputs that other calls have made.
 
         `instead` is given an input, or None if it is gone, and which output of which run it was.
         """

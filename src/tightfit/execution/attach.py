@@ -348,7 +348,7 @@ def _refuse_nested(module: nn.Module) -> None:
                 "then covers the whole model"
             )
     if _fitted_around(module) is not None:
-        gc.collect()  # a model that was let go of is not fitted
+        gc.collect()  # a model that was freed is not fitted
     other = _fitted_around(module)
     if other is not None:
         raise BadInput(

@@ -89,7 +89,7 @@ class Unchanged:
             raise refused.changed(source, tuple(tensor.shape))
 
     def read_copies(self, saved: list[Any]) -> None:
-        """Put copies in the place of what has changed, and let go of the others."""
+        """Put copies in the place of what has changed, and free the others."""
         changed = self._changed()
         for place in changed:
             saved[place] = self._copies[place]

@@ -174,7 +174,7 @@ class _Lowering:
             function.emit(f"clock({step.op}, {step.alternative})")
 
     def _let_go_of_returned(self, now: int) -> None:
-        """Let go in the backward of what the forward has returned and nothing more reads.
+        """Free in the backward what the forward has returned and nothing more reads.
 
         A plan counts it to the end, as the caller may hold it.
         """

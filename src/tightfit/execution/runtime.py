@@ -177,7 +177,7 @@ class Run(Chained):
             self.sums.watch(position, owner)
 
     def take_aliases(self) -> dict[int, Any]:
-        """Return the outputs that are made again outside the program, and let go of them."""
+        """Return the outputs that are made again outside the program, and drop them."""
         aliases, self.aliases = self.aliases, {}
         return aliases
 
@@ -257,7 +257,7 @@ class Run(Chained):
             )
 
     def _let_go_of_repeated(self) -> None:
-        """Let go of what would run the call again, unless another backward may come."""
+        """Drop what would run the call again, unless another backward may come."""
         if not self.reached.is_retained:
             self._repeated = None
         elif self._repeated is not None:

@@ -174,7 +174,7 @@ class Sums:
         gradient that came later was added into ours, as plain PyTorch does.
         """
         self._watched.add(position)
-        waiting = weakref.ref(self)  # the parameter must not keep a call that is let go of
+        waiting = weakref.ref(self)  # the parameter must not keep a call alive
 
         def arrived(gradient: torch.Tensor) -> None:
             handle.remove()
@@ -272,7 +272,7 @@ class Sums:
         return _in_one_memory(self._gradients)
 
     def end(self, *, goes_on: bool) -> None:
-        """Let go of all but what is said once gradients arrive; `goes_on`: more backwards come."""
+        """Drop all but what is said once gradients arrive; `goes_on`: more backwards come."""
         if not goes_on:
             _OPEN.discard(self)
         self._noted.clear()

@@ -44,7 +44,7 @@ class Function:
         self.lines.append("    " + line)
 
     def emit_release(self, names: Sequence[str]) -> None:
-        """Let go of what names hold."""
+        """Free what names hold."""
         self.emit(" = ".join(names) + " = None")
 
     def emit_hand_over(self, gradients: Sequence[str], names: Sequence[str]) -> None:
@@ -133,7 +133,7 @@ class Writer:
         return names
 
     def release(self, value: ValueId) -> None:
-        """Let go of a value."""
+        """Free a value."""
         names = self.forget(value)
         if names:
             self.function.emit_release(names)

@@ -39,7 +39,7 @@ SMALL_BYTES = 1 << 20
 """Up to this, PyTorch's CUDA allocator serves requests from segments of their own."""
 
 CELL_BYTES = 2 << 20
-"""Divides every place: whatever is free between places is then larger than small."""
+"""Divides every place: all that is free between places is then larger than small."""
 
 LEAST_BYTES = 10 << 20
 """From this on, a segment of the allocator is as large as what was asked for, in cells."""
@@ -68,7 +68,7 @@ class Filler:
 class Opening:
     """One free stretch, made of fillers, that is divided again."""
 
-    # Fillers to let go of: they are adjacent, and nothing else is free then
+    # Fillers to free: they are adjacent, and nothing else is free then
     drops: tuple[int, ...]
     # To hold then, from its begin to its end; places of the instruction are among them
     pieces: tuple[Filler, ...]
@@ -82,7 +82,7 @@ class Turn:
     is_inside: bool
     # What has become free since the turn before, each of it to be held first
     refills: tuple[Filler, ...] = ()
-    # To make then, one after the other. Their places are let go of at last.
+    # To make then, one after the other. Their places are freed at last.
     openings: tuple[Opening, ...] = ()
 
 

@@ -1,6 +1,6 @@
 """Turn an ordered list of computes into a complete plan.
 
-Whatever method chose the computes, the frees, hand-overs and segment crossings follow from them.
+By any method of choosing computes, the frees, hand-overs and segment crossings follow from them.
 Each instance of a value is freed right after its last reader before its op is computed again. No
 other placement of frees holds fewer bytes at any instant.
 """

@@ -135,7 +135,7 @@ def role_key(
 
 
 class PlanCache:
-    """A folder of outcomes, bounded in size; whatever is read from it is verified before use.
+    """A folder of outcomes, bounded in size; all that is read from it is verified before use.
 
     `folder`: where; None: ``plans`` in the folder that ``TIGHTFIT_CACHE_DIR`` names, or in the
     platform's cache folder. `largest_bytes`: the least recently used files go once the folder holds
@@ -227,7 +227,7 @@ class PlanCache:
     def take_in(self, plans: Iterable[CachedPlan]) -> int:
         """Keep plans that were found elsewhere; return how many.
 
-        They are verified when they are used, against the graph at hand.
+        They are verified when they are used, against the graph of the step.
 
         Raises `BadInput` if the folder cannot be written to.
         """

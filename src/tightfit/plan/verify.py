@@ -125,7 +125,7 @@ class _Walk:
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self.plan = plan
         self.graph = graph
-        self.index = 0  # the instruction at hand
+        self.index = 0  # the current instruction
         self.segment: SegmentId = -1
         self.memory = NearAccount(graph)
         self.away = FarAccount(graph, plan)

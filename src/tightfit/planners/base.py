@@ -68,7 +68,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a planner can do; a mismatch with a task is a clear error, never a silent skip."""
 
     linear_only: bool = False  # it plans chains only
-    # It chooses among operator alternatives; otherwise it uses the defaults
+    # It chooses among operator alternatives; if not, it uses the defaults
     alternatives: bool = False
     exact: bool = False  # given time it proves optimality in its own search space
     # False for methods that propose plans without looking at the budget (Chen sqrt(n), or Chen

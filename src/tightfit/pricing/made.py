@@ -51,7 +51,7 @@ class MadeByOps:
             self._kinds[key] = record.output_kinds
 
     def kind(self, node: fx.Node) -> str | None:
-        """Return the type and device of a result, where the trace has it otherwise."""
+        """Return the type and device of a result, where the trace has others."""
         maker, place = _maker(node)
         if not self._kinds or maker not in self._op_of:
             return None
@@ -91,7 +91,7 @@ class MadeByOps:
     def _made(self, op: OpId) -> tuple[Any, ...] | None:
         """Return what an op makes; None where it does not run, or has no room. One is kept."""
         if self._last is None or self._last[0] != op:
-            self._last = None  # the one before is let go of first
+            self._last = None  # the previous result is freed first
             self._last = op, if_room(lambda: self._run(self._captured.calls[op][0]))
         return self._last[1]
 

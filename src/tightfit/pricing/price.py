@@ -58,7 +58,7 @@ class Prices(msgspec.Struct, frozen=True):
     """What pricing a step found out, without the step: for processes that run the same one."""
 
     strides: dict[str, tuple[Strides, ...]]  # what the step is to be traced with
-    graph: Graph  # priced, without alternatives whose results are laid out otherwise
+    graph: Graph  # priced, without alternatives whose results are laid out differently
 
 
 def priced_as_kernels_run(

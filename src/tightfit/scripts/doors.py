@@ -20,7 +20,7 @@ __all__ = ["doors"]
 
 
 class _PlainRegion:
-    """Stands for a region of `tightfit.online` in a plain run: it does nothing."""
+    """Replaces a region of `tightfit.online` in a plain run: it does nothing."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers

@@ -25,7 +25,7 @@ class Metered:
     """Counts what is given out from the first `fit` on, and what fitted modules held before.
 
     What else the program held before, such as its data, is no part of a budget; nor does it make
-    room where the program lets go of it.
+    room where the program frees it.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ _CHILD = (  # imports nothing from the folder it is started in
     "import sys; del sys.path[0]; from tightfit.scripts.child import main; main(sys.argv[1])"
 )
 _SET_ASIDE = ("line", "generator")
-"""What a program may do otherwise each time although it trains alike."""
+"""What a program may do differently each time although it trains alike."""
 
 
 class ScriptProof(msgspec.Struct, frozen=True, kw_only=True):

@@ -64,7 +64,7 @@ def _arrival(
     def arrived(_: torch.Tensor) -> None:
         remove()
         if _still_expecting(references) is not None:
-            gc.collect()  # a model that was let go of expects nothing
+            gc.collect()  # a model that is no longer alive expects nothing
         expecting = _still_expecting(references)
         if expecting is not None:
             _complain(expecting, name, methods)
@@ -73,7 +73,7 @@ def _arrival(
 
 
 def _still_expecting(references: list[weakref.ref[Expecting]]) -> Expecting | None:
-    """Return what awaits its first call; None where one was called, or was let go of."""
+    """Return what awaits its first call; None where one was called, or is no longer alive."""
     expecting = [reference() for reference in references]
     if any(one is None or one.is_used for one in expecting):
         return None

@@ -185,7 +185,7 @@ class GraphSteps(WholeSteps):
             self.options = dataclasses.replace(self.options, others_to_come=True)
 
     def _varies(self) -> None:
-        """Leave a graph to plain PyTorch: numbers decide otherwise in every call."""
+        """Leave a graph to plain PyTorch: numbers decide differently in every call."""
         self.outside.varies()
         raise RunsPlainly
 

@@ -1,8 +1,8 @@
 """Find the model a user names, call its factory, and judge what it returns.
 
 A model is named ``zoo:NAME``, ``package.module:factory`` or ``path/to/file.py:factory``. A factory
-takes ``batch=None`` and returns ``(model, loss, args, target)``. Whatever goes wrong in the user's
-code becomes one `BadInput` that says where.
+takes ``batch=None`` and returns ``(model, loss, args, target)``. Any error in the user's code
+becomes one `BadInput` that says where.
 """
 
 from __future__ import annotations

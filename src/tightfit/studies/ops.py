@@ -41,7 +41,7 @@ class OpWay(msgspec.Struct, frozen=True):
 def profile_ops(
     target: Target, name: str, *, progress: Progress = SILENT, **model_options: Any
 ) -> tuple[OpWay, ...]:
-    """Measure every alternative of the ops of a model that a name stands for.
+    """Measure every alternative of the ops of a model that a name selects.
 
     `target`: a model, as for `check`. `name`: an operator such as ``"aten.convolution_backward"``,
     a module such as ``"layer1.0.conv1"``, or both with a colon between them. Calls that are alike
@@ -79,7 +79,7 @@ def profile_ops(
 
 
 def _chosen(step: Captured, name: str) -> list[int]:
-    """Return one op for each distinct call of those that a name stands for."""
+    """Return one op for each distinct call of those that a name selects."""
     operator, _, module = name.partition(":")
     seen: dict[str, int] = {}
     for op in step.graph.ops:

@@ -144,7 +144,7 @@ def _cudnn_batch_norm(
 ) -> Any:
     """Return what cuDNN computes, in training by the operator that says which buffers it writes.
 
-    Torch would take its own kernel while tracing, which is slower and rounds otherwise. Without
+    Torch would take its own kernel while tracing, which is slower and rounds differently. Without
     running statistics, throw-away ones are written.
     """
     if not training:  # writes nothing
@@ -195,7 +195,7 @@ def python_kernels(kernels: Mapping[Any, Callable[..., Any] | None]) -> Iterator
 
 
 def composite(operator: Any, *args: Any) -> Any:
-    """Run the decomposition of an operator that torch has, whatever stands in its place."""
+    """Run torch's decomposition of an operator, even if another is installed in its place."""
     return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
 
 
@@ -461,5 +461,5 @@ def is_traced(tensor: torch.Tensor) -> bool:
 
 
 def call_parameter(tensor: torch.Tensor) -> None:
-    """Let what stands for a parameter in a trace be an instance of `nn.Parameter`, too."""
+    """Let the stand-in of a parameter in a trace be an instance of `nn.Parameter`, too."""
     tensor._is_param = True  # type: ignore[attr-defined]

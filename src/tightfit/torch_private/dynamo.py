@@ -91,7 +91,7 @@ _CONFIGURATION = {
     "use_recursive_dict_tags_for_guards": False,
     "skip_guards_on_constant_func_defaults": False,  # as from 2.13 on
     "use_numpy_random_stream": True,  # else its numbers come from PyTorch's generator
-    "enable_dynamo_decompositions": False,  # which round otherwise: `add_(x, alpha=2)` before 2.13
+    "enable_dynamo_decompositions": False,  # with other rounding: `add_(x, alpha=2)` before 2.13
     "record_runtime_overhead": False,  # which costs as much as the guards of a small graph
 }
 

@@ -1,4 +1,4 @@
-"""Methods of PyTorch that run otherwise in the threads that ask for it."""
+"""Methods of PyTorch that are replaced in the threads that ask for it."""
 
 from __future__ import annotations
 

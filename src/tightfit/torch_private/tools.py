@@ -128,8 +128,8 @@ def cublas_workspace_bytes(device: torch.device) -> int:
     """Return what cuBLAS keeps for the streams planned on, after letting it take that now.
 
     A workspace for each stream and thread: this one, and the one that runs backward. Nothing where
-    each product allocates its own and lets go of it (PyTorch 2.15): then it is workspace of the
-    product, which the meter sees.
+    each product allocates its own and frees it (PyTorch 2.15): then it is workspace of the product,
+    which the meter sees.
     """
     stream = torch.cuda.current_stream(device).cuda_stream
     if (device, stream) not in _CUBLAS_BYTES:

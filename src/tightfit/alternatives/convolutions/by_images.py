@@ -4,7 +4,7 @@ On a CPU a convolution takes images apart into blocks of channels and puts its r
 again. That takes memory of its own, as large as its input and result together. A few images at a
 time need a share of that. Kernels are chosen by size, and for images of some size they are the same
 for any number of images, so that the output has the same bits. Where they differ, the comparison on
-the device says so. The gradient of the weight is a sum over images, which rounds otherwise.
+the device says so. The gradient of the weight is a sum over images, which rounds differently.
 """
 
 from __future__ import annotations

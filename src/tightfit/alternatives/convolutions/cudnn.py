@@ -6,7 +6,7 @@ when all were tried, one that gives the same bits each time, or PyTorch's own ke
 needs is measured where it is priced. The settings are those of `torch.backends.cudnn`, changed
 around one call; precision (TF32) stays what it is.
 
-Written without a GPU at hand: `tests/gpu` runs it (`make gpu-proof`).
+Written without a GPU: `tests/gpu` runs it (`make gpu-proof`).
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class OpaqueCall:
         self.retained: set[tuple[int, ...]] = set()  # backwards that keep their record to the end
 
     def forget_examples(self) -> None:
-        """Let go of the tensors it was measured with: they would live as long as the plan."""
+        """Free the tensors it was measured with: they would live as long as the plan."""
         self.operands = tuple(
             o if o.parameter is not None else replace(o, example=None) for o in self.operands
         )
@@ -393,7 +393,7 @@ class OpaqueModules:
     changes_state: bool  # whether one changes buffers or Python state when it runs
 
     def forget_examples(self) -> None:
-        """Let go of the tensors they were measured with, once the step is priced."""
+        """Free the tensors they were measured with, once the step is priced."""
         for call in self.calls:
             call.forget_examples()
 

@@ -51,7 +51,7 @@ class ModuleObservations:
         self.overwritten |= frozenset(changed)
 
     def forget_handed_out(self) -> None:
-        """Let go of the tensors of a trace."""
+        """Free the tensors of a trace."""
         self._handed_out = []
 
     def refuse_copies(self, name: str, outputs: Sequence[int]) -> None:
@@ -71,7 +71,7 @@ class ModuleObservations:
         self._given = tuple(t.detach() for t in tensors)
 
     def take_given(self) -> tuple[torch.Tensor, ...]:
-        """Return what it is to be measured with, if that matters, and let go of it."""
+        """Return the tensors it is to be measured with, if that matters, and drop them."""
         given, self._given = self._given, ()
         return given
 

@@ -32,7 +32,7 @@ class _Packed:
         self.index = 0
 
     def refer_to(self, index: int) -> None:
-        """Let go of the tensor: backward finds it in the value that is bound at a place."""
+        """Drop the tensor: backward finds it in the value that is bound at a place."""
         assert self.tensor is not None
         self.geometry = Geometry.of(self.tensor)
         self.index = index
@@ -63,7 +63,7 @@ class Keeper:
         return packed.geometry.over(base, moved_bytes)
 
     def refer(self, known: Sequence[torch.Tensor], allowed: Sequence[int] | None) -> list[int]:
-        """Let go of saved tensors that are views of known ones; return those for backward."""
+        """Drop saved tensors that are views of known tensors; return those for backward."""
         storages: dict[int, int] = {}
         for index, tensor in enumerate(known):
             if tensor.numel() and (allowed is None or index in allowed):
@@ -148,7 +148,7 @@ class Operand:
     requires_grad: bool  # whether a gradient is passed to it
     # The parameter's name inside the module; None: an argument of the call
     parameter: str | None = None
-    example: torch.Tensor | None = None  # a real tensor to measure with, where one is at hand
+    example: torch.Tensor | None = None  # a real tensor to measure with, if there is one
 
     def real(self) -> torch.Tensor:
         """Return a real tensor to measure with."""

@@ -2,8 +2,8 @@
 
 The tracer puts another tensor in the place of each name. A weight with two names would get two
 gradients, each a sum of its own. Eager adds up all gradients of its readers in the order in which
-they arrive, by any name of the weight. So while the forward is traced every name holds what stands
-for the first.
+they arrive, by any name of the weight. So while the forward is traced every name holds the first
+name's stand-in.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The tracer turns an operator that writes in place into the operator that returns a new result, and
 some of these lay it out differently. Rows of a transposed tensor that is masked in place come out
-one after the other. Whatever follows would run on another layout than plain PyTorch's, and may
-round otherwise.
+one after the other. All that follows would run on another layout than plain PyTorch's, and may
+round differently.
 """
 
 from __future__ import annotations

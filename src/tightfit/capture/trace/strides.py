@@ -1,4 +1,4 @@
-"""The true strides of results, where fake kernels say otherwise than kernels do.
+"""The true strides of results, where those of fake kernels are wrong.
 
 A step is traced on fake tensors. Some fake kernels give a result other strides than the real kernel
 does (BatchNorm of a transposed input, kernels on images of one pixel). Everything traced after it

@@ -165,10 +165,10 @@ def trace(
     """Trace the step of a call on fake tensors; only opaque modules run once, to be measured.
 
     `call`: the callable with its modules and example inputs (real or fake tensors). `strides`:
-    those of results where fake kernels say otherwise. `numbers`: takes numbers that are read as
-    inputs of the step. Raises `CaptureError` if the call branches on data, has outputs of unknown
-    shape, uses tensors that are no parameter, buffer or input, or does anything else the tracer
-    cannot follow. The error names the module that was running.
+    those of results for which fake kernels give wrong ones. `numbers`: takes numbers that are read
+    as inputs of the step. Raises `CaptureError` if the call branches on data, has outputs of
+    unknown shape, uses tensors that are no parameter, buffer or input, or does anything else the
+    tracer cannot follow. The error names the module that was running.
     """
     trail = ModuleTrail(call.modules)
     regions = CastRegions()

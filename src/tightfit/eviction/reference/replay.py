@@ -159,7 +159,7 @@ class _Replay:
     # -- computing -------------------------------------------------------------------------------
 
     def _materialise(self, number: int, wanted: int | None, depth: int, again: bool = True) -> None:
-        """Run an operator, and before it whatever its arguments lack."""
+        """Run an operator, and before it all operators that its arguments lack."""
         self.ledger.enter(depth)
         operator = self.log.operators[number]
         brought_before = len(self.brought)

@@ -26,7 +26,7 @@ _LOOKS_S = 1.0  # how often one who waits looks whether the thread is there
 class Transfer:
     """One value on its way.
 
-    `memory`: its bytes; let go of when the copy has ended. `extents`: their places in the file.
+    `memory`: its bytes; freed when the copy has ended. `extents`: their places in the file.
     """
 
     def __init__(self, memory: memoryview, extents: Sequence[Extent]) -> None:
@@ -49,7 +49,7 @@ class Transfer:
         self.end()
 
     def end(self) -> None:
-        """Let go of the memory, then say that it has ended."""
+        """Free the memory, then say that it has ended."""
         if self._memory is not None:
             self._memory.release()
         self._memory = None

@@ -2,8 +2,8 @@
 
 A plan exists only if every op can be computed starting from an empty memory. The backward set
 search (docs/search.md, "The least budget") finds the least bytes for that, any number of
-recomputations allowed. What is kept to the end counts as the order at hand makes it; where nothing
-is, the limit holds for every order of first computations.
+recomputations allowed. Values kept to the end count as the given order makes them; where none are,
+the limit holds for every order of first computations.
 """
 
 from __future__ import annotations

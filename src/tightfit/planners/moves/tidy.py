@@ -184,7 +184,7 @@ def _leaving_frees(graph: Graph, plan: Plan) -> dict[int, ValueId]:
 
 
 def _uses(graph: Graph, step: Instruction) -> tuple[ValueId, ...]:
-    """The values that an instruction needs near, or makes, or lets go of."""
+    """The values that an instruction needs near, or makes, or frees."""
     match step:
         case Compute(op, alternative):
             way = graph.ops[op].alternatives[alternative]

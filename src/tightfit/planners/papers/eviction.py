@@ -129,7 +129,7 @@ class _Run:
         return ""
 
     def _reach(self, frontier: int) -> str:
-        """Compute a node for the first time, and before it whatever it misses."""
+        """Compute a node for the first time, and before it all values that it lacks."""
         pending = [frontier]
         while pending:
             node = pending[-1]

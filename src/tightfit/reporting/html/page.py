@@ -102,7 +102,7 @@ def _unbroken(text: str) -> str:
 
 
 def _embedded(json: bytes) -> str:
-    """Return JSON that ends no element it stands in."""
+    """Return JSON that ends no element that contains it."""
     return json.decode().replace("<", "\\u003c")
 
 

@@ -37,7 +37,7 @@ WIDTH = 640.0
 
 _TITLE_HEIGHT, _LINE_HEIGHT, _LABEL_HEIGHT = 26.0, 12.0, 12.0
 _LEFT, _RIGHT, _ABOVE, _BELOW = 40.0, 8.0, 26.0, 20.0
-"""Points around the axes of a panel; names stand between the axes and `_RIGHT`."""
+"""Points around the axes of a panel; names are between the axes and `_RIGHT`."""
 
 _NARROWEST = 90.0
 """Points of axes next to names that are too long."""
@@ -125,7 +125,7 @@ class Grid(msgspec.Struct, frozen=True):
 
 
 class PanelTitle(msgspec.Struct, frozen=True):
-    """What stands above a panel."""
+    """The title of a panel."""
 
     text: str = ""
     colour: str = INK

@@ -232,7 +232,7 @@ class Account:
         """
         within = (self, *sharing)
         if limit_bytes is not None and any(keeper not in within for keeper in _KEEPERS):
-            gc.collect()  # those that were let go of keep to nothing
+            gc.collect()  # those no longer alive keep to nothing
         self._limit_bytes, self._limited_with = limit_bytes, weakref.WeakSet(sharing)
         _KEEPERS.discard(self)
         if limit_bytes is not None:
@@ -246,7 +246,7 @@ class Account:
         self._turn("running" if self._state == "running" else "resting")
 
     def enforce(self) -> None:
-        """A step begins: its budget is all for it, whatever others with their own may hold."""
+        """A step begins: its budget is all for it; others with their own budgets do not matter."""
         if self._tally is None or self._limit_bytes is None:
             return
         self._recount_before()

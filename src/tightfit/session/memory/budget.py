@@ -68,7 +68,7 @@ class Budget:
     def join(self, account: Account, member: Member) -> None:
         """Count a fitted callable, with what it holds, among those that share the budget."""
         if self._members:
-            gc.collect()  # those that were let go of count no longer
+            gc.collect()  # those no longer alive count no longer
         if account not in self._members:
             self.window.forget()
         self._members[account] = weakref.ref(member)

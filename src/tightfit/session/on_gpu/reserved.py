@@ -142,7 +142,7 @@ class Reserved(DefaultAddresses):
         return self._calm >= _CALM_STEPS
 
     def _state(self) -> AllocatorState:
-        """Return how the allocator stands, without what others had before."""
+        """Return the allocator's state, without what others had before."""
         now, others = self._allocator.state(), self._others
         return AllocatorState(
             max(0, now.allocated_bytes - others.allocated_bytes),

@@ -44,7 +44,7 @@ class Situation:
         self._turn = 0
 
     def search(self, choose: Callable[[Progress], PartPlans | None]) -> None:
-        """Begin to search better plans while training goes on with those at hand."""
+        """Begin to search better plans while training goes on with known plans."""
         _cancel(self._searches)
         self._searches.append(Search(choose))
 

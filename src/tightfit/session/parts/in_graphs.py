@@ -219,7 +219,7 @@ class _Resident:
         return lasting_bytes + account.optimizers.passing_bytes()
 
     def rest(self) -> None:
-        """End the step: its budget is for whatever comes now."""
+        """End the step: its budget is for what comes now."""
         self._account.rest()
 
     def name_budget(self, needed_bytes: int) -> bool:

@@ -167,7 +167,7 @@ class StepPlans:
     def _plan(self, situation: Situation, worst: StepLedger[Kind]) -> None:
         """Make sure that there are plans for a step of such calls, the worst that may come.
 
-        Those at hand stay as long as they fit at all: what is late is measured now here, now there,
+        Known plans stay as long as they fit at all: what is late is measured now here, now there,
         and all ranks are to run the same.
         """
         most_bytes = self.limit_bytes

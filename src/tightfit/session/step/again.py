@@ -139,7 +139,7 @@ class RepeatableCall(Generic[_Step]):
         self._given.hold_all()
 
     def plainly(self, instead: Instead) -> RanPlainly:
-        """Run the forward again under autograd, on what stands for its inputs."""
+        """Run the forward again under autograd, on stand-ins for its inputs."""
         owner, step = self._owner(), self._step
         owner.note_repeated(step)
         made: set[int] = set()
@@ -265,7 +265,7 @@ class RepeatableCall(Generic[_Step]):
         """
         owner, step = self._owner(), self._step
         if given is None:
-            return "one of its inputs was let go of; such inputs are held from the next call on"
+            return "one of its inputs was freed; such inputs are held from the next call on"
         with torch.enable_grad():
             if not owner.serves(step, given):
                 return "modules or modes were changed since the call"

@@ -70,13 +70,13 @@ class GivenToCall:
             _RETAINED.add(self)
 
     def let_go(self) -> None:
-        """Let go of what other calls can make again."""
+        """Free what other calls can make again."""
         for place in self._makers:
             x = self._inputs[place]
             self._inputs[place] = weakref.ref(x) if isinstance(x, torch.Tensor) else x
 
     def now(self, instead: Instead = lambda given, run, output: None) -> Arguments | None:
-        """Return it, with what stands for what other calls have made; None if any of it is gone."""
+        """Return it, with stand-ins for what other calls have made; None if any of it is gone."""
         inputs = self._there()
         for place, (reference, output) in self._makers.items():
             run = reference()
@@ -108,7 +108,7 @@ _RETAINED: weakref.WeakSet[GivenToCall] = weakref.WeakSet()
 
 
 def let_go_of_retained() -> None:
-    """Let go of what is held for further backwards and can be made again."""
+    """Free what is held for further backwards and can be made again."""
     while _RETAINED:
         _RETAINED.pop().let_go()
 

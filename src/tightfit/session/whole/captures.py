@@ -149,7 +149,7 @@ class Captures:
     def capture(
         self, key: Any, call: TracedCall, options: Options, now: int, room_bytes: int | None = None
     ) -> Specialisation:
-        """Capture a call, whose number is `now`; those not used for long are let go of.
+        """Capture a call, whose number is `now`; those not used for long are freed.
 
         `room_bytes`: what finding out costs may hold while a step waits for it; None: no step
         waits.
@@ -215,7 +215,7 @@ class Captures:
         self._detached.setdefault(key, self._detached.get(known, frozenset()))
         return max(self._by_signature[known], key=lambda spec: spec.used).captured.graph
 
-    # -- letting go ---------------------------------------------------------------------------
+    # -- freeing -------------------------------------------------------------------------------
 
     def forget(self, spec: Specialisation) -> None:
         """Drop what was captured for a signature."""

@@ -145,7 +145,7 @@ class StepMonitor:
         self.learn_again()
 
     def learn_again(self) -> None:
-        """Learn from the next steps as from the first ones: they are planned otherwise."""
+        """Learn from the next steps as from the first: they are planned differently."""
         self._begun.clear()
 
     def _learn(
@@ -209,8 +209,8 @@ class StepMonitor:
 def _held_outside(graph: Graph, step: StepPeaks, growth_bytes: int) -> int:
     """Return what user code held in a step between forward and backward, on top of its begin.
 
-    What was let go of meanwhile has hidden as much. What came to stay, as the state of another
-    model's optimizer, is there when the next step begins.
+    What was freed meanwhile has hidden as much. What came to stay, as the state of another model's
+    optimizer, is there when the next step begins.
     """
     tangents = sum(v.size_bytes for v in graph.values if v.role == "tangent")
     left_bytes = step.entered_bytes - step.boundary_bytes - tangents

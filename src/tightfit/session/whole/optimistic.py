@@ -66,7 +66,7 @@ class LessExpected:
     unseen: Surroundings
     stale: Passing  # as if gradients that an optimizer has used were gone before the backward
     likely: Passing  # as if what the call before has returned were gone, too
-    # As if whatever others hold now, and the gradients that exist, were gone before the backward
+    # As if all that others hold now, and the gradients that exist, were gone before the backward
     all: Passing
     used_gradient_bytes: int  # gradients that exist and that an optimizer has used
     outside_bytes: int  # what user code is expected to hold between forward and backward
@@ -151,7 +151,7 @@ class LessExpected:
             if way.passing_bytes > passed_bytes:
                 passed_bytes = way.passing_bytes
                 yield way
-        # as plain PyTorch runs it, where the caller lets go of what the forward returns
+        # as plain PyTorch runs it, where the caller frees what the forward returns
         least = self._certain
         peak_bytes = self.plain_bytes(spec)
         returned = sum(v.size_bytes for v in spec.captured.graph.values if v.fate == "returned")
@@ -218,9 +218,9 @@ def less_expected(
 
 
 def without(around: Surroundings, *, others_bytes: int, gradient_bytes: int) -> Passing:
-    """Return a step before whose backward some of what is held now is let go of.
+    """Return a step before whose backward some of what is held now is freed.
 
-    `others_bytes`, `gradient_bytes`: what is let go of.
+    `others_bytes`, `gradient_bytes`: what is freed.
     """
     passing_bytes = others_bytes + gradient_bytes
     left = replace(

@@ -178,7 +178,7 @@ class Specialisation:
         return max(0, around.held_bytes - min(held, default=around.held_bytes))
 
     def may_gain(self, around: Surroundings, planned: Planned) -> bool:
-        """Whether a search may find a plan that uses room which a plan at hand leaves."""
+        """Whether a search may find a plan that uses room which a known plan leaves."""
         if around in self._plans or planned.outcome.overhead <= 0:
             return False
         if any(_alike(around, other) for other in (*self._plans, *self._searched)):
@@ -220,7 +220,7 @@ class Specialisation:
     # -- searches in the background -----------------------------------------------------------
 
     def search(self, around: Surroundings, plan: Callable[[Progress], Outcome]) -> None:
-        """Begin to search a better plan while training goes on with the one at hand."""
+        """Begin to search a better plan while training goes on with the known plan."""
         self._searched.add(around)
         self._searches[around] = Search(plan)
 
@@ -324,7 +324,7 @@ def _fits(planned: Planned, made_for: Surroundings, around: Surroundings) -> boo
 
 
 def _leaves_more(around: Surroundings, other: Surroundings) -> bool:
-    """Whether a plan for other surroundings fits these ones, whatever it is."""
+    """Whether any plan for other surroundings fits these."""
     return (
         (other.gradients, other.far) == (around.gradients, around.far)
         and around.outside_bytes <= other.outside_bytes

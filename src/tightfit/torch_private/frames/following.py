@@ -1,4 +1,4 @@
-"""What Dynamo does otherwise than by its configuration while it follows. Private names of torch."""
+"""What Dynamo does differently from its configuration while it follows. Private names of torch."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ def _collectives_left_to_python() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quotients_as_one_operator() -> Iterator[None]:
-    """Have ``torch.addcdiv`` stay one operator: the three that Dynamo makes of it round otherwise.
+    """Have ``torch.addcdiv`` stay one operator: the three that Dynamo makes of it round
+    differently.
 
     The other operators that it splits stay whole by its configuration.
     """

@@ -1,4 +1,4 @@
-"""Dynamo follows Python whatever data decide in it, for the values at hand. Private names."""
+"""Dynamo follows Python where data decide in it, for the values of this call. Private names."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def _undominated(ways: Iterable[Implementation]) -> tuple[Implementation, ...]:
 
 
 def reading_any(problem: Staged, implementations: Implementations) -> Staged:
-    """Return the problem with nodes that read whatever one of their implementations reads."""
+    """Return the problem with nodes that read all that any of their implementations reads."""
 
     def widened(way: Implementation, ways: Iterable[Implementation]) -> Implementation:
         reads = {value for other in ways for value in other.reads}
