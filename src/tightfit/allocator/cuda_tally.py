@@ -27,7 +27,7 @@ class Refusals:
     """The requests that a limit has refused."""
 
     count: int = 0  # how many
-    # asked_bytes, held_bytes: of the last one: what it asked for, and what was held then
+    # asked_bytes, held_bytes: of the last: what it asked for, and what was held then
     asked_bytes: int = 0
     held_bytes: int = 0
 

@@ -71,7 +71,7 @@ def online(
     ------
     BadInput
         If an argument is none of these, there is no such device, or a region is entered inside
-        another one.
+        another.
     InfeasibleBudget
         On entering, if what exists already does not fit; inside, if the program thrashes.
     BudgetExceeded

@@ -85,7 +85,7 @@ class Arena:
     Parameters
     ----------
     yields : bool
-        Whether it ends where its thread enters another one: the user has not asked for it
+        Whether it ends where its thread enters another: the user has not asked for it
         explicitly.
     """
 
@@ -110,7 +110,7 @@ class Arena:
         HookUnavailable
             If the CPU's allocator cannot be hooked in this process.
         BadInput
-            If this arena is in use, or its thread is in another one.
+            If this arena is in use, or its thread is in another.
         """
         installed_hook()
         if self._thread is not None:
@@ -166,7 +166,7 @@ class Arena:
         self._begin(shape)
 
     def end_step(self) -> None:
-        """End a step before the next one begins: what is requested until then belongs to none."""
+        """End a step before the next begins: what is requested until then belongs to none."""
         step = self._running
         if step is None:
             return
@@ -193,7 +193,7 @@ class Arena:
         return self._report
 
     def drop_pages(self) -> None:
-        """Give pages back that hold nothing, between two steps: the next step is another one."""
+        """Give pages back that hold nothing, between two steps: the next step differs."""
         if self._replay is not None and self._running is None:
             self._replay.drop_pages()
 
@@ -241,7 +241,7 @@ class Arena:
         return replayed, None if recorder is None else recorder.recording
 
     def _room_for(self, step: _Step) -> Replay:
-        """Return the arena; another one where it is too low, or a new layout would find blocks."""
+        """Return the arena; a new arena where it is too low, or a new layout would find blocks."""
         if self._replay is None:
             return self._another(step.height_bytes)
         is_in_the_way = not step.is_installed and self._replay.alive > 0
@@ -298,10 +298,10 @@ _IN_THREAD: weakref.WeakValueDictionary[int, Arena] = weakref.WeakValueDictionar
 """The arena that each thread has entered."""
 
 _STALE = 0.5
-"""Share of requests that fall back from which on a step is another one than was laid out."""
+"""Share of requests that fall back from which on a step counts as changed since it was laid out."""
 
 _PATIENCE = 4
-"""Steps recorded in which no two after each other are alike before the last one is planned."""
+"""Steps recorded, no two in a row alike, before the last of them is planned."""
 
 
 class _Step:
@@ -315,7 +315,7 @@ class _Step:
         self._replay: Replay | None = None
         self._plan: int | None = None
         self._is_inside = False
-        self._is_stale = False  # the layout is of other steps: the next one is only recorded
+        self._is_stale = False  # the layout is of other steps: the next is only recorded
 
     @property
     def is_planned(self) -> bool:

@@ -40,7 +40,7 @@ class CallArena:
         self._exact_height_bytes = 0
 
     def end_step(self) -> None:
-        """End the step before, where another one does not begin at once."""
+        """End the step before, where another does not begin at once."""
         if self._thread is not None and self._thread.is_current:
             self._thread.end_step()
 
@@ -63,7 +63,7 @@ class CallArena:
             thread.leave(self)
 
     def drop_pages(self) -> None:
-        """Give pages back that hold nothing, between two steps: the next step is another one."""
+        """Give pages back that hold nothing, between two steps: the next step differs."""
         if self._thread is not None:
             self._thread.arena.drop_pages()
 
@@ -146,7 +146,7 @@ class _ThreadArena:
             user.went(self.arena.exact_height_bytes)
 
     def begin_step(self, shape: Hashable, user: CallArena, caller: Caller) -> None:
-        """Begin a step; what is called inside another one's is part of that."""
+        """Begin a step; a call inside another's step is part of that step."""
         self.end_step()
         if self._caller is None:
             self._user, self._caller = weakref.ref(user), weakref.ref(caller)

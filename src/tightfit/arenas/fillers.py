@@ -98,7 +98,7 @@ class FilledStep:
         return self._is_led and not self.failed
 
     def turn(self, instruction: int) -> None:
-        """Make ready for an instruction; called before each one that requests large blocks."""
+        """Make ready for an instruction; called before each that requests large blocks."""
         turn, ground = self.script.turns[instruction], self._ground
         if ground is None:
             return
@@ -220,7 +220,7 @@ def _everything(script: Script, ground: ArenaMemory) -> tuple[Filler, ...]:
 class FillerPlacement:
     """The steps of a model in one stretch of memory, one after another.
 
-    A step that begins while another one still awaits its backward is placed elsewhere.
+    A step that begins while another still awaits its backward is placed elsewhere.
 
     `ground_for`: returns memory that is so many bytes high; raises a `RuntimeError` if there is
     none.
@@ -266,7 +266,7 @@ class FillerPlacement:
         return step
 
     def end(self, step: FilledStep) -> None:
-        """End a step; another one may begin."""
+        """End a step; another may begin."""
         step.end()
         if self._step is not None and self._step() is step:
             self._step = None
@@ -291,7 +291,7 @@ class FillerPlacement:
         self._ground = None
 
     def _high_enough(self, height_bytes: int) -> ArenaMemory | None:
-        """Return the memory; another one where it is too low, None where there is no room."""
+        """Return the memory; new memory where it is too small, None where there is no room."""
         if not height_bytes:
             return None
         known = self._ground

@@ -75,7 +75,7 @@ class Pool:
         position = self._positions.pop(content, None)
         if position is not None:
             last = self._contents.pop()
-            if last is not content:  # the last one takes its place
+            if last is not content:  # the last takes its place
                 self._contents[position] = last
                 self._positions[last] = position
         if self._retired:

@@ -51,7 +51,7 @@ class KeptFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     asked: str  # a digest of what guards asked of their values
     files: list[Any]  # those of installed code that was followed: size and date
     code: bytes
-    # Classes and fields; one that belongs to another one has its place in this list as a field
+    # Classes and fields; one that belongs to another has its place in this list as a field
     sources: list[tuple[str, list[Any]]]
     guards: list[tuple[int, str, dict[str, Any]]]
     sizes: list[tuple[int, Any, Any]]

@@ -65,7 +65,7 @@ class Unguarded:
         self._last = None  # look closely in the next call
 
     def now(self) -> int:
-        """Return a number for what graphs depend on: another one asks for graphs of its own."""
+        """Return a number for what graphs depend on: each number has graphs of its own."""
         seen = (
             [*map(dict_version, self._dictionaries)],
             [*map(_code_of, self._functions)],

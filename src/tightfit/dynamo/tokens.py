@@ -1,6 +1,6 @@
 """Tokens that describe values, so that another process can compare them with its own.
 
-A token is only ever compared with another one: nothing is looked up by it.
+A token is only ever compared with another token: nothing is looked up by it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Tokens:
     def of(self, value: Any) -> Any:
         """Return the token of a value.
 
-        Raises `NotKept` if nothing tells it from another one.
+        Raises `NotKept` if nothing tells it from other values.
         """
         if isinstance(value, type):
             return self._class(value)

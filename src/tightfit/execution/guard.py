@@ -92,7 +92,7 @@ _GUARDS: WeakSet[Guard] = WeakSet()
 
 @contextlib.contextmanager
 def left_out() -> Iterator[None]:
-    """Leave out of every step that is measured what is done to plan another one."""
+    """Leave out of every step that is measured what is done to plan another."""
     guards = list(_GUARDS)
     for guard in guards:
         guard.take_peak()
@@ -162,7 +162,7 @@ class Guard:
     `device`: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. `on_exceed`: ``"raise"`` or ``"warn"``.
     `advice`: what to try, for the message of a step that exceeded the budget. `unmetered_bytes`:
     returns what the constants hold now that was allocated before there was a meter. `steps`: the
-    last ones of which every peak is known: not those that were only checked.
+    last of which every peak is known: not those that were only checked.
     """
 
     def __init__(
@@ -355,7 +355,7 @@ class Guard:
         ]
 
     def _meet(self, other: Guard) -> None:
-        """Note of two steps that one begins while the other one is under way, if it is."""
+        """Note of two steps that one begins while the other is under way, if it is."""
         if self._open is not None and any(run.is_open for run in self._runs):
             self._other_budgets.add(other)
             other._other_budgets.add(self)

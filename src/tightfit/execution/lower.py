@@ -380,7 +380,7 @@ def _last_reads(captured: Captured, plan: Plan) -> dict[int, int]:
 
 
 def _last_uses_of_returned(captured: Captured, plan: Plan) -> dict[int, list[ValueId]]:
-    """Return which returned values each instruction of a plan is the last one to read."""
+    """Return which returned values each instruction of a plan is the last to read."""
     returned = {value.id for value in captured.graph.values if value.fate == "returned"}
     last: dict[ValueId, int] = {}
     for number, step in enumerate(plan.instructions):

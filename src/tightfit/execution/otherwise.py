@@ -3,7 +3,7 @@
 An output returned along with a loss is planned to receive no gradient. If code after the call takes
 it into a loss all the same, the tensors that the plan has saved are freed. Another plan runs
 forward and backward of that call at once, within the same budget. A backward that comes after
-another one finds nothing kept: the plan's forward runs again, and its backward in step with
+another finds nothing kept: the plan's forward runs again, and its backward in step with
 autograd's.
 """
 
@@ -91,7 +91,8 @@ def _by_position(
 def _taken(
     gradients: list[Any], positions: Sequence[int], nothing: Set[int]
 ) -> dict[int, torch.Tensor | None]:
-    """Take gradients out of their list: autograd copies what another one holds, too."""
+    """Take gradients out of their list: autograd copies a gradient that something else holds,
+    too."""
     found = {p: None if p in nothing else g for p, g in zip(positions, gradients, strict=True)}
     gradients.clear()
     return found

@@ -19,7 +19,7 @@ def looks_at_parts() -> TightfitError:
 
 
 def second_time(*, is_let_go: bool) -> TightfitError:
-    """Return the error that a backward came after another one.
+    """Return the error that a second backward came.
 
     `is_let_go`: whether that one was to keep what it had (retain_graph).
     """

@@ -18,7 +18,7 @@ class RunState(Enum):
     | OTHERWISE | it runs again: outputs have gradients that were to have none | the same |
     | ONCE_MORE | it runs again: a backward has been before (`retain_graph`) | the same |
     | DIFFERENTIATED | it runs again under autograd: its gradients have a history | the same |
-    | RETAINED | a backward has ended, and another one may come | a backward |
+    | RETAINED | a backward has ended, and another may come | a backward |
     | DONE | the last backward has ended | a backward |
     | REFUSED | a backward cannot be run, and an error says so | AWAITS_BACKWARD, RETAINED |
     | FAILED | an error has ended a backward | any |

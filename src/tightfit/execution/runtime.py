@@ -1,7 +1,7 @@
 """Run a lowered plan behind autograd, as ordinary PyTorch training.
 
 A step is a chain of autograd nodes, one for each group of gradients the plan hands over. The last
-one made is the visible output. When backward reaches it, the backward generator starts, and each
+node made is the visible output. When backward reaches it, the backward generator starts, and each
 node passes on the gradients that are finished by then. So they are accumulated, hooked and freed
 while the rest of backward goes on.
 """
@@ -143,7 +143,7 @@ class Run(Chained):
 
     `on_start`, `on_finish`: called when backward begins and when its last gradient has been handed
     over. `repeated`: runs the call again: for a backward that is to be differentiated, that has
-    gradients of other outputs than planned for, or that comes after another one (retain_graph).
+    gradients of other outputs than planned for, or that comes after another (retain_graph).
     """
 
     def __init__(
@@ -398,7 +398,7 @@ class Run(Chained):
             with private.without_autocast():
                 gradients = next(self.generator, [])
                 if index + 1 >= len(groups):
-                    next(self.generator, None)  # the optimizer may step until after the last ones
+                    next(self.generator, None)  # the optimizer may step until after the last
         except BaseException as error:
             self._end(RunState.FAILED)
             if is_refusal(error):

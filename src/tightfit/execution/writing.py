@@ -225,7 +225,7 @@ class Writer:
 
 
 def _undone(node: fx.Node) -> fx.Node | None:
-    """Return what a view gives back because it turns about what another one has turned."""
+    """Return what a view gives back because it turns about what another has turned."""
     before = node.args[0]
     if node.target not in _TURNS or not isinstance(before, fx.Node) or not is_view(before):
         return None

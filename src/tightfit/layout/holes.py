@@ -96,7 +96,7 @@ class Script:
     outside_bytes: int  # the most that the step holds outside of it at one time
     peak_bytes: int  # the most that it holds at one time in both
     places: tuple[int, ...]  # of each block
-    # By the number of the instruction. Before the first one, filler 0 holds everything.
+    # By the number of the instruction. Before the first, filler 0 holds everything.
     turns: Mapping[int, Turn]
 
     @property

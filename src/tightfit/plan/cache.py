@@ -279,7 +279,7 @@ def _judged(entry: CachedPlan, key: PlanKey, graph: Graph) -> Outcome | None:
     plan, other = entry.outcome.plan, entry.key
     same = (other.gradients, other.planner) == (key.gradients, key.planner)
     near = _NEAR * key.budget_bytes <= other.budget_bytes <= key.budget_bytes
-    if plan is None or plan.far is not None or not same or not near:  # its link was another one
+    if plan is None or plan.far is not None or not same or not near:  # its link was another
         return None
     plan = msgspec.structs.replace(plan, budget_bytes=key.budget_bytes)
     verify(plan, graph)

@@ -79,7 +79,7 @@ class MadeByOps:
         return graph.segments[graph.ops[op].segment].phase
 
     def _is_its_forward(self, op: OpId, source: OpId) -> bool:
-        """Whether an op makes several results in the forward, or is what another one derives."""
+        """Whether an op makes several results in the forward, or is what another derives."""
         calls, node = self._captured.calls[source], self._captured.nodes[source]
         if self._phase(source) != "forward" or isinstance(calls[0].function, OpaqueForward):
             return False

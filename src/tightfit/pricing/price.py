@@ -268,7 +268,7 @@ def _is_made_alike(
 ) -> bool:
     """Whether the results of an alternative have the strides and sizes of the default's.
 
-    Kernels choose their path by the strides of what they read: with another one bits may differ.
+    Kernels choose their path by the strides of what they read: with another bits may differ.
     `calls` are the default's and its own.
     """
     default, made = (_made(call, record_of[id(call)]) for call in calls)

@@ -25,8 +25,8 @@ class Fitting:
     """Fits what a program trains; in its plain run it only notes what would be fitted.
 
     A program that calls `tightfit.fit` or `tightfit.step` says itself what is fitted. Of another
-    one, each module that it calls by itself is fitted when it first trains: that is the outermost
-    one that owns parameters of an optimizer. Several of them share the budget.
+    program, each module that it calls by itself is fitted when it first trains: that is the
+    outermost module that owns parameters of an optimizer. Several of them share the budget.
 
     `names`: the classes of what was fitted.
     """

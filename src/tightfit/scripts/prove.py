@@ -88,7 +88,7 @@ def prove_script(
 
     `budget`: in the place of the budget that the program gives; needed where it fits nothing
     itself. `steps`: optimizer steps to compare; a program that takes more is stopped before the
-    next one. `threads`: threads of PyTorch. `**keywords`: as `tightfit.fit` takes them, for a
+    next. `threads`: threads of PyTorch. `**keywords`: as `tightfit.fit` takes them, for a
     program that fits nothing itself: planner, costs, cache. Raises `BadInput` if there is no such
     program, it takes no optimizer step, or it ends in an error without tightfit, too. Raises
     `InfeasibleBudget` if there is no plan within the budget.

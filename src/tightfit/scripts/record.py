@@ -111,7 +111,7 @@ class Difference(msgspec.Struct, frozen=True):
     """A place where two runs differ."""
 
     index: int  # of the event
-    step: int  # the optimizer step, or the last one before it
+    step: int  # the optimizer step, or the last before it
     # ``"tensor"``, ``"line"``, ``"generator"``, or ``"order"``: one run does something else than
     # the other
     kind: Literal["tensor", "line", "generator", "order"]

@@ -77,7 +77,7 @@ class Addresses(DefaultAddresses):
     def begin_step(self, shape: Hashable, caller: Caller) -> None:
         """Begin a step.
 
-        Calls whose gradients are added up differ in what follows them: only after the last one
+        Calls whose gradients are added up differ in what follows them: only after the last
         the optimizer steps.
         """
         self._calls = min(self._calls + 1, _MOST_CALLS)

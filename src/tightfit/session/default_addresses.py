@@ -17,7 +17,7 @@ __all__ = ["DefaultAddresses", "PlanRejected", "PlannedStep"]
 
 
 class PlanRejected(Exception):
-    """A plan does not run: another one is to be made."""
+    """A plan does not run: another is to be made."""
 
     def __init__(self, options: Options) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class DefaultAddresses:
     """Steps at addresses that the allocator chooses."""
 
     def end_step(self) -> None:
-        """End the step before: what is done until the next one begins belongs to none."""
+        """End the step before: what is done until the next begins belongs to none."""
 
     def begin_step(self, shape: Hashable, caller: Caller) -> None:
         """Begin a step that is called by its shape, and by the plan that it runs.

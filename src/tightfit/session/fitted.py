@@ -47,7 +47,7 @@ class Route(Protocol):
 
     @property
     def guard(self) -> Guard | None:
-        """Measures the steps; None until the first one."""
+        """Measures the steps; None until the first."""
         ...
 
     @property
@@ -265,7 +265,7 @@ class Fitted:
 
     @property
     def guard(self) -> Guard | None:
-        """Measures the steps; None until the first one."""
+        """Measures the steps; None until the first."""
         return self.route.guard
 
     @property
@@ -308,7 +308,7 @@ class Fitted:
         return self._whole.smallest_budget(Arguments.of(args, kwargs))
 
     def _needed_bytes(self) -> int:
-        """Return the least budget for steps like the last one; 0: nothing is known of any."""
+        """Return the least budget for steps like the last; 0: nothing is known of any."""
         return self._whole.needed_bytes() if self.route is self._whole else 0
 
     def join_replicas(self, wrapper: DistributedDataParallel | None) -> None:

@@ -76,7 +76,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     measured: StepPeaks | None  # what the last complete step held
     plan: Plan | None  # the current plan; None where parts are planned one by one
     compiled: bool = False  # whether the plan runs compiled, not operator by operator
-    # Where parts are: for each kind of part, named by the first one, the plans that run
+    # Where parts are: for each kind of part, named by the first, the plans that run
     plans: dict[str, tuple[Plan, ...]] = {}
     calls: int = 0  # calls of parts in a step. Cost and overhead are of the parts.
     # Where parts are: every plan that runs, in the order of the first calls

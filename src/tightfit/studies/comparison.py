@@ -432,7 +432,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _least_bytes_in_parts(fitted: Fitted) -> int:
-    """Return what a step like the last one holds with the least plan of every part."""
+    """Return what a step like the last holds with the least plan of every part."""
     route = fitted.route
     assert isinstance(route, InGraphs)  # else the step would have said what it lacks
     route.close_step()

@@ -456,7 +456,7 @@ def is_tracing() -> bool:
 
 
 def is_traced(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for another one while a step is traced, and has no values."""
+    """Whether a tensor is a stand-in while a step is traced, and has no values."""
     return isinstance(tensor, FakeTensor | functional_tensor.FunctionalTensor)
 
 

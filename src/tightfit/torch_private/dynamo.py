@@ -341,7 +341,7 @@ def _noting_suppressed(reasons: list[str]) -> Iterator[None]:
 _FORMATTED_ERRORS = Patch(convert_frame, "format_error_msg")
 _OF_NUMPY = "it computes with NumPy"
 _SUPPRESSED = "an error was suppressed during compilation"
-"""What Dynamo says of a frame that it cannot follow; the next call of it may be another one."""
+"""What Dynamo says of a frame that it cannot follow; the next call of it may be followed."""
 _AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 _BY_PYTHON = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
 

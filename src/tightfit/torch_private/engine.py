@@ -32,7 +32,7 @@ def in_backward() -> bool:
 
 
 def keeps_graph() -> bool:
-    """Return whether the backward that runs now may be followed by another one (retain_graph)."""
+    """Return whether the backward that runs now may be followed by another (retain_graph)."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 

@@ -31,7 +31,7 @@ OLDEST = (2, 11)
 class Since:
     """Something that PyTorch can do from a release on."""
 
-    release: tuple[int, int]  # the first one
+    release: tuple[int, int]  # the first release
     what: str  # what it can do
     before: str  # what happens on an earlier one
 

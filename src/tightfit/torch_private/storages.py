@@ -151,7 +151,7 @@ def copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 def let_go_of_failed_backward() -> None:
-    """Free the graph of a backward that has raised: the engine holds it until another one runs."""
+    """Free the graph of a backward that has raised: the engine holds it until another runs."""
     with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
         torch.ones((), requires_grad=True).backward()
 

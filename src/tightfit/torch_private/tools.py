@@ -34,7 +34,7 @@ __all__ = [
 
 
 def inside_compiled(module: nn.Module) -> nn.Module:
-    """Return the module that torch.compile has wrapped; another one as it is."""
+    """Return the module that torch.compile has wrapped; any other module as it is."""
     return module._orig_mod if isinstance(module, OptimizedModule) else module
 
 
@@ -51,7 +51,7 @@ def running_transform() -> str:
 
 
 def running_mode() -> str:
-    """Return the mode of PyTorch that sees each operator and may run another one; "" if none."""
+    """Return the mode of PyTorch that sees each operator and may replace it; "" if none."""
     if not _python_dispatch.is_in_any_mode_without_ignore_compile_internals():
         return ""
     mode = _python_dispatch._get_current_dispatch_mode()

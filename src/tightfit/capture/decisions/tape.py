@@ -34,7 +34,7 @@ class Tape:
     def __init__(self) -> None:
         self._slots: Any = private.WeakTensorKeyDictionary()
         self._leaves: dict[int, tuple[int | str, torch.Tensor]] = {}
-        self._group: list[int] = []  # by slot: another one that may share its memory
+        self._group: list[int] = []  # by slot: another that may share its memory
         self._steps: list[TapeStep | Read] = []
         self._replayed: set[int] = set()  # the steps that what was read follows from
         self._numbers: set[int] = set()  # slots of which every number was read

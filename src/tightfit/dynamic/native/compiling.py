@@ -1,4 +1,4 @@
-"""A library compiled once and kept: by this process, or by another one in the background.
+"""A library compiled once and kept: by this process, or by another in the background.
 
 The other process runs `main` at the lowest priority and ends on its own, after this one if need
 be; it imports no torch. Next to a library are its lock and, if the compiler refused, a note.

@@ -38,7 +38,7 @@ _FEWER_WAYS_SHARE = 0.25  # of the time, for the plan with stricter alternatives
 _LIMIT_S = 1.0
 _START_S = 2e-4  # per op, to begin a search
 _RESTRICTED_SHARE = 0.35  # of the time for programs that only give seeds
-_ROUNDS = 4  # programs after the first one under an iteration limit
+_ROUNDS = 4  # programs after the first under an iteration limit
 
 
 def pursue(search: Search) -> None:

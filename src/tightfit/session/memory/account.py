@@ -186,7 +186,7 @@ class Account:
         """Return what others that train in this process may hold, each within its own budget.
 
         Of one whose step is under way that is its budget, as it is unknown which bytes are whose;
-        of another one, what lasts of it.
+        of another, what lasts of it.
         """
         within = (self, *sharing)
         return sum(self._left_to(k) for k in self._keepers() if k not in within)

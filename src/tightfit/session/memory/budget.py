@@ -32,8 +32,8 @@ class Budget:
     """A memory budget that several fitted models share: a GAN, a student and its teacher.
 
     What is held when a member is called is known, and the rest of the budget is its own: members
-    that take turns need no shares. Where one member is called between another one's forward and
-    backward, the outer one leaves room: which calls follow each other is known from steps before.
+    that take turns need no shares. Where one member is called between another's forward and
+    backward, the outer leaves room: which calls follow each other is known from steps before.
     A call that is new among others runs the plan that holds least.
 
     Parameters

@@ -58,7 +58,7 @@ def needs_of_one(
     granularity: int,
     elements: int | None = None,
 ) -> StepNeeds | None:
-    """Return what steps of one parameter take, the first one and later ones; None as above.
+    """Return what steps of one parameter take, the first and later ones; None as above.
 
     `optimizer`: its settings are taken, and none of its state. `granularity`: what the device's
     allocator rounds to, in bytes. `elements`: how many of its elements are stepped; None: all.

@@ -48,7 +48,7 @@ def raising(error: InfeasibleBudget) -> AbstractContextManager[None]:
 class Limit:
     """Has the allocator refuse what would exceed a budget; says so in terms of a call.
 
-    `needs`: tells the least budget for steps like the last one, as far as that is known. `is_copy`:
+    `needs`: tells the least budget for steps like the last, as far as that is known. `is_copy`:
     whether the user has not asked for it: a copy keeps to nothing of its own until it trains.
     """
 

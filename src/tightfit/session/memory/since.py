@@ -33,7 +33,7 @@ class SinceLastCall:
         self.gradients_are_used = False
 
     def forward_ended(self, outputs: Iterable[Any]) -> None:
-        """Note what a call has returned: the caller may hold it until the next one has ended."""
+        """Note what a call has returned: the caller may hold it until the next has ended."""
         self._returned = [weakref.ref(x) for x in outputs if isinstance(x, torch.Tensor)]
 
     def returned_bytes(self, tally: Tally | None) -> int | None:

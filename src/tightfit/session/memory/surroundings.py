@@ -131,8 +131,8 @@ def assumed_outside_bytes(captured: Captured) -> int:
 def expected_outside_bytes(captured: Captured) -> int:
     """Return what a loss outside the plan will hold, more likely than not, until it is measured.
 
-    Of several outputs each one's gradient, and what a loss holds besides that of one at a time.
-    The mean of squares holds an output four times, once more than is assumed of any loss.
+    The gradient of each output, and what a loss holds besides for one output at a time. The mean of
+    squares holds an output four times, once more than is assumed of any loss.
     """
     held = held_by_losses(captured)
     return sum(size for _, size in held) + max((times * size for times, size in held), default=0)
@@ -165,7 +165,7 @@ def handed_out_bytes(captured: Captured) -> int:
 
 
 def kept_by_loss_bytes(captured: Captured) -> int:
-    """Return what the number of a loss outside the plan may keep until the next one is there.
+    """Return what the number of a loss outside the plan may keep until the next is there.
 
     The numbers that `mse_loss` and `binary_cross_entropy` return keep as many bytes as were
     compared. They compare what is shaped alike, as images and what was made of them.

@@ -249,7 +249,7 @@ class Kind:
         return [self.least, self.most, *self._found]
 
     def note(self, found: Holding) -> None:
-        """Keep a plan in mind that was found for some step: another one may run it."""
+        """Keep a plan in mind that was found for some step: another may run it."""
         if all(found.plan != other.plan for other in self.menu):
             self._found.append(found)
             del self._found[:-_MOST_FOUND]

@@ -175,7 +175,7 @@ class PartSteps:
     def least_bytes(self) -> int:
         """Return what a step like the last complete one holds with the least plan of every part.
 
-        Parts count that this step has left out and another one may not.
+        Parts count that this step has left out and another may not.
 
         Raises `BadInput` if no step has been taken yet.
         """

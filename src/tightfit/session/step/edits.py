@@ -50,9 +50,9 @@ def as_called(
     wanted: StepLedger[CallKind],
     further: Mapping[Any, PossibleCall[CallKind]],
 ) -> StepLedger[CallKind] | None:
-    """Return what a measured step would have held with the calls of another one.
+    """Return what a measured step would have held with the calls of another.
 
-    `wanted`: the other one, of which nothing is read but which parts it calls. `further`: by part,
+    `wanted`: the other, of which nothing is read but which parts it calls. `further`: by part,
     what is known of calls that the measured step has not had. Returns None if a part is not known.
     """
     parts = wanted.parts

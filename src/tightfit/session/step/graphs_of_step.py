@@ -50,14 +50,14 @@ class _Call:
 
 
 class GraphsOfStep:
-    """The calls of graphs in the step under way, or in the last one."""
+    """The calls of graphs in the step under way, or in the last."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._calls: list[_Call] = []
 
     def ran(self, captured: Graph, planned: Planned, *, is_first: bool) -> None:
-        """Note a call; with the first one a step begins."""
+        """Note a call; with the first a step begins."""
         if is_first:
             self._calls.clear()
         self._calls.append(_Call(captured, planned))

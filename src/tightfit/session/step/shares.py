@@ -70,7 +70,7 @@ def spread(
     kinds: Mapping[CallKind, Holding],
     menus: Mapping[CallKind, Menu],
 ) -> tuple[Holding, ...]:
-    """Return a holding for each call where all of a kind fit: the last ones get a cheaper one.
+    """Return a holding for each call where all of a kind fit: the last get a cheaper one.
 
     `ledger`, `limit_bytes`, `menus`: as `shares` takes them. `kinds`: the holding of each kind with
     which all calls fit.
@@ -188,7 +188,7 @@ class _Combinations(Generic[CallKind]):
         over = numpy.maximum(peaks.max(axis=2), 0)
         least = numpy.where(over == over.min(), costs, numpy.inf).argmin()
         own, other = numpy.unravel_index(least, over.shape)
-        found = {last: int(other), first: int(own)}  # the first one if both are the same
+        found = {last: int(other), first: int(own)}  # the first if both are the same
         return tuple(found.get(place, i) for place, i in enumerate(choice))
 
     def _over_bytes(self, choice: _Choice) -> NDArray[numpy.int64]:
@@ -204,7 +204,7 @@ def _ends(menu: Menu) -> tuple[int, int]:
 
 
 def _undominated(menu: Menu) -> list[Holding]:
-    """Return the holdings of a menu that no other one is at least as good as in every way."""
+    """Return the holdings of a menu that no other is at least as good as in every way."""
     best: dict[tuple[float, ...], Holding] = {}
     for holding in sorted(menu, key=_in_numbers):
         own = _in_numbers(holding)

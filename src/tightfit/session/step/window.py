@@ -65,7 +65,7 @@ class Window(Generic[CallKind]):
         self.left_bytes = live_bytes
 
     def ended(self) -> None:
-        """Note that a backward has ended; with the last one the step is known."""
+        """Note that a backward has ended; with the last the step is known."""
         if self._met and not self._is_noted and not self.open:
             self._note(frozenset(self._met))
             self._is_noted = True
@@ -88,7 +88,7 @@ class Window(Generic[CallKind]):
 
     @property
     def was_alone(self) -> bool:
-        """Whether no call of the last step has awaited its backward along with another one."""
+        """Whether no call of the last step has awaited its backward along with another."""
         return all(len(together) == 1 for together in self._met)
 
     def has_only(self, kind: CallKind) -> bool:
@@ -105,7 +105,7 @@ class Window(Generic[CallKind]):
     ) -> Sequence[CallKind]:
         """Return the most calls that may follow one before the backward of those open now.
 
-        `alike`: whether what followed one kind is expected after another one.
+        `alike`: whether what followed one kind is expected after another.
         """
         together = (*self.open, kind)
         found = (each for met in self._known for each in _begin_so(met, together, alike))

@@ -57,7 +57,7 @@ def advised(
 ) -> InfeasibleBudget:
     """Return an error that names a budget which holds for further steps of the same kind.
 
-    What is held at an instant counts at that instant: what a forward returned until the next one
+    What is held at an instant counts at that instant: what a forward returned until the next
     has ended, gradients that an optimizer has used until the backward. Of a loop that no optimizer
     has stepped in yet, calls may add to gradients before one does.
 

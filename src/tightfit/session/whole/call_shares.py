@@ -97,7 +97,7 @@ class CallShares:
         return self._window if options.shared is None else options.shared.window
 
     def was_alone(self, options: Options) -> bool:
-        """Whether no call has been open along with another one in the last step."""
+        """Whether no call has been open along with another in the last step."""
         return self.window(options).was_alone
 
     def is_new(self, spec: Specialisation, options: Options) -> bool:
@@ -163,7 +163,7 @@ class CallShares:
 
     @property
     def looks(self) -> bool:
-        """Whether the call leaves room only to see whether another one comes."""
+        """Whether the call leaves room only to see whether another comes."""
         return self._looked is not None and not self._open
 
     def look_no_more(self) -> None:
@@ -346,6 +346,6 @@ def _most_that_fit(room_bytes: int, found: KeptRange, input_bytes: int) -> int:
 
 
 def _may_look(options: Options) -> bool:
-    """Whether a first plan may be another one than the next: not where it was asked for."""
+    """Whether a first plan may differ from the next: not where it was asked for."""
     searched = options.planner == DEFAULT and options.plan is None and options.ranks is None
     return searched and options.in_flight is None and not options.compile

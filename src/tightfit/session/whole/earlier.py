@@ -1,4 +1,4 @@
-"""Plans that an earlier process ran a step by, so that the next one begins with them."""
+"""Plans that an earlier process ran a step by, so that the next begins with them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _cache() -> PlanCache:
 
 
 def _keeps(options: Options) -> bool:
-    """Whether the plans of a process are what another one would begin with."""
+    """Whether the plans of a process are what another would begin with."""
     usual = options.planner == DEFAULT and options.plan is None and not options.compile
     return usual and options.cache and options.ranks is None
 

@@ -1,4 +1,4 @@
-"""The plans that are known of a step: another one begins from them, and none is made twice."""
+"""The known plans of a step: a new search begins from them, and none is made twice."""
 
 from __future__ import annotations
 

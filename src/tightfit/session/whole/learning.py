@@ -38,7 +38,7 @@ class LastStep:
 
 
 class StepMonitor:
-    """Measures every step against the budget; what the first one showed replaces assumptions.
+    """Measures every step against the budget; what the first showed replaces assumptions.
 
     `name`: of the callee, for messages. `account`: what the callee holds between steps; learns the
     optimizer's state here. `guard`: None until the first step.

@@ -52,7 +52,7 @@ class FitsPlainly(Exception):
 
 @dataclass(frozen=True)
 class _LastChoice:
-    """The plan of a call that stood alone: the next one that is like it need not be looked up."""
+    """The plan of a call that was alone: that of the next call like it need not be looked up."""
 
     spec: Specialisation  # the step
     around: Surroundings  # what was resident around it
@@ -124,7 +124,7 @@ class Plans:
         return smallest_budget(spec, alone, options)
 
     def needed_bytes(self) -> int:
-        """Return the least budget for steps like the last one; 0: nothing is known of any."""
+        """Return the least budget for steps like the last; 0: nothing is known of any."""
         if self._last is None or self.shares.has_company:
             return 0
         spec = self._last[0]()

@@ -77,7 +77,7 @@ class WholeSteps:
 
     @property
     def guard(self) -> Guard | None:
-        """Measures the steps; None until the first one."""
+        """Measures the steps; None until the first."""
         return self.monitor.guard
 
     @property
@@ -149,12 +149,12 @@ class WholeSteps:
 
     @property
     def is_tuning(self) -> bool:
-        """Whether steps like the last one teach something before their final plan is made."""
+        """Whether steps like the last teach something before their final plan is made."""
         last = max(self.captures, key=lambda spec: spec.used, default=None)
         return last is not None and (last.tuner is not None or last.still_compares)
 
     def needed_bytes(self) -> int:
-        """Return the least budget for steps like the last one; 0: nothing is known of any."""
+        """Return the least budget for steps like the last; 0: nothing is known of any."""
         return self._plans.needed_bytes()
 
     # -- budgets ------------------------------------------------------------------------------

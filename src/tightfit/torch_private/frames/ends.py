@@ -26,7 +26,7 @@ class End:
 
     @property
     def is_of_sizes(self) -> bool:
-        """Whether the values of a tensor decide how large another one is."""
+        """Whether the values of a tensor decide how large another is."""
         return self.reason.startswith(_OF_SIZES)
 
 

@@ -31,7 +31,7 @@ __all__ = ["DerivativeOutside", "following_ours", "follows_derivatives"]
 class DerivativeOutside(BaseException):
     """Ends following: a graph would end at the derivative of what it has computed itself.
 
-    Of its outputs none is computed from another one for autograd, so Python would find no way from
+    Of its outputs none is computed from another for autograd, so Python would find no way from
     what is differentiated to what it is differentiated by.
     """
 

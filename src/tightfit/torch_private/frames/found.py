@@ -215,7 +215,7 @@ def fields_of(of: Source) -> tuple[str, tuple[Any, ...]]:
 
 
 def is_source(value: Any) -> bool:
-    """Whether a value says where another one is."""
+    """Whether a value says where another is."""
     return isinstance(value, Source)
 
 

@@ -61,7 +61,7 @@ class Implementation(msgspec.Struct, frozen=True, kw_only=True):
     writes: tuple[ValueId, ...]
     cost_s: float
     workspace_bytes: int
-    overwrites: ValueId | None = None  # the read value over which the first one is written
+    overwrites: ValueId | None = None  # the read value over which the first is written
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
