@@ -156,7 +156,7 @@ class Arena:
         Raises
         ------
         BadInput
-            Outside the ``with`` block, or in another thread than the one that entered it.
+            Outside the ``with`` block, or in another thread than that which entered it.
         """
         if self._thread is None:
             raise BadInput("the steps of an arena are marked inside its 'with' block")
@@ -225,7 +225,7 @@ class Arena:
         if not step.is_installed:
             trim_ordinary_memory()  # of the steps that were recorded: the arena comes in addition
         if not step.enter(self._room_for(step)):
-            step.enter(self._another(step.height_bytes))  # that one has all the plans it can
+            step.enter(self._another(step.height_bytes))  # that arena has all the plans it can have
 
     def _step_of(self, shape: Hashable) -> _Step:
         """Return what is known of steps of a shape; of very many the oldest is forgotten."""

@@ -78,12 +78,12 @@ class CallArena:
 
     @property
     def is_running(self) -> bool:
-        """Whether a step goes on, of this one or of another."""
+        """Whether a step goes on, of this model or of another."""
         return self._thread is not None and self._thread.is_running
 
     @property
     def is_alone(self) -> bool:
-        """Whether the arena is not shared, or the one that the first step would use."""
+        """Whether the arena is not shared, or is that which the first step would use."""
         thread = self._thread or _ARENAS.get(threading.get_ident())
         return thread is None or not thread.has_other_users(self)
 

@@ -236,7 +236,7 @@ class FillerPlacement:
 
     @property
     def outlived(self) -> bool:
-        """Whether a step began while something of the one before was still alive."""
+        """Whether a step began while something of the previous step was still alive."""
         return self._outlived
 
     @property

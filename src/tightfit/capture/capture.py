@@ -40,8 +40,8 @@ def capture(
     that changes anything else is not seen: who follows Python hands over graphs.
 
     `call`: the callable, its modules, example inputs. `strides`: those of results for which fake
-    kernels give wrong ones. `recalls`: whether a trace that an earlier process has made may serve,
-    and this one is kept. `stepper`: takes the gradients of the parameters that it steps;
+    kernels give wrong ones. `recalls`: whether a trace of an earlier process may be used, and this
+    trace is kept. `stepper`: takes the gradients of the parameters that it steps;
     `with_parameter_steps` has it do so. Raises `NothingToTrain` if neither a parameter nor an input
     requires a gradient. Raises `CaptureError` if the step cannot be captured; names the module, the
     reason and a way out.

@@ -67,7 +67,7 @@ def load_model(
 ) -> Captured:
     """Return the captured step of a model; parameters are those of `load_step`.
 
-    `alternatives` and `exactness` say which ones of operators plans may use.
+    `alternatives` and `exactness` say which alternatives of operators plans may use.
     """
     from tightfit.studies.dry_step import Offered, captured_step
 

@@ -74,7 +74,7 @@ class Content:
 
     @property
     def memory(self) -> torch.UntypedStorage | None:
-        """Its storage, or the one it is to return to; None if that is gone."""
+        """Its storage, or that to which it is to return; None if that is gone."""
         if self._own is not None:
             return self._own
         return None if self._mark is None else self._mark()

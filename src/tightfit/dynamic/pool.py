@@ -32,9 +32,9 @@ _SHARE_OF_SAMPLE = 4
 class Candidates:
     """Which contents an eviction looks at.
 
-    `smallest_bytes`: smaller ones are left alone. `are_all_scored`: whether every candidate is
-    scored at every eviction. False: a sample as large as the square root of their number, but of
-    64 at least (Kirisame et al., appendix E.2).
+    `smallest_bytes`: smaller contents are left alone. `are_all_scored`: whether every candidate is
+    scored at every eviction. False: a sample as large as the square root of their number, but of 64
+    at least (Kirisame et al., appendix E.2).
     """
 
     smallest_bytes: int
@@ -169,7 +169,7 @@ class Pool:
         return ranked
 
     def _next(self, ranked: list[tuple[float, int, Content]]) -> Content:
-        """Take the one with the least score; scores rise when neighbours are evicted."""
+        """Take the content with the least score; scores rise when neighbours are evicted."""
         while self._policy.cost is not Cost.RANDOM:
             before, order, content = ranked[0]
             score = self._score(content)

@@ -68,8 +68,8 @@ class _Ending:
 class Recorder(private.TorchDispatchMode):
     """Records the ops that run while it is entered.
 
-    `step`: record only what runs from the end of the optimizer step before this one to its
-    beginning: forward and backward of one training step. None: everything.
+    `step`: record only what runs from the end of the previous optimizer step to the beginning of
+    this step: forward and backward of one training step. None: everything.
     """
 
     def __init__(self, step: int | None = None) -> None:

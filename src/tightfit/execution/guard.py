@@ -206,7 +206,7 @@ class Guard:
         *,
         is_known: bool = False,
     ) -> None:
-        """Close the window of the step before and open a new one.
+        """Close the window of the previous step and open a new window.
 
         Steps of models with budgets of their own that have had their backward are over.
 
@@ -325,7 +325,7 @@ class Guard:
         if self._open is None or self.meter is None:
             return None
         self._turn("after", "after")
-        # weights that user code has replaced: the new ones are metered, and the old ones were not
+        # weights that user code has replaced: the new are metered, and the old were not
         self._open["after_bytes"] -= self._unmetered.released_bytes()
         other_budgets_bytes = 0
         if self._other_budgets:
@@ -361,7 +361,7 @@ class Guard:
             other._other_budgets.add(self)
 
     def _disturb_others(self) -> None:
-        """Let others know that this one begins or ends a program before their backward is over."""
+        """Let others know that this step begins or ends a program before their backward is over."""
         for other in self._others():
             other._others_ran |= other._phase not in ("after", "over")
 

@@ -321,7 +321,7 @@ class _Moves:
 
 
 class _RepeatedDraws:
-    """Lets ops that draw random numbers draw the same ones when they are computed again."""
+    """Lets ops that draw random numbers draw the same numbers when they are computed again."""
 
     def __init__(self, captured: Captured, plan: Plan, writer: Writer) -> None:
         counts = Counter(step.op for step in plan.instructions if isinstance(step, Compute))

@@ -21,7 +21,7 @@ def looks_at_parts() -> TightfitError:
 def second_time(*, is_let_go: bool) -> TightfitError:
     """Return the error that a second backward came.
 
-    `is_let_go`: whether that one was to keep what it had (retain_graph).
+    `is_let_go`: whether the first was to keep the saved tensors (retain_graph).
     """
     why, first = "", "say retain_graph=True to the first, "
     if is_let_go:

@@ -37,8 +37,8 @@ class Returned:
     """Makes the outputs of one captured step.
 
     `chain`: runs the chain of nodes on the inputs and what more follows them; returns the raw
-    outputs by their positions. `canonical`: of each raw output that leaves the chain, the one that
-    is returned in place of all that are the same.
+    outputs by their positions. `canonical`: of each raw output that leaves the chain, the output
+    that is returned in place of all that are the same.
     """
 
     def __init__(self, joint: JointGraph, chain: Callable[[list[Any]], Mapping[int, Any]]) -> None:

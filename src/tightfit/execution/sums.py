@@ -2,8 +2,8 @@
 
 Autograd adds up what comes for a tensor in one backward term by term, whichever call a term is of.
 A plan hands over the sum of its own terms. So where the gradient of one call is on its way already,
-the plan of the next call goes on with it. It adds its terms to that one, in place, and hands over
-nothing.
+the plan of the next call goes on with it. It adds its terms to that gradient, in place, and hands
+over nothing.
 """
 
 from __future__ import annotations

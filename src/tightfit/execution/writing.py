@@ -80,7 +80,7 @@ class Writer:
     """Writes a forward function and then a backward one.
 
     `names`: what the code takes from outside; constants that turn up are added. `forward`,
-    `backward`, `function`: both functions, and the one that is being written. `saved`: what the
+    `backward`, `function`: both functions, and that which is being written. `saved`: what the
     forward function keeps for the backward one: its name, and how it is kept.
     """
 

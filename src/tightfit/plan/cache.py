@@ -33,7 +33,7 @@ _SUFFIX = ".json.gz"
 _IMPORTED = "imported-"
 
 _NEAR = 0.98
-"""A plan for a budget smaller than this share of the one asked for would waste memory."""
+"""A plan for a budget smaller than this share of the requested budget would waste memory."""
 
 
 class PlanKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,7 +248,7 @@ class PlanCache:
             try:
                 entry = _read(path)
                 outcome = _judged(entry, key, graph)
-            except BadInput:  # damaged, or costs more bytes here than there: this one does not do
+            except BadInput:  # damaged, or costs more bytes here than there: this plan does not do
                 continue
             if outcome is not None:
                 fitting.append(outcome)

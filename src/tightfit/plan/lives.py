@@ -73,7 +73,7 @@ class _Lives:
         self._ended: list[Life] = []
 
     def compute(self, index: int, instruction: Compute) -> None:
-        """An op writes values; those alive keep their place, and the new one is temporary."""
+        """An op writes values; those alive keep their place, and the new instance is temporary."""
         op = self._graph.ops[instruction.op]
         way = op.alternatives[instruction.alternative]
         is_first = op.id not in self._computed

@@ -40,7 +40,7 @@ class Compute(
 ):
     """Run one op with the given alternative and variant of it.
 
-    Values it writes that are still alive keep their old instance; the new one is temporary.
+    Values it writes that are still alive keep their old instance; the new instance is temporary.
     """
 
     op: OpId

@@ -33,7 +33,7 @@ def plan_apart(
 ) -> Outcome:
     """As `registry.plan_with`, in another process that gives way to all others.
 
-    Where no other process can be started, or it fails or hangs, the planner runs in this one.
+    Where no other process can be started, or it fails or hangs, the planner runs in this process.
 
     Raises `KeyboardInterrupt`: what the progress raises: the search is dropped.
     """

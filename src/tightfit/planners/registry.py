@@ -198,7 +198,7 @@ def seeding_planners(ops: int) -> tuple[Registration, ...]:
 
 
 def is_chain(graph: Graph) -> bool:
-    """Whether the forward ops form a chain: each reads only the values of the one before.
+    """Whether the forward ops form a chain: each reads only the values of the previous op.
 
     Ops that only count steps (they read constants and write one back) are no part of it.
     """

@@ -55,7 +55,7 @@ class Priced:
 
 
 class Prices(msgspec.Struct, frozen=True):
-    """What pricing a step found out, without the step: for processes that run the same one."""
+    """What pricing a step found out, without the step: for processes that run the same step."""
 
     strides: dict[str, tuple[Strides, ...]]  # what the step is to be traced with
     graph: Graph  # priced, without alternatives whose results are laid out differently

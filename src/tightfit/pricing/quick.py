@@ -272,7 +272,7 @@ def _scaled(
 
 
 def _estimate(one: _DistinctCall, like_asked: _DistinctCall, like: Brief | None) -> Measurement:
-    """Return what a call that did not run takes, from another one of its operator.
+    """Return what a call that did not run takes, from another call of its operator.
 
     Its time grows with its work, its workspace with what it reads and makes. What a call works
     with whose bytes are plain, such as a number as a tensor, does not grow.

@@ -190,7 +190,7 @@ class GraphSteps(WholeSteps):
         raise RunsPlainly
 
     def _run(self, spec: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
-        """Run the forward of a plan; note by which one it ran."""
+        """Run the forward of a plan; note by which plan it ran."""
         is_first = not self.waiting
         outputs = super()._run(spec, given, inputs)
         assert self.last is not None

@@ -309,7 +309,7 @@ def _listed(sizes: list[int]) -> str:
 
 
 def worst_first(shapes: Iterable[Any], modules: Mapping[str, nn.Module]) -> list[Arguments]:
-    """Return the calls that example inputs describe, the one with most elements first.
+    """Return the calls that example inputs describe, that with most elements first.
 
     `shapes`: for each call a tuple of positional inputs, a mapping of keyword inputs, or one
     tensor. A tensor on the ``"meta"`` device stands for zeros on the modules' device. `modules`:

@@ -171,10 +171,10 @@ def less_exact_step(
 def plan_step(
     task: Task, options: Options, known: Plan | None = None, *, apart: bool = False
 ) -> Outcome:
-    """Return a verified plan within the budget; the one on disk if this was planned before.
+    """Return a verified plan within the budget; the plan on disk if this was planned before.
 
     `known`: an earlier plan of this step; used if it fits and the planner finds none. `apart`:
-    whether another process searches: this one trains meanwhile. Raises `InfeasibleBudget` if there
+    whether another process searches, while this process trains. Raises `InfeasibleBudget` if there
     is none; says the least budget and what is forced to be alive. Raises `InvalidPlan` or
     `PlanMismatch` if the user gave a plan and it does not fit this graph or budget.
     """

@@ -122,7 +122,7 @@ def take_memory(storage: torch.UntypedStorage) -> None:
 
 
 def fill(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
-    """Give a storage the memory of another one of the same size, which is left without."""
+    """Give a storage the memory of another of the same size, which is left without."""
     _swap(storage, other)
 
 

@@ -127,7 +127,7 @@ def _multiply(device: torch.device) -> None:
 def cublas_workspace_bytes(device: torch.device) -> int:
     """Return what cuBLAS keeps for the streams planned on, after letting it take that now.
 
-    A workspace for each stream and thread: this one, and the one that runs backward. Nothing where
+    A workspace for each stream and thread: this thread, and that which runs backward. Nothing where
     each product allocates its own and frees it (PyTorch 2.15): then it is workspace of the product,
     which the meter sees.
     """

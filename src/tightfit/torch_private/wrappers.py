@@ -75,7 +75,7 @@ def seeing_what_receives() -> Iterator[None]:
         return
 
     def make_info(make: Any, *, requires_grad: bool, **others: Any) -> OutputAliasInfo:
-        caller = sys._getframe(2).f_locals  # behind this one, what a patch puts around it
+        caller = sys._getframe(2).f_locals  # behind this frame, what a patch puts around it
         output, history = caller["o"], caller["grad_fn"]
         receives = requires_grad and (output._base is None or history is not None)
         return _OutputInfo(

@@ -282,7 +282,7 @@ class OpaqueCall:
             drew = not torch.equal(generator, torch.get_rng_state())
             self.seen.makes(result.new)
             result = replace(result, record=None, outputs=())
-            del tensors  # further runs take the place of this one
+            del tensors  # further runs replace this run
             kept = self._kept(result, copies, drew) if self.has_record else {}
         self.draws = tuple(kept)[: None if len({*kept.values()}) > 1 else 1] or (0,)
         size = max(
@@ -299,7 +299,7 @@ class OpaqueCall:
             passed=result.passed,
             saved=tuple(sorted({index for saved, _ in kept.values() for index in saved})),
             record_bytes=size,
-            # another branch may draw where this one did not
+            # another branch may draw where this branch did not
             random=drew or not isinstance(self.module, nn.RNNBase),
             changed=tuple(changed),
         )

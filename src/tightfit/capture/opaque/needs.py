@@ -28,7 +28,7 @@ _MARGIN_BYTES = 16 << 10
 def naming_its_needs(call: OpaqueCall) -> Iterator[None]:
     """Where the budget refuses a module what it asks for, name a budget that has room for it.
 
-    The request that was refused is but the next one of many.
+    The request that was refused is but the next of many.
 
     Raises `BudgetExceeded` with what the forward and the backward of the call will take, counted on
     fake tensors. It is a quarter more than it had taken where these show less, or where it does not

@@ -90,7 +90,8 @@ class _Callee(nn.Module):
         self.in_backward = StandInsInBackward(self, self.asked)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the callable; hooks of all modules are not for this one, which is not the user's."""
+        """Run the callable; hooks of all modules are not for this module, which is not the
+        user's."""
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

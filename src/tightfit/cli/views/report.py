@@ -48,7 +48,7 @@ __all__ = ["report"]
 
 _BUDGETS = "0.9,0.7,0.55,0.4,0.3"
 _CURVE_S = 2.0
-"""For each plan of the curve, and for the one with less exact alternatives."""
+"""For each plan of the curve, and for the plan with less exact alternatives."""
 
 _LESS_EXACT: Exactness = "rounding"
 """What comes behind the class that models are planned with."""

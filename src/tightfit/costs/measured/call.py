@@ -59,7 +59,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     output_bytes: tuple[int, ...]
     # For each output its strides; None if it is no tensor
     output_strides: tuple[tuple[int, ...] | None, ...]
-    # For each output the position, among the tensor arguments in order, of the one whose storage it
+    # For each output the position, among the tensor arguments in order, of that whose storage it
     # shares; -1: its own storage
     aliases: tuple[int, ...]
     none_outputs: tuple[int, ...]  # positions of the outputs that are no tensors

@@ -90,7 +90,7 @@ class KeepLists:
         segment: ChainSegment,
         leaving: tuple[int, ...],
     ) -> list[KeepOption]:
-        """Stop keeping one op after the other, the one whose bytes cost least first."""
+        """Stop keeping one op after the other, that whose bytes cost least first."""
         splitter = self.splitter
         free = {op for op in start if splitter.bytes[op] == 0}
         kept = start - free

@@ -43,7 +43,7 @@ class PooledSchedule:
         )
 
     def load(self, schedule: _engine.Schedule) -> None:
-        """Make a schedule equal to this one."""
+        """Make a schedule equal to another."""
         schedule.load(self.ranges, self.first_choices, self.again_choices)
 
 

@@ -54,7 +54,8 @@ class Outline:
     def running(self, op: int) -> list[tuple[int, int, int]]:
         """The ways to run a first computation: alternative, cost, bytes it makes and works with.
 
-        Without those that another one of the same alternative or of one that reads alike beats.
+        Without those that another way of the same alternative, or of an alternative that reads
+        alike, beats.
         """
         reads: dict[frozenset[int], list[tuple[int, int, int]]] = defaultdict(list)
         for number, way in self.first_alternatives(op):

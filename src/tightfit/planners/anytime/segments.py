@@ -15,7 +15,7 @@ _WINDOW = 2  # a cut is a local minimum of the bytes crossing it within so many 
 class ChainSplitter:
     """What does not depend on how finely the forward pass is split.
 
-    `forward`: ops before this one are the forward pass.
+    `forward`: ops before this op are the forward pass.
     """
 
     def __init__(self, outline: Outline, forward: int) -> None:

@@ -54,7 +54,7 @@ class MovesGraph:
         return _with_stores(self.base, steps)
 
     def computes(self, steps: Iterable[Step]) -> list[Compute]:
-        """Return steps of the graph without moves as computes of this one.
+        """Return steps of the graph without moves as computes of this graph.
 
         Values that are offered and not loaded there are loaded at their places; values that are
         loaded there and not offered are computed again.

@@ -63,7 +63,7 @@ class _Arrangement:
                     near.extend(self._affected(following, members))
 
     def _affected(self, op: Op, members: set[OpId]) -> list[Op]:
-        """Ops that may have become ready or freeing through this one."""
+        """Ops that may have become ready or freeing through this op."""
         touched = {*op.alternatives[0].writes, *self._reads(op)}
         ids = sorted({r for v in touched for r in self.readers[v]} & members - self.done)
         return [self.graph.ops[i] for i in ids]

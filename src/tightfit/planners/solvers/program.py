@@ -135,8 +135,8 @@ class ProgramBuilder:
     ) -> None:
         """Add ``lower <= sum of coefficient * column <= upper``; each column at most once.
 
-        Rows of a group may be left out until a solution violates one of them; -1: never. The
-        first column of an equation in a group is the one that the equation defines.
+        Rows of a group may be left out until a solution violates one of them; -1: never. The first
+        column of an equation in a group is that which the equation defines.
         """
         for column, coefficient in terms:
             if coefficient:

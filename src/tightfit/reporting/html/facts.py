@@ -103,7 +103,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     ops: Ops
     runs: Runs
     lives: Lives
-    curve: tuple[PlannedFor, ...]  # what is known for other budgets, this one among them
+    curve: tuple[PlannedFor, ...]  # what is known for other budgets, this budget among them
 
 
 class _Names:

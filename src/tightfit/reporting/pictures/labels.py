@@ -37,8 +37,8 @@ def moved_apart(targets: Sequence[float], gap: float, low: float, high: float) -
     """Return places as near to the targets as a gap between neighbours allows.
 
     The sum of squared distances is the least possible. Without the gaps the places are an isotonic
-    regression, found by pooling adjacent violators. The nearest one within limits is that one, cut
-    off there (Barlow et al., 1972).
+    regression, found by pooling adjacent violators. The nearest regression within limits is that
+    regression, cut off there (Barlow et al., 1972).
 
     `targets`: ascending. `gap`: between neighbours; less if they do not fit otherwise.
     """

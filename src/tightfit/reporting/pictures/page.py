@@ -120,7 +120,7 @@ class Grid(msgspec.Struct, frozen=True):
         return self.top + rows * (_ABOVE + self.height + _BELOW) + _LABEL_HEIGHT
 
     def is_lowest(self, number: int) -> bool:
-        """Whether no panel is below this one."""
+        """Whether no panel is below this panel."""
         return number + self.columns >= self.count
 
 

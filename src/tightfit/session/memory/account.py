@@ -228,7 +228,7 @@ class Account:
 
         `limit_bytes`: for all that was given out since this began, and for what the modules and
         those sharing it had before; None: no limit. `sharing`: of callables within the same budget,
-        which keep to it through this one.
+        which keep to it through this account.
         """
         within = (self, *sharing)
         if limit_bytes is not None and any(keeper not in within for keeper in _KEEPERS):
@@ -264,7 +264,7 @@ class Account:
         self._state = state
         keepers = self._keepers()
         refusing = [keeper._tally for keeper in keepers if keeper._refuse_more(keepers)]
-        if self._tally is not None and self._tally not in refusing:  # a copy has the same one
+        if self._tally is not None and self._tally not in refusing:  # a copy has the same tally
             self._tally.keep_to(None, 0)
 
     def _refuse_more(self, keepers: Sequence[Account]) -> bool:

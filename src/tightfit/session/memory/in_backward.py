@@ -157,7 +157,7 @@ class StepsInBackward:
     def step(
         self, parameter: torch.Tensor, gradient: torch.Tensor, elements: int | None = None
     ) -> None:
-        """Take the step of one parameter: the optimizer's own code, that finds only this one.
+        """Take the step of one parameter: the optimizer's own code, that finds only this parameter.
 
         `elements`: how many at a time; None: all at once.
         """

@@ -83,7 +83,8 @@ class Limit:
         is_asked = limit_bytes is not None or bool(sharing)
         if not self._keeps or (is_asked and self._account.limit_bytes is None):
             self._keeps = True
-            self.follow(limit_bytes, sharing)  # of those that share it through the one called last
+            # Of those that share it through the account called last
+            self.follow(limit_bytes, sharing)
         self._account.enforce()
 
     def refuse_below_parameters(self, budget_bytes: int) -> None:

@@ -53,7 +53,7 @@ class Reserved(DefaultAddresses):
         self._calm = 0
         self._retries = begin.retries
         self._ran: int | None = None  # the plan
-        self._replaced: int | None = None  # the one that another round is to replace
+        self._replaced: int | None = None  # the plan that another round is to replace
         self._looking: dict[int, Runner] = {}
         self._reserved_bytes: int | None = None
         self._warned = False

@@ -56,7 +56,7 @@ def choose(
     """Return the plans that make a step cheapest within a limit.
 
     `limit_bytes`: what is held at the begin of the step included. `options`: say which planner
-    searches, and how long. `apart`: whether another process searches: this one trains meanwhile.
+    searches, and how long. `apart`: whether another process searches, while this process trains.
     Returns None if no choice was found that fits.
     """
     seconds = options.limits.seconds / (2 * len(_SHARES) + len(_FINER))
@@ -90,7 +90,7 @@ def choose_at_once(
 
 
 class _Menus:
-    """The plans found for each kind of part of a step, for this one or others.
+    """The plans found for each kind of part of a step, for this step or others.
 
     `ledger`, `limit_bytes`, `options`: as `choose` takes them. `apart`: whether another process
     seeks it.
@@ -165,7 +165,7 @@ def _saved_bytes(kind: Kind, share: float) -> int:
 class PartPlansMessage(msgspec.Struct, frozen=True):
     """What one rank has chosen; kinds of parts have the same names on all of them."""
 
-    # For each kind the plans in use; the first is the one with which all calls fit
+    # For each kind the plans in use; the first is the plan with which all calls fit
     plans: dict[str, list[Plan]]
     calls: list[int]  # for each call of the step which of its kind's plans it runs
 

@@ -137,13 +137,13 @@ class Situations:
 
 
 class CallOrder:
-    """The parts seen so far, each after the one that ran before it when it was first seen."""
+    """The parts seen so far, each after the part that ran before it when it was first seen."""
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
 
     def note(self, called: Sequence[Part]) -> None:
-        """Learn from the parts that ran in a step: a new one runs after the one before it."""
+        """Learn from the parts that ran in a step: a new part comes after its predecessor."""
         place = 0
         for part in called:
             if part not in self._parts:

@@ -93,7 +93,7 @@ class Part:
         return any(x.requires_grad for x in tensors) or bool(self.function.leaves(given.args[-1]))
 
     def is_as_it_was(self, given: Arguments, key: Any) -> bool:
-        """Whether a call with these inputs would run now what the one with a key has run."""
+        """Whether a call with these inputs would run now what the call with a key has run."""
         if self.key(given) != key:
             return False
         return not isinstance(given, GraphArguments) or self._calls.is_as_it_was(given, key[0])
@@ -230,7 +230,7 @@ class Kind:
 
     captured: Captured  # the step of such a part, priced
     name: str  # the first such part; no two kinds have the same
-    # least, most: by the plan that saves least of those found, and by the one that keeps everything
+    # least, most: by the plan that saves least of those found, and by the plan that keeps everything
     least: Holding
     most: Holding
     # Flattened inputs that the captured step takes again, for each use; see `capture.uses`

@@ -142,7 +142,7 @@ class StepPlans:
 
     @property
     def is_learned(self) -> bool:
-        """Whether enough is known of steps such as the one that has begun."""
+        """Whether enough is known of steps such as that which has begun."""
         return self._situation.learned >= _LEARNED
 
     def ended(self, ledger: StepLedger[Kind]) -> None:
@@ -214,7 +214,7 @@ class StepPlans:
         situation.search(search)
 
     def _search_least(self, ledger: StepLedger[Kind]) -> bool:
-        """Search longer for plans that hold little; return whether any kind has a new one."""
+        """Search longer for plans that hold little; return whether any kind has a new plan."""
         found = [kind.search_least(self.options.limits) for kind in dict.fromkeys(ledger.calls)]
         return any(found)
 

@@ -1,4 +1,4 @@
-"""The ledger of a step in which other parts run than in the one that was measured.
+"""The ledger of a step in which other parts run than in the measured step.
 
 A model may leave parts out of one step and not out of the next. What a call changes is known: it
 holds what its plan keeps from its forward to its backward, and leaves new gradients behind. So
@@ -72,7 +72,7 @@ def as_called(
 def with_call(
     ledger: StepLedger[CallKind], place: int, part: Hashable, each: PossibleCall[CallKind]
 ) -> StepLedger[CallKind]:
-    """Return the ledger with one more call, before the one with the number `place`.
+    """Return the ledger with one more call, before the call with the number `place`.
 
     Its backward comes before that of the call before it.
     """

@@ -15,7 +15,7 @@ __all__ = ["KeptRange", "evenly", "presumed"]
 class KeptRange:
     """What plans of a call may keep for its backward, and work with, in bytes."""
 
-    # least_bytes, most_bytes: kept by the plan that keeps least, and by the one that keeps
+    # least_bytes, most_bytes: kept by the plan that keeps least, and by the plan that keeps
     # everything
     least_bytes: int
     most_bytes: int

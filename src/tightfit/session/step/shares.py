@@ -48,7 +48,7 @@ def by_kind(
 ) -> dict[CallKind, Holding] | None:
     """Return the best combination found with the same holding for all calls of a kind.
 
-    That is the one from which the step gets cheapest once the last calls run cheaper plans.
+    That is the combination from which the step gets cheapest once the last calls run cheaper plans.
     Parameters and what None means are those of `shares`.
     """
     step = _Combinations(ledger, limit_bytes, menus)

@@ -1,4 +1,5 @@
-"""Which planned calls await their backward at once: seen in steps before, expected in this one."""
+"""Which planned calls await their backward at once: seen in earlier steps, expected in this
+step."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class Window(Generic[CallKind]):
     """The step under way: from its first planned call until no backward is awaited any more.
 
     All callables within one budget have one. Which calls it will have is unknown: it is predicted
-    from the steps before, as far as they began like this one.
+    from earlier steps, as far as they began like this step.
 
     `left_bytes`: given out in the process when the last forward ended; None: not known.
     """

@@ -151,7 +151,8 @@ class _More:
 
 
 def _with_more_ways(spec: Specialisation, around: Surroundings) -> _More | None:
-    """Return what larger budget allows the ways this one has no room to compare; None: no such."""
+    """Return a larger budget that has room to compare the alternatives that this budget has not;
+    None: no such."""
     beyond = spec.captured.beyond
     if beyond is None:
         return None

@@ -43,7 +43,7 @@ class _Kind:
         self.ranges[key] = found
 
     def follows(self, arrived_bytes: int) -> None:
-        """Note what came between such a call and the one before."""
+        """Note what came between such a call and the previous call."""
         self.arrived_bytes.append(arrived_bytes)
 
     @property
@@ -76,7 +76,7 @@ class CallShares:
 
     Each call works in addition to what the others keep, in whichever order their backwards come,
     and to the gradients that another backward of the callable has made. Calls that were seen to
-    follow have room left; so have a few more after the very first one, where that can be.
+    follow have room left; so have a few more after the very first call, where that can be.
     """
 
     def __init__(self, name: str, account: Account) -> None:
@@ -151,14 +151,14 @@ class CallShares:
             self._to_come = [kind] * (self._presumed - own_open - 1)
 
     def is_alone(self, spec: Specialisation, options: Options) -> bool:
-        """Whether a call is as the ones before it, none open with another: nothing to find."""
+        """Whether a call is as the calls before it, none open with another: nothing to find."""
         if options.in_flight is not None or options.is_in_company or self._looked is not None:
             return False
         return not (self._open or self._to_come) and self._window.has_only(self._kind(spec))
 
     @property
     def has_company(self) -> bool:
-        """Whether other calls await their backward, or are to come before that of this one."""
+        """Whether other calls await their backward, or are to come before that of this call."""
         return bool(self._open or self._to_come)
 
     @property
@@ -171,7 +171,7 @@ class CallShares:
         self._presumed, self._to_come, self._looked = 0, [], None
 
     def prepared(self, spec: Specialisation, *, runs_next: bool) -> None:
-        """Forget a call that was only planned: one that runs next leaves room as a first one."""
+        """Forget a call that was only planned: the next that runs leaves room as a first call."""
         if runs_next:
             spec.forget_plans()
             self.look_no_more()
@@ -234,7 +234,7 @@ class CallShares:
         others_bytes = max(0, budget_bytes - held_bytes - kept_bytes[0])
         if fraction == 1.0:
             others_bytes = min(others_bytes, working)
-        # once they are known those before a new one leave as much to it as they take
+        # once they are known, those before a new call leave as much to it as they take
         others = self._open if self.is_new(spec, options) else calls[1:] if fraction < 1.0 else ()
         spans = [ranges[each].span_bytes for each in (kind, *others)]
         part = spans[0] / sum(spans) if spans[0] else 1.0

@@ -23,7 +23,7 @@ _RAN: tuple[Role, ...] = ("last", "first")
 
 
 def keep_for_later(graph: Graph, role: Role, outcome: Outcome, options: Options) -> None:
-    """Keep a plan on disk for what it was, in place of the one that was this before."""
+    """Keep a plan on disk for its use, in place of the plan that had this use before."""
     if outcome.plan is not None and _keeps(options):
         _cache().store(_key(graph, role, outcome.plan.gradients, options), outcome)
 

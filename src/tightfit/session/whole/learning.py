@@ -67,7 +67,7 @@ class StepMonitor:
         runs: Iterable[Run],
         last: LastStep | None,
     ) -> None:
-        """Begin to measure a step; learn from the one before.
+        """Begin to measure a step; learn from the previous step.
 
         `runs`: always the calls whose outputs are still held.
         """
@@ -159,7 +159,7 @@ class StepMonitor:
         step, learned_from = guard.steps[-1], self._learned_from
         self._learned_from = step
         if step is learned_from:
-            return  # the step before was run without its plan, and this one is older
+            return  # the step before was run without its plan, and this record is older
         if step.others_ran:
             return  # what others held meanwhile is not its own
         if not (options.arena and self._account.device.type == "cuda"):

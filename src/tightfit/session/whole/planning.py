@@ -417,7 +417,7 @@ def most_kept(
 def _range_of(graph: Graph, thrifty: Plan, new_gradient_bytes: int) -> KeptRange:
     """Return what plans of a step may keep; its inputs are there before it.
 
-    `graph`: the step with what is resident around it. `thrifty`: the one that keeps least for its
+    `graph`: the step with what is resident around it. `thrifty`: the plan that keeps least for its
     backward.
     """
     least_peak, least_kept = _peak_and_kept(graph, thrifty, new_gradient_bytes)

@@ -94,11 +94,11 @@ class Planned:
 class Specialisation:
     """Everything made for one signature of inputs and modules, and for what data decided.
 
-    `key`: the signature, as it is once the step is captured. `is_further`: whether another one of
-    the same call was there before: its first plan must not wait. `user_code`: what user code holds
-    between forward and backward. `surplus_bytes`: what a backward was seen to hold beyond its plan:
-    user code holds it until its end. `tuner`: times the first steps; None when costs are final.
-    `used`: the number of the last call that used it. `postponed`: alternatives that are still to be
+    `key`: the signature, as it is once the step is captured. `is_further`: whether the same call
+    was captured before: its first plan must not wait. `user_code`: what user code holds between
+    forward and backward. `surplus_bytes`: what a backward was seen to hold beyond its plan: user
+    code holds it until its end. `tuner`: times the first steps; None when costs are final. `used`:
+    the number of the last call that used it. `postponed`: alternatives that are still to be
     compared; None: there are none. `places`: which inputs of a handed graph its placeholders are,
     where all are; None: not known yet.
     """
@@ -240,7 +240,7 @@ class Specialisation:
     # -- learning -----------------------------------------------------------------------------
 
     def recall_costs(self, options: Options) -> None:
-        """Use costs from steps of an earlier process, else time the first steps of this one."""
+        """Use costs from steps of an earlier process, else time the first steps of this process."""
         graph = self.captured.graph
         own = recall(graph) if options.cache else None
         key = f"kept costs {fingerprint(graph)}"

@@ -54,7 +54,7 @@ class KeptFrames(Protocol):
 class _RecordingBackend:
     """A backend that notes what Dynamo knows of the frame of a graph.
 
-    Dynamo never frees a backend: this one keeps neither frames nor modules alive.
+    Dynamo never frees a backend: this backend keeps neither frames nor modules alive.
     """
 
     def __init__(self, backend: Callable[..., Any]) -> None:

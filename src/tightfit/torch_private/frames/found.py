@@ -114,7 +114,7 @@ def _guard_of(guard: Guard) -> GuardOf:
     return GuardOf(guard.originating_source, kind, own)
 
 
-_THE_TENSOR = "TENSOR_MATCH", "value"  # the one at its source
+_THE_TENSOR = "TENSOR_MATCH", "value"  # the tensor at its source
 
 
 def global_state() -> Any:

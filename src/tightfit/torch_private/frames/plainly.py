@@ -152,7 +152,7 @@ def _asks_of_capturing(function: Any) -> bool:
 
 def _decides_a_jump() -> bool:
     """Whether Dynamo asks because a jump depends on it, which keeps nothing of the tensor."""
-    frame = sys._getframe(3)  # behind this one, who asks it, and what a patch puts around that
+    frame = sys._getframe(3)  # behind this frame, who asks it, and what a patch puts around that
     is_jump = frame.f_code.co_name == "inner" and frame.f_globals is vars(symbolic_convert)
     return is_jump and frame.f_locals["inst"].opname.startswith("POP_JUMP")
 

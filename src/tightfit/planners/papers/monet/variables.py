@@ -218,7 +218,7 @@ class Variables:
         return self.held[stage, node]
 
     def pass_held(self, stage: int, node: int) -> None:
-        """Take the running sum of the node before: nothing changes from there to this one."""
+        """Take the running sum of the node before: nothing changes from there to this node."""
         self.held[stage, node] = self.held[stage, node - 1]
 
     def add_product(self, first: int, second: int) -> int:

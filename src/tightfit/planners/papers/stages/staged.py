@@ -84,7 +84,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     producer: int | None  # the node that makes it; None for a tangent
     begins: int  # the first stage at whose beginning it may be resident
-    # It must be resident at the beginning of every stage from `begins` to before this one
+    # It must be resident at the beginning of every stage from `begins` to before this stage
     forced_until: int
     ends: int  # it is gone from the beginning of this stage on
     recoverable: bool  # whether it may be dropped and come back by computing its producer again
@@ -99,7 +99,8 @@ class Crossing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of a schedule: recomputations of nodes before `limit`, then maybe a first one."""
+    """A stretch of a schedule: recomputations of nodes before `limit`, then maybe a first
+    computation."""
 
     limit: int  # nodes below this may be computed again
     # The node computed for the first time at its end; None in a stage of recomputations only
