@@ -225,7 +225,7 @@ class Arena:
         if not step.is_installed:
             trim_ordinary_memory()  # of the steps that were recorded: the arena comes in addition
         if not step.enter(self._room_for(step)):
-            step.enter(self._another(step.height_bytes))  # that arena has all the plans it can have
+            step.enter(self._another(step.height_bytes))  # that arena takes no more plans
 
     def _step_of(self, shape: Hashable) -> _Step:
         """Return what is known of steps of a shape; of very many the oldest is forgotten."""

@@ -230,7 +230,7 @@ class Kind:
 
     captured: Captured  # the step of such a part, priced
     name: str  # the first such part; no two kinds have the same
-    # least, most: by the plan that saves least of those found, and by the plan that keeps everything
+    # least, most: by the plan that saves least of those found, and by that which keeps everything
     least: Holding
     most: Holding
     # Flattened inputs that the captured step takes again, for each use; see `capture.uses`
