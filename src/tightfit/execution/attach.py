@@ -161,9 +161,9 @@ def own_methods(kind: type) -> list[str]:
     """Return the names of the public methods that a class of modules has of its own."""
     found = {
         name: None
-        for one in kind.__mro__
-        if one not in nn.Module.__mro__
-        for name, method in vars(one).items()
+        for base in kind.__mro__
+        if base not in nn.Module.__mro__
+        for name, method in vars(base).items()
         if inspect.isfunction(method) and not name.startswith("_") and name != "forward"
     }
     return [name for name in found if name not in vars(nn.Module)]

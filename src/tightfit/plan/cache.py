@@ -214,7 +214,7 @@ class PlanCache:
                     entry=entry,
                 )
             )
-        return tuple(sorted(found, key=lambda one: (-one.used_s, one.name)))
+        return tuple(sorted(found, key=lambda file: (-file.used_s, file.name)))
 
     def remove(self, names: Iterable[str]) -> int:
         """Delete what is kept under these names; return how many files there were."""

@@ -208,7 +208,9 @@ class Comparisons:
         given = {"defaults": self._default, "running": claim.call.rests_on}
         ways = shortened(self._captured, nodes, rows, **given)
         verdicts = (self._verdict_on(few, claim) for few in ways)
-        verdict = next((one for one in verdicts if one is not None and one.difference >= 0), None)
+        verdict = next(
+            (found for found in verdicts if found is not None and found.difference >= 0), None
+        )
         if verdict is None:
             return None
         if claim.exactness == "bitwise" and not claim.holds_for_more_rows:

@@ -120,7 +120,7 @@ def including_launches(
     A GPU waits for them then, and what is computed again costs what it takes to ask for it.
     """
     usual = [known[key] for calls in captured.calls if (key := key_of(calls[0])) in known]
-    if sum(one.launch_s for one in usual) <= sum(one.cost_s for one in usual):
+    if sum(record.launch_s for record in usual) <= sum(record.cost_s for record in usual):
         return known
     return {k: msgspec.structs.replace(r, cost_s=r.launch_s) for k, r in known.items()}
 

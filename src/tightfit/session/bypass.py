@@ -47,7 +47,7 @@ def expect_calls(model: nn.Module, expecting: Sequence[Expecting]) -> Callable[[
             handle.remove()
         handles.clear()
 
-    references = [weakref.ref(one) for one in expecting]
+    references = [weakref.ref(awaited) for awaited in expecting]
     for name, parameter in model.named_parameters():
         if not is_lazy(parameter) and parameter.requires_grad and parameter.is_leaf:
             arrived = _arrival(references, name, own_methods(type(model)), remove)
@@ -75,7 +75,7 @@ def _arrival(
 def _still_expecting(references: list[weakref.ref[Expecting]]) -> Expecting | None:
     """Return what awaits its first call; None where one was called, or is no longer alive."""
     expecting = [reference() for reference in references]
-    if any(one is None or one.is_used for one in expecting):
+    if any(awaited is None or awaited.is_used for awaited in expecting):
         return None
     return expecting[0]
 

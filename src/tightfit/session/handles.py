@@ -191,5 +191,9 @@ def used_of(target: nn.Module | PlannedStep) -> Fitted:
     methods = () if root is None else attached_methods(root).values()
     if not methods:
         return fitted
-    used = [one for one in (fitted, *methods) if isinstance(one, Fitted) and one.is_used]
-    return max(used, key=lambda one: one.report().planned_peak_bytes, default=fitted)
+    used = [
+        candidate
+        for candidate in (fitted, *methods)
+        if isinstance(candidate, Fitted) and candidate.is_used
+    ]
+    return max(used, key=lambda candidate: candidate.report().planned_peak_bytes, default=fitted)

@@ -101,8 +101,8 @@ def _with_companions(graph: Graph, chosen: list[int]) -> list[int]:
         value: op.id for op in graph.ops for way in op.alternatives[:1] for value in way.writes
     }
     found: list[int] = []
-    for one in chosen:
-        waiting = [one]
+    for chosen_op in chosen:
+        waiting = [chosen_op]
         while waiting:
             number = waiting.pop(0)
             if number in found:

@@ -69,9 +69,9 @@ def gradients_by_images(
     for part in _parts(x.shape[0], at_once):
         its_x, *others = aten.convolution_backward.default(gradient[part], x[part], weight, *rest)
         of_x[part].copy_(its_x)
-        for total, one in zip(sums, others, strict=False):
+        for total, addend in zip(sums, others, strict=False):
             if total is not None:
-                total.add_(one)
+                total.add_(addend)
         sums = sums or others
     return (of_x, *sums)
 

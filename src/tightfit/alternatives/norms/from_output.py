@@ -103,10 +103,10 @@ def gradients_of_layer_norm(
 
     def run(part: slice) -> Gradients:
         x = normalised(made[part], weight, bias)
-        one = torch.ones_like(rows[part])
-        zero = torch.zeros_like(one)
+        ones = torch.ones_like(rows[part])
+        zero = torch.zeros_like(ones)
         return aten.native_layer_norm_backward.default(
-            given[part], x, shape, zero, one, weight, bias, mask
+            given[part], x, shape, zero, ones, weight, bias, mask
         )
 
     return (of_x, *_summed(run, result, rows, width))
@@ -135,10 +135,10 @@ def gradients_of_group_norm(
 
     def run(part: slice) -> Gradients:
         x = normalised(output[part], *own)
-        one = torch.ones_like(deviation[part])
-        count = (one.shape[0], channels, math.prod(places), groups)
+        ones = torch.ones_like(deviation[part])
+        count = (ones.shape[0], channels, math.prod(places), groups)
         return aten.native_group_norm_backward.default(
-            gradient[part], x, torch.zeros_like(one), one, weight, *count, mask
+            gradient[part], x, torch.zeros_like(ones), ones, weight, *count, mask
         )
 
     return (of_x, *_summed(run, of_x, slopes, math.prod(output.shape[1:])))

@@ -156,11 +156,11 @@ class Tape:
         self._numbers.add(slot)
         self._replayed |= history
         for place, number in enumerate(numbers):
-            one = self.new_slot()
-            picked = TapeStep(aten.select.int, (TapeSlot(slot), 0, place), {}, (one,))
+            element = self.new_slot()
+            picked = TapeStep(aten.select.int, (TapeSlot(slot), 0, place), {}, (element,))
             self._replayed.add(self.append(picked))
             scalar = aten._local_scalar_dense.default
-            read = TapeStep(scalar, (TapeSlot(one),), {}, (None,))
+            read = TapeStep(scalar, (TapeSlot(element),), {}, (None,))
             self.append(Read(read, number))
 
     def _reads_leaf(self, step: TapeStep, history: set[int]) -> bool:

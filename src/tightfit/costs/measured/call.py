@@ -150,14 +150,14 @@ def measure_once(
     device = torch.device(device)
     runs: list[Measurement] = []
     with torch.no_grad(), fixed_generators(device):
-        while len(runs) < _SHORT_RUNS and not any(one.cost_s >= SHORT_S for one in runs):
+        while len(runs) < _SHORT_RUNS and not any(run.cost_s >= SHORT_S for run in runs):
             runs.append(metered_run(function, arguments, keyword_arguments, device=device)[1])
-        cost, launch = min(one.cost_s for one in runs), 0.0
+        cost, launch = min(run.cost_s for run in runs), 0.0
         if device.type == "cuda":
             cost, launch = _time_on_gpu(
                 lambda: function(*arguments, **keyword_arguments), device, 0.0
             )
-    most = max(runs, key=lambda one: one.workspace_bytes)
+    most = max(runs, key=lambda run: run.workspace_bytes)
     return msgspec.structs.replace(most, cost_s=cost, launch_s=launch)
 
 

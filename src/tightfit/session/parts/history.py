@@ -120,9 +120,13 @@ class Situations:
         """
         known = self._known.setdefault(signature, [])
         forget_oldest(self._known)
-        near = [one for one in known if abs(one.held_bytes - held_bytes) <= alike_bytes]
+        near = [
+            situation
+            for situation in known
+            if abs(situation.held_bytes - held_bytes) <= alike_bytes
+        ]
         if near:
-            found = min(near, key=lambda one: abs(one.held_bytes - held_bytes))
+            found = min(near, key=lambda situation: abs(situation.held_bytes - held_bytes))
             found.begin()
             return found
         known.append(Situation(signature, held_bytes))
@@ -132,7 +136,11 @@ class Situations:
     def keep(self, parts: Set[Part]) -> None:
         """Forget steps in which other parts have run."""
         for signature, known in [*self._known.items()]:
-            kept = [one for one in known if one.ledger and parts.issuperset(one.ledger.parts)]
+            kept = [
+                situation
+                for situation in known
+                if situation.ledger and parts.issuperset(situation.ledger.parts)
+            ]
             self._known[signature] = kept
 
 
