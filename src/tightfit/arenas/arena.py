@@ -171,7 +171,7 @@ class Arena:
         if step is None:
             return
         replayed, recording = self._end()
-        self._say_what_it_does_not_place()
+        self._announce_unplaced()
         self._note_step(replayed)
         others_went = any(other.is_confirmed for other in self._steps.values())
         if step.learn(replayed, recording, at_once=others_went):
@@ -257,7 +257,7 @@ class Arena:
         self._replay = Replay(height_bytes)
         return self._replay
 
-    def _say_what_it_does_not_place(self) -> None:
+    def _announce_unplaced(self) -> None:
         """Say, once, that memory of a GPU is requested, which has no places here."""
         before = self._elsewhere_before
         if before is None or self._yields or cuda_requests() == before:

@@ -30,10 +30,10 @@ from tightfit.capture.libraries import is_library, is_ours
 from tightfit.capture.recall.installation import installation, memory_of, sees_operators
 from tightfit.capture.recall.packing import KeptGraph, kept_graph, traced_again
 from tightfit.capture.recall.trace_files import (
+    ignoring_errors,
     note_use,
     read_trace,
     trace_folder,
-    whatever_happens,
     write_trace,
 )
 from tightfit.capture.recall.values import NotKept, bytes_of, packed
@@ -66,14 +66,14 @@ class StoredTrace:
     @classmethod
     def of(cls, call: TracedCall, strides: TrueStrides | None) -> StoredTrace | None:
         """Return what is stored for a call; None if no trace of it can be."""
-        with whatever_happens("no trace is stored"):
+        with ignoring_errors("no trace is stored"):
             described = msgspec.msgpack.encode(packed(_described(call, strides)))
             return cls(call, _digest(described))
         return None
 
     def find(self) -> JointGraph | None:
         """Return the trace that was stored, if it is there and holds."""
-        with whatever_happens(f"{self._path} is not used"):
+        with ignoring_errors(f"{self._path} is not used"):
             if not self._path.exists():
                 return None
             joint = traced_again(read_trace(self._path, StoredGraph, _FORMAT).graph)
@@ -85,7 +85,7 @@ class StoredTrace:
 
     def keep(self, joint: JointGraph) -> None:
         """Store a trace for other processes."""
-        with whatever_happens("no trace is stored"):
+        with ignoring_errors("no trace is stored"):
             write_trace(self._path, StoredGraph(_FORMAT, kept_graph(joint)))
 
     @property

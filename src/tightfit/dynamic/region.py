@@ -37,7 +37,7 @@ from tightfit.units import format_bytes, parse_bytes
 
 __all__ = ["Online"]
 
-_only_one = threading.Lock()
+_one_region_at_a_time = threading.Lock()
 
 
 class Online:
@@ -86,10 +86,10 @@ class Online:
         reason = why_memory_stays()
         if reason:
             raise HookUnavailable(f"memory cannot be taken from tensors: {reason}")
-        if not _only_one.acquire(blocking=False):
+        if not _one_region_at_a_time.acquire(blocking=False):
             raise BadInput("another region keeps to a budget already: regions cannot be nested")
         with contextlib.ExitStack() as around:
-            around.callback(_only_one.release)
+            around.callback(_one_region_at_a_time.release)
             self._set_up(around)
             self._around = around.pop_all()
         return self

@@ -21,10 +21,10 @@ from tightfit.capture.calls.signature import tensor_signature
 from tightfit.capture.origins import module_names
 from tightfit.capture.recall.installation import installation, memory_of, sees_operators
 from tightfit.capture.recall.trace_files import (
+    ignoring_errors,
     note_use,
     read_trace,
     trace_folder,
-    whatever_happens,
     write_trace,
 )
 from tightfit.capture.recall.values import NotKept, packed, unpacked
@@ -74,14 +74,14 @@ class FrameCache:
 
     def key(self, frame: Any) -> str | None:
         """Return what a frame is kept under; None if it is not to be kept."""
-        with whatever_happens("what Dynamo finds is not kept"):
+        with ignoring_errors("what Dynamo finds is not kept"):
             return _digest(packed(self._described(frame)))
         return None
 
     def find(self, key: str, frame: Any) -> tuple[frames.Frame, Callable[..., Any]] | None:
         """Return what was kept of a frame and what runs its graph, if all holds again."""
         for path in sorted(trace_folder().glob(f"{key}-*{_SUFFIX}"), key=_date)[-_MOST_ALIKE:]:
-            with whatever_happens(f"{path} is not used"):
+            with ignoring_errors(f"{path} is not used"):
                 kept = read_trace(path, KeptFrame, _FORMAT)
                 found = _unpacked(kept)
                 if _guard_digest(frame, found, Tokens()) == kept.asked and _are_there(kept.files):
@@ -92,7 +92,7 @@ class FrameCache:
 
     def keep(self, key: str, frame: Any, found: frames.Frame, graph: DynamoGraph) -> None:
         """Keep what was found of a frame, if it means anything in another process."""
-        with whatever_happens("what Dynamo has found is not kept"):
+        with ignoring_errors("what Dynamo has found is not kept"):
             tokens = Tokens()
             asked = _guard_digest(frame, found, tokens)
             tokens.cover(found.traced)

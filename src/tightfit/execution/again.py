@@ -47,7 +47,7 @@ class Repeated(Protocol):
         """Run its forward once more, drawing what it drew; return its raw outputs."""
         ...
 
-    def otherwise(self, came: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor | None]:
+    def replanned(self, came: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor | None]:
         """Plan it for the gradients of outputs that came; return those of placeholders."""
         ...
 

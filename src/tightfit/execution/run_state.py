@@ -15,7 +15,7 @@ class RunState(Enum):
     | NEW | no forward has run | |
     | AWAITS_BACKWARD | the forward has run | NEW |
     | IN_BACKWARD | the planned backward runs | AWAITS_BACKWARD, RETAINED |
-    | OTHERWISE | it runs again: outputs have gradients that were to have none | the same |
+    | REPLANNED | it runs again: outputs have gradients that were to have none | the same |
     | ONCE_MORE | it runs again: a backward has been before (`retain_graph`) | the same |
     | DIFFERENTIATED | it runs again under autograd: its gradients have a history | the same |
     | RETAINED | a backward has ended, and another may come | a backward |
@@ -27,7 +27,7 @@ class RunState(Enum):
     NEW = auto()
     AWAITS_BACKWARD = auto()
     IN_BACKWARD = auto()
-    OTHERWISE = auto()
+    REPLANNED = auto()
     ONCE_MORE = auto()
     DIFFERENTIATED = auto()
     RETAINED = auto()

@@ -21,8 +21,8 @@ from tightfit.execution.again import DifferentiatedCall, Repeated
 from tightfit.execution.chain import Chained, goes_on_through
 from tightfit.execution.changing import ChangingBuffers, Unchanged
 from tightfit.execution.lower import Program
-from tightfit.execution.otherwise import grouped, refuse_others, tangent, unplanned
 from tightfit.execution.reached import Reached
+from tightfit.execution.replanned import grouped, refuse_others, tangent, unplanned
 from tightfit.execution.returned import (
     Returned,
     inputs_viewed,
@@ -231,7 +231,7 @@ class Run(Chained):
         self._check_startable(with_copies=True)
         if self._note_gradients(by_position) or self.reached.backwards > 1:
             self._check_startable()
-            self._start_otherwise(by_position, node)
+            self._start_rerun(by_position, node)
             return
         self._let_go_of_repeated()
         if self.unchanged is not None:
@@ -354,14 +354,14 @@ class Run(Chained):
         self.on_start(self)
         raise unplanned(late[0])
 
-    def _start_otherwise(self, by_position: dict[int, torch.Tensor | None], node: Any) -> None:
+    def _start_rerun(self, by_position: dict[int, torch.Tensor | None], node: Any) -> None:
         """Run the call again: outputs have gradients that were to have none, or others before."""
         runner, repeated, reached = self.runner, self._repeated, self.reached
         assert runner is not None
         if repeated is None:
             self._refuse(reached.unplanned)
             return
-        self.state = RunState.OTHERWISE if reached.unplanned else RunState.ONCE_MORE
+        self.state = RunState.REPLANNED if reached.unplanned else RunState.ONCE_MORE
         self.saved = self.unchanged = None
         self.on_start(self)
         groups = runner.program.groups
@@ -369,7 +369,7 @@ class Run(Chained):
         by_position.clear()
         try:
             if reached.unplanned:
-                found = repeated.otherwise(came)
+                found = repeated.replanned(came)
                 refuse_others(found, groups, reached.unplanned)
                 self.generator = ([found.get(p) for p in group] for group in groups or ((),))
             else:
@@ -411,7 +411,7 @@ class Run(Chained):
             for place, position in enumerate(positions):
                 if position in nothing:
                     gradients[place] = None
-        if self.sums is not None and self.state is not RunState.OTHERWISE:
+        if self.sums is not None and self.state is not RunState.REPLANNED:
             self.sums.hand_over(positions, gradients)
         if index + 1 >= len(groups):
             self._end(RunState.DONE)

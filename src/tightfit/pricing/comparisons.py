@@ -88,7 +88,7 @@ class Comparisons:
             progress.stop()
         return found
 
-    def long_ones(self, claims: Iterable[Claim]) -> frozenset[str]:
+    def long_comparisons(self, claims: Iterable[Claim]) -> frozenset[str]:
         """Return the kinds of claims that take long to compare and have no verdict yet."""
         return frozenset(
             claim.kind

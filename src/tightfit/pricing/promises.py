@@ -76,7 +76,7 @@ def promises_kept(
     comparisons = Comparisons(captured, room_bytes)
     if postpones and seconds > 0:
         comparisons.go_on(claims.values(), time.perf_counter() + seconds, set())
-    postponed = comparisons.long_ones(claims.values()) if postpones else frozenset[str]()
+    postponed = comparisons.long_comparisons(claims.values()) if postpones else frozenset[str]()
     compared = {p: claim for p, claim in claims.items() if claim.kind not in postponed}
     verdicts = comparisons.verdicts(compared.values(), progress)
     kept = {place for place, claim in compared.items() if _is_kept(claim, verdicts)}

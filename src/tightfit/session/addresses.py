@@ -124,7 +124,7 @@ class Addresses(DefaultAddresses):
         needed_bytes = held.rest_bytes + held.file_bytes + max(0, over_bytes)
         spare_bytes = round(_SPARE * budget_bytes)
         if self._gave_way and needed_bytes > self.left_bytes:
-            self._say_what_exceeds(needed_bytes, "its plan is the least there is")
+            self._announce_excess(needed_bytes, "its plan is the least there is")
         is_close = needed_bytes <= self.left_bytes <= needed_bytes + 4 * spare_bytes
         if is_close or self._gave_way or self._rounds == _MOST_ROUNDS:
             return options
@@ -151,10 +151,10 @@ class Addresses(DefaultAddresses):
         self.left_bytes -= lacking_bytes if is_known else self.left_bytes
         self._gave_way = True
         if self.left_bytes < needed_bytes:
-            self._say_what_exceeds(needed_bytes, str(error).splitlines()[0])
+            self._announce_excess(needed_bytes, str(error).splitlines()[0])
         return self._changed(options)
 
-    def _say_what_exceeds(self, needed_bytes: int, why: str) -> None:
+    def _announce_excess(self, needed_bytes: int, why: str) -> None:
         """Say, once, that no plan leaves as much as the process holds besides tensors."""
         if self._said:
             return

@@ -264,10 +264,10 @@ class _StaticShapes(FakeTensorMode):
         return super().from_tensor(tensor, static_shapes=True, **given)
 
 
-class _OneMode(FakeTensorMode):
+class _ModeNeverCopied(FakeTensorMode):
     """Stays the same for copies of its tensors, which carry it: a copy of it breaks both."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _OneMode:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _ModeNeverCopied:
         return self
 
 
@@ -276,7 +276,7 @@ def fake_modules() -> Iterator[None]:
     """Make modules without memory, also by copying: `nn.TransformerEncoder` copies its layer."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
-        with _OneMode():
+        with _ModeNeverCopied():
             yield
 
 

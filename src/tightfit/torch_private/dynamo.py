@@ -46,7 +46,7 @@ from tightfit.torch_private.frames.leaves import (
 )
 from tightfit.torch_private.frames.numpy import NumpyFollowed, without_numpy
 from tightfit.torch_private.frames.outermost import in_a_frame_of_its_own
-from tightfit.torch_private.frames.plainly import Answers, RunsOtherwise
+from tightfit.torch_private.frames.plainly import AnswerChanged, Answers
 from tightfit.torch_private.frames.recompiled import noting_failed_guards
 from tightfit.torch_private.frames.values import follows_values
 from tightfit.torch_private.patches import Patch
@@ -192,7 +192,7 @@ class _PerFrame:
                     answers.around(),
                 ):
                     result = self._converted(frame, entry, state, noted(leaves, failed))
-            except RunsOtherwise:
+            except AnswerChanged:
                 continue
             except _EndsInside as end:
                 asked = end.forward
@@ -240,12 +240,12 @@ class _PerFrame:
     def _note_end(self, frame: Any, ends: list[End], answers: Answers, end: End) -> None:
         """Note the end of a graph.
 
-        Raises `RunsOtherwise` if code got the answer that it is not compiled, and what it does then
+        Raises `AnswerChanged` if code got the answer that it is not compiled, and what it does then
         ends the graph. Raises `_EndsInside` if the frame may be one graph, with a forward inside of
         it as one op.
         """
         if end.reason and answers.change(f"{end.reason} {end.frames}"):
-            raise RunsOtherwise
+            raise AnswerChanged
         self._follower.ended(end)
         ends.append(end)
         if HAS_LEAVES and follows_values() and end.is_of_sizes and self._is_outermost(frame):

@@ -277,7 +277,7 @@ class OpaqueCall:
             generator = torch.get_rng_state()
             result = _explained(self, tensors, copies)
             if not torch.equal(generator, torch.get_rng_state()):
-                result = _with_what_draws_make_new(self, result, tensors, copies)
+                result = _with_fresh_draws(self, result, tensors, copies)
             outputs = tuple(Geometry.of(t) for t in result.outputs)
             drew = not torch.equal(generator, torch.get_rng_state())
             self.seen.makes(result.new)
@@ -460,7 +460,7 @@ def _given(operands: Sequence[Operand], tensors: Sequence[torch.Tensor]) -> tupl
     )
 
 
-def _with_what_draws_make_new(
+def _with_fresh_draws(
     call: OpaqueCall, result: Result, tensors: list[torch.Tensor], state: dict[str, torch.Tensor]
 ) -> Result:
     """Return a run in which no output is an input that another draw makes again."""

@@ -16,7 +16,7 @@ from tightfit.allocator.live_on_fakes import LiveOnFakes
 from tightfit.allocator.resident import resident_tensor_bytes
 from tightfit.torch_private import core as private
 
-__all__ = ["NUMBERS", "StepNeeds", "arguments_of", "needs_of_one", "step_needs"]
+__all__ = ["NUMBERS", "StepNeeds", "arguments_of", "needs_of_parameter", "step_needs"]
 
 NUMBERS = 4
 """How many single numbers kernels hold as tensors, which are not seen on fakes."""
@@ -51,7 +51,7 @@ def step_needs(
         return None
 
 
-def needs_of_one(
+def needs_of_parameter(
     optimizer: Any,
     group: Mapping[str, Any],
     like: torch.Tensor,

@@ -95,7 +95,7 @@ class DeviceAddresses(DefaultAddresses):
                 self._steering.leave()  # it is of a higher plan
             return options
         if self._gave_way or self._rounds == _MOST_ROUNDS:
-            self._say_what_exceeds(over_bytes)
+            self._announce_excess(over_bytes)
             return options
         self._rounds += 1
         peak_bytes = planned.graph.constant_bytes + laid_out.script.peak_bytes
@@ -148,7 +148,7 @@ class DeviceAddresses(DefaultAddresses):
         self._left_bytes, self._gave_way = 0, True
         return dataclasses.replace(options, left_bytes=0)
 
-    def _say_what_exceeds(self, over_bytes: int) -> None:
+    def _announce_excess(self, over_bytes: int) -> None:
         if self._said:
             return
         self._said = True

@@ -15,7 +15,7 @@ from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.errors import TightfitError
 from tightfit.execution.lower import Program
-from tightfit.execution.otherwise import Planned, unplanned
+from tightfit.execution.replanned import Planned, unplanned
 from tightfit.execution.returned import Returned
 from tightfit.execution.runtime import Runner
 from tightfit.progress import announce
@@ -105,11 +105,11 @@ class PartsAgain:
         """Note that a call is run again."""
         self._there().known.note_repeated(step.key)
 
-    def planned_otherwise(self, step: PartStep, given: Arguments) -> Planned:
+    def replanned(self, step: PartStep, given: Arguments) -> Planned:
         """Capture a call again, with the gradients that its outputs have, and plan it."""
         steps, part = self._there(), self._part(step)
         call = steps.known.known(part, given) or steps.captured_again(part, given)
-        if not _take_the_same(call.kind, step.kind):
+        if not _have_the_same_placeholders(call.kind, step.kind):
             late = step.captured.joint.detached - call.kind.captured.joint.detached
             raise unplanned(min(late, default=0), "an input is used otherwise")
         announce(f"{part.name}: an output that had no gradient before has one: planned again")
@@ -177,7 +177,7 @@ class _Measured(Planned):
         return [], saved
 
 
-def _take_the_same(one: Kind, other: Kind) -> bool:
+def _have_the_same_placeholders(one: Kind, other: Kind) -> bool:
     """Whether two captured steps have the same placeholders."""
     of_one, of_other = (
         [s for s in kind.captured.joint.sources if s.kind != "tangent"] for kind in (one, other)

@@ -15,7 +15,7 @@ from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.updates import decided_by_updates
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
 from tightfit.execution.again import RanPlainly
-from tightfit.execution.otherwise import Planned, gradients_at_once, gradients_in_turn, unplanned
+from tightfit.execution.replanned import Planned, gradients_at_once, gradients_in_turn, unplanned
 from tightfit.execution.runtime import Run
 from tightfit.session.step.held import GivenToCall, Instead
 from tightfit.torch_private import tools
@@ -71,7 +71,7 @@ class CallRepeater(Protocol[_Any]):
         """Note that a call is run again."""
         ...
 
-    def planned_otherwise(self, step: _Any, given: Arguments) -> Planned:
+    def replanned(self, step: _Any, given: Arguments) -> Planned:
         """Plan a call as what is known by now of the gradients of its outputs asks for."""
         ...
 
@@ -150,7 +150,7 @@ class RepeatableCall(Generic[_Step]):
             return other
 
         given = self._given.now(noted)
-        reason = _why_not_plainly(step) or self._what_changed(given, made)
+        reason = _why_not_plainly(step) or self._obstacle(given, made)
         if reason is not None or given is None:
             raise _cannot(self._name, reason or "")
         with torch.enable_grad(), tools.WithoutDynamo():
@@ -160,7 +160,7 @@ class RepeatableCall(Generic[_Step]):
         assert len(tensors) == step.captured.joint.metadata.num_outputs
         return RanPlainly(tensors, inputs, [None if id(x) in made else x for x in inputs])
 
-    def otherwise(self, came: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | None]:
+    def replanned(self, came: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | None]:
         """Run the call with a plan for the gradients of outputs that came, drawing what it drew.
 
         What it writes goes into copies: it has been written. Returns the gradients of
@@ -170,7 +170,7 @@ class RepeatableCall(Generic[_Step]):
         if isinstance(given, str):
             raise unplanned(max(came), given)
         with torch.enable_grad():
-            planned = self._owner().planned_otherwise(self._step, given)
+            planned = self._owner().replanned(self._step, given)
             inputs = self._inputs_once_more(given)
         return self._drawing_the_same(lambda: gradients_at_once(planned, inputs, came))
 
@@ -230,7 +230,7 @@ class RepeatableCall(Generic[_Step]):
             return None if other is None else other.requires_grad_()
 
         given = self._given.now(made_again)
-        reason = self._what_changed(given, made, {position for _, position in joint.write_backs})
+        reason = self._obstacle(given, made, {position for _, position in joint.write_backs})
         if reason is not None or given is None:
             return reason or ""
         inputs = self._owner().inputs(self._step, given)
@@ -255,7 +255,7 @@ class RepeatableCall(Generic[_Step]):
         finally:
             now.restore()
 
-    def _what_changed(
+    def _obstacle(
         self, given: Arguments | None, made: Container[int], besides: Set[int] = frozenset()
     ) -> str | None:
         """Return what keeps the call from being run as it was.

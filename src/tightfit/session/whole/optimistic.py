@@ -28,7 +28,7 @@ from tightfit.session.step.holding import holding_of
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
-__all__ = ["LessExpected", "Passing", "as_it_stands", "less_expected"]
+__all__ = ["LessExpected", "Passing", "less_expected", "without_expected"]
 
 _QUICKLY = Limits(seconds=1.0)
 _PREDICTED = 1.15  # a workspace that was predicted may be so much larger
@@ -169,7 +169,7 @@ class LessExpected:
         return replace(self.all.around, outside_bytes=0)
 
 
-def as_it_stands(around: Surroundings, standing: Standing) -> Surroundings:
+def without_expected(around: Surroundings, standing: Standing) -> Surroundings:
     """Return what is resident around a step without what is only expected."""
     return replace(
         around, state_bytes=standing.state_bytes, others_bytes=standing.others_bytes, part=1.0
@@ -190,7 +190,7 @@ def less_expected(
     coming_bytes = standing.coming_bytes
     made_bytes = coming_bytes if options.steps is not None else 0  # in this very backward
     unseen = replace(
-        as_it_stands(around, standing),
+        without_expected(around, standing),
         outside_bytes=spec.user_code.seen_bytes or 0,
         state_bytes=standing.state_bytes + made_bytes,
         budget_bytes=options.planned_bytes,

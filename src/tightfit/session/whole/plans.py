@@ -24,7 +24,7 @@ from tightfit.session.whole.call_shares import CallShares
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.comparing import Comparing
 from tightfit.session.whole.learning import StepMonitor
-from tightfit.session.whole.optimistic import as_it_stands, less_expected
+from tightfit.session.whole.optimistic import less_expected, without_expected
 from tightfit.session.whole.planning import (
     NeedsComparing,
     PlanRequest,
@@ -182,7 +182,7 @@ class Plans:
         request = PlanRequest(inputs, options, self._name, self._captures.other_plans, waits)
         if spec.was_optimistic and spec.fitting(spec.seen_around(around)) is None:
             standing = self._standing(spec, inputs, options)
-            optimistic = spec.optimistic(as_it_stands(around, standing))
+            optimistic = spec.optimistic(without_expected(around, standing))
             if optimistic is not None:
                 return optimistic
         try:
@@ -238,7 +238,7 @@ class Plans:
                 "no room for that; what would exceed the budget is refused"
             )
         self.more_bytes = 0
-        return spec.take_optimistic(as_it_stands(around, standing), planned)
+        return spec.take_optimistic(without_expected(around, standing), planned)
 
     def _standing(self, spec: Specialisation, inputs: Sequence[Any], options: Options) -> Standing:
         others = options.others_in_budget(self._account)

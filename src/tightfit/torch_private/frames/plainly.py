@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tightfit.torch_private.patches import Patch
 
-__all__ = ["Answers", "RunsOtherwise"]
+__all__ = ["AnswerChanged", "Answers"]
 
 
-class RunsOtherwise(BaseException):
+class AnswerChanged(BaseException):
     """Ends following: a graph would end in what code does only where it is not compiled."""
 
 
