@@ -1,4 +1,5 @@
-"""What the caching allocator of a GPU has taken from the device, and gives back."""
+"""The caching allocator of a GPU: its allocated and reserved bytes, and giving cached bytes
+back."""
 
 from __future__ import annotations
 

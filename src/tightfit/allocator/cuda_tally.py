@@ -1,4 +1,4 @@
-"""What was given out on a GPU since a moment, and a limit for what its allocator may reserve."""
+"""Bytes allocated on a GPU since a moment, and a limit for the bytes its allocator may reserve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was given out since a moment and still lives, and a limit that it keeps to."""
+"""Bytes allocated since a moment and still alive, and a limit for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a contributor of operator alternatives sees and returns.
+"""The interface of contributors of operator alternatives: an `OpView` in, an `Extension` out.
 
 A contributor is a function from an `OpView` to an `Extension` or None. It names tensors by the
 nodes of the trace; which values these are, and what has to be alive, is worked out by the

@@ -1,4 +1,4 @@
-"""Say what a model needs and what a budget costs, without running it and without its memory."""
+"""The memory needs of a model and the cost of a budget, without running it or allocating it."""
 
 from __future__ import annotations
 

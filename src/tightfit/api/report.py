@@ -1,4 +1,4 @@
-"""What is known about a fitted model, as numbers, as two lines and as a page."""
+"""The report on a fitted model: as numbers, as two lines and as a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs that a tracer of Python has handed over: what one of their calls runs, and on what."""
+"""Graphs that a tracer of Python has handed over, and their calls with inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The traced step as a value: its graph, and what its inputs and outputs mean."""
+"""The traced step as a value: its graph, and the meaning of its inputs and outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator of a traced step does besides computing: views, randomness, tuple outputs.
+"""Properties of a traced operator: views, aliases, randomness, tuple outputs.
 
 What neither the operator's schema nor its fake tensors tell is noted on its node by who knows it.
 """

@@ -1,4 +1,4 @@
-"""What PyTorch itself would keep and compute again, for the same joint graph, as schedules.
+"""PyTorch's own choices for the same joint graph, as schedules: its partitioner, checkpoints.
 
 Two ways: the min-cut partitioner of ``torch.compile`` (with ``activation_memory_budget``, a share
 of the saved bytes, not a bound on the peak), and ``torch.utils.checkpoint`` around modules. A

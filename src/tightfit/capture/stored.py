@@ -1,4 +1,4 @@
-"""The trace of a handed graph in a file, by the key of the graph and of what it is called with.
+"""The trace of a handed graph in a file, by the key of the graph and of its inputs.
 
 A handed graph says all that it runs: no code is looked at. What its key must hold is the graph
 itself, its constants, the layouts of its inputs, and what PyTorch and this machine are like.

@@ -1,4 +1,4 @@
-"""What is traced: a callable with its modules, its inputs, and what is known of it by now."""
+"""The call to trace: a callable with its modules, its inputs, and earlier findings."""
 
 from __future__ import annotations
 

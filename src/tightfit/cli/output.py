@@ -1,4 +1,4 @@
-"""What commands print: text for people or one JSON object, and the exit code that goes with it."""
+"""The output of commands: text for people or one JSON object, and the exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turn what a user names on the command line into a graph and a budget."""
+"""Turn a target and a budget named on the command line into a graph and bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a region asks of its runtime, in whichever language that is, and what is alike in both.
+"""The interface of both runtimes of a region (Python and C++), and the code they share.
 
 Parameters are known and their gradients stay, an optimizer's step ends a training step, and errors
 have the same words.

@@ -1,4 +1,4 @@
-"""What the runtime remembers: contents of storages, and the calls that made them.
+"""The history of a region: contents of storages, and the calls that made them.
 
 A storage that is written in place gets a new content; the old one can be computed again into
 memory of its own. Views are not remembered: they share the storage that they view.

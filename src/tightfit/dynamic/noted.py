@@ -1,4 +1,4 @@
-"""The arguments of a call about to run: what it reads, what it overwrites."""
+"""The arguments of a call about to run: contents it reads, contents it overwrites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runtime must know of an operator, read once from its schema."""
+"""Properties of an operator that the runtime needs, read once from its schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be evicted, and who goes first: the policies of `eviction/` at work.
+"""The contents that may be evicted, in the order of the policies of `eviction/`.
 
 Two things are added to a policy's score, which the runtime needs to be stable. Tensors that the
 last few operators have used are evicted last, and so are gradients in flight, independently of the

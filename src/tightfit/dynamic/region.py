@@ -1,4 +1,4 @@
-"""A region of a program that keeps to a budget: what is set up around it, and taken down."""
+"""A region of a program that keeps to a budget: its set-up and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stays: contents brought back for good, and contents that are about to be written over."""
+"""Contents that stay: brought back for good, or about to be written over."""
 
 from __future__ import annotations
 

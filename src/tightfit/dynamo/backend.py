@@ -1,4 +1,5 @@
-"""What Dynamo calls with each graph: at its first call it is handed on, or runs plainly.
+"""The backend that Dynamo calls with each graph: at its first call it is handed on, or runs
+plainly.
 
 Nothing is decided while Dynamo compiles, so errors reach the user as they are.
 """

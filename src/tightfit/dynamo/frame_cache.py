@@ -1,4 +1,4 @@
-"""What Dynamo has found of a frame, kept in a file for other processes.
+"""The frame cache: Dynamo's result for a frame, kept in a file for other processes.
 
 A file is named for what a frame is called with and for what its guards asked of their values.
 Where all of that is the same, Dynamo's code and its graph serve again, and the guards are made of

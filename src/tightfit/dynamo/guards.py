@@ -1,4 +1,4 @@
-"""What graphs depend on and Dynamo does not guard: looked at in every call.
+"""Guards that Dynamo does not install: checked in every call.
 
 Settings of kernels, the hooks of all modules, the methods of classes and of tensors, the
 environment.

@@ -1,4 +1,5 @@
-"""What ran outside of every plan: by module and by reason, said once and kept for the report."""
+"""Code that ran outside of every plan: by module and reason, announced once, kept for the
+report."""
 
 from __future__ import annotations
 

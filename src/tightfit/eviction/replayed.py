@@ -1,4 +1,4 @@
-"""What a simulation is asked and what it finds."""
+"""The rules and the results of a simulation."""
 
 from __future__ import annotations
 

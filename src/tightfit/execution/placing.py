@@ -1,4 +1,4 @@
-"""A program whose requests are led to their places: what is called before and around it."""
+"""Hooks around a program whose requests are led to their places."""
 
 from __future__ import annotations
 

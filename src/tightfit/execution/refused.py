@@ -1,4 +1,4 @@
-"""What a backward of a planned call is refused for, in words."""
+"""The errors of a refused backward of a planned call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a planned call returns and changes, made of what its program returns.
+"""Outputs and mutations of a planned call, made from the results of its program.
 
 AOTAutograd's runtime wrapper runs around the chain of autograd nodes. An output of the chain has a
 history of its own. Views of inputs and of other outputs are made again outside of it, so that

@@ -1,4 +1,4 @@
-"""Run programs of a step without leaving a trace, and measure what they hold and take."""
+"""Run programs of a step without side effects, and measure their memory and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leave free memory open only where the next op is to find it: what an allocator can be led by.
+"""Fillers: they leave memory free only where the next op is to find it, which leads an allocator.
 
 An allocator that takes no address uses the smallest free stretch that is large enough. Where
 everything that is free is held by fillers but for the places of the op that runs next, it can take

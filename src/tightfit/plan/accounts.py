@@ -1,4 +1,4 @@
-"""The verifier's own accounts of bytes: what is alive in near memory, what is in far memory."""
+"""The verifier's own accounts of bytes: values alive in near memory, and in far memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan does, in numbers people ask for: who holds memory, what is saved, what it costs."""
+"""A plan explained in numbers: holders of memory, bytes saved, and cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is alive when, as a plan runs: every lifetime of every value, and what ops need besides."""
+"""Lifetimes as a plan runs: of every instance of every value, and the workspaces of ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a captured step depends on: the guards of its plan.
+"""The signature of a call: the guards of a captured step and its plan.
 
 A captured step holds for one combination of input shapes, module flags and modes. Its signature
 is compared on every call; any difference means another plan.

@@ -1,4 +1,4 @@
-"""How the inputs and outputs of a call nest: what pytrees know, and objects of plain classes."""
+"""How the inputs and outputs of a call nest: pytrees, and objects of plain classes."""
 
 from __future__ import annotations
 

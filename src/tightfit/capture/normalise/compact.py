@@ -1,4 +1,4 @@
-"""Results that own what they show, not the room they were made in.
+"""Results that own only their elements, not the larger storage they were made in.
 
 Some kernels of PyTorch allocate more than they return and shrink it. A reduced loss is one number
 in room for every element; an embedding bag's offsets have room for one more. Nothing in their

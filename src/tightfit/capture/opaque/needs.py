@@ -1,4 +1,4 @@
-"""What an opaque module needs to run, where the budget has no room to find it out."""
+"""The memory that an opaque module needs, where the budget has no room to measure it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What opaque modules were seen to do in steps: what is known when they are measured again."""
+"""Observations of opaque modules in steps, used when they are measured again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a module's Python does anything besides computing, found out without running it."""
+"""Whether a module's Python only computes, without side effects; found without running it."""
 
 from __future__ import annotations
 

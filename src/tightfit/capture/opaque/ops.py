@@ -1,4 +1,4 @@
-"""Calls of an eagerly run module as the ops of a plan: what they return, what they cost."""
+"""Calls of an eagerly run module as the ops of a plan: their results and costs."""
 
 from __future__ import annotations
 

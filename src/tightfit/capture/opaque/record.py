@@ -1,4 +1,4 @@
-"""What the autograd graph of an eagerly run module keeps for its backward, as one value.
+"""Saved tensors of the autograd graph of an eagerly run module, as one value.
 
 Inputs and outputs that backward needs are not kept here but read again from the plan's own values,
 so that nothing is held twice or behind the plan's back.

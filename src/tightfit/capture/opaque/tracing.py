@@ -1,4 +1,4 @@
-"""Modules that tightfit does not look into: each call of one is a single op of the step.
+"""Opaque modules while a step is traced: each call is a single op of the step.
 
 While a step is traced, such a module's forward is replaced by a function that runs the module for
 real, on tensors of the right shapes. It sees what the module returns and saves. The trace gets two

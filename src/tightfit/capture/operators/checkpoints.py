@@ -1,4 +1,4 @@
-"""Checkpoints (`torch.utils.checkpoint`) in a trace: what they run, and no more.
+"""Checkpoints (`torch.utils.checkpoint`) in a trace: their operators, without recomputation.
 
 Reentrant ones run autograd inside of autograd, which no graph holds. Which results are kept and
 which are computed again is the plan's to decide. The results are the same either way, but for what

@@ -1,4 +1,4 @@
-"""What a forward may write to besides attributes of its modules: objects, containers, globals."""
+"""Objects, containers and globals that a forward may write, besides attributes of its modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks on what autograd saves for backward (`saved_tensors_hooks`): refused by name.
+"""Hooks on saved tensors (`saved_tensors_hooks`): refused by name.
 
 They may save other values than those computed (in bfloat16, compressed) or elsewhere (on the CPU,
 on disk). The tracer never calls them, so a plan would keep what the program did not mean to keep

@@ -1,4 +1,4 @@
-"""Tensors that a call gets under several names: the tracer sees each of them as one.
+"""Tensors that a call gets under several names (tied weights): one input for the tracer.
 
 The tracer puts another tensor in the place of each name. A weight with two names would get two
 gradients, each a sum of its own. Eager adds up all gradients of its readers in the order in which

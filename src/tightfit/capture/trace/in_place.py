@@ -1,4 +1,4 @@
-"""What is written in place keeps its layout in the trace.
+"""Tensors written in place keep their layout in the trace.
 
 The tracer turns an operator that writes in place into the operator that returns a new result, and
 some of these lay it out differently. Rows of a transposed tensor that is masked in place come out

@@ -1,4 +1,4 @@
-"""What a policy is, what it may know of a candidate, the one formula of all costs and of scores.
+"""The interface of a policy, its view of a candidate, and the formula of costs and scores.
 
 Kirisame et al., Dynamic Tensor Rematerialization (2021), section 4.1 and appendix D.1. The storage
 with the least ``cost / (bytes * staleness)`` is evicted, and any of the three may be left out.

@@ -1,4 +1,4 @@
-"""What changes while a program is replayed: its storages, the clock, and all that is counted."""
+"""The state of a replay: its storages, the clock, and the counters."""
 
 from __future__ import annotations
 

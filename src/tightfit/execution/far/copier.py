@@ -1,4 +1,4 @@
-"""A thread that copies what it is given, one after the other."""
+"""A thread that copies values to and from far memory, one after the other."""
 
 from __future__ import annotations
 

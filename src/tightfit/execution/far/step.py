@@ -1,4 +1,4 @@
-"""The values of one step that are away, and what is on its way."""
+"""The values of one step in far memory, and transfers in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every packer is: a function of blocks and limits, with declared abilities."""
+"""The interface of packers: functions of blocks and limits, with declared capabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs of blocks that live together: what programs for few blocks are made of."""
+"""Pairs of blocks that live together: the disjunctions of programs for few blocks."""
 
 from __future__ import annotations
 
