@@ -181,7 +181,7 @@ class CudaMeter:
 
 @dataclass(frozen=True)
 class PeakMeasurement:
-    """What one call did to a device's memory."""
+    """The effect of one call on a device's memory."""
 
     peak_bytes: int  # the most that was live during the call above what was live before it
     growth_bytes: int  # what is live after the call minus what was live before it; may be negative

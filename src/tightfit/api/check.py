@@ -32,7 +32,7 @@ ENOUGH = 0.005
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model needs and what a budget costs.
+    """The memory needs of a model and the cost of a budget.
 
     Parameters
     ----------

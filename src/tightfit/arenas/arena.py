@@ -31,7 +31,7 @@ _MOST_SHAPES = 32
 
 @dataclass(frozen=True)
 class ArenaReport:
-    """What an arena did so far.
+    """The counters of an arena so far.
 
     Parameters
     ----------

@@ -50,7 +50,7 @@ _LARGEST_CONSTANT = 1 << 20
 
 
 class StoredGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a file holds."""
+    """The content of a file."""
 
     format: int
     graph: KeptGraph

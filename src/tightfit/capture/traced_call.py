@@ -13,7 +13,7 @@ __all__ = ["TracedCall"]
 
 @dataclass(frozen=True)
 class TracedCall:
-    """What is traced: a callable, the modules whose parameters it uses, example inputs."""
+    """The call to trace: a callable, the modules whose parameters it uses, example inputs."""
 
     function: Callable[..., Any]  # the model's own forward, or a function of the inputs
     modules: Mapping[str, nn.Module]  # the modules whose parameters it uses

@@ -46,7 +46,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """What came of one replay."""
+    """The result of one replay."""
 
     # ``"ok"``; ``"oom"``: nothing was left to evict; ``"thrash"``: recomputation came to cost more
     # than the limit. What follows then counts up to that point.

@@ -24,7 +24,7 @@ __all__ = ["DifferentiatedCall", "RanPlainly", "Repeated"]
 
 @dataclass(frozen=True)
 class RanPlainly:
-    """What a forward that was run again under autograd has given."""
+    """The results of a forward that was run again under autograd."""
 
     outputs: Sequence[Any]  # what it has returned, flattened
     inputs: Sequence[Any]  # its placeholders

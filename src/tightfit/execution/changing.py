@@ -52,7 +52,7 @@ class ChangingBuffers:
 
 
 class Unchanged:
-    """What a call keeps for its backward must be what it was, or be copied.
+    """Saved tensors of a call must be unchanged at its backward, or be copied.
 
     `saved`: what it keeps, at the end of its forward. `kept`: the placeholders that come first in
     it.

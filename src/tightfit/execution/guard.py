@@ -32,7 +32,7 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class StepPeaks:
-    """What one step held, in bytes on top of its start."""
+    """The peaks of one step, in bytes on top of its start."""
 
     constant_bytes: int  # what was resident at the start of the step
     # forward_bytes, between_bytes, backward_bytes, after_bytes: peaks of the forward program, of

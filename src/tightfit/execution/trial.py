@@ -25,7 +25,7 @@ _ENOUGH_S = 5.0  # of running all programs, beyond the fewest rounds
 
 @dataclass(frozen=True)
 class TrialPeaks:
-    """What one run held on top of what was there before it, in bytes."""
+    """The peaks of one run, in bytes on top of its start."""
 
     # forward_bytes, boundary_bytes, backward_bytes: the peak of the forward pass, what was alive
     # behind it, the peak of the backward pass

@@ -76,7 +76,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class Turn:
-    """What is done before an instruction."""
+    """The requests and frees before an instruction."""
 
     # Whether the instruction's requests are in the arena; if not, nothing else is done
     is_inside: bool

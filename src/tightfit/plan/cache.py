@@ -37,7 +37,7 @@ _NEAR = 0.98
 
 
 class PlanKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan is kept under."""
+    """The key of a plan in the cache."""
 
     digest: str  # a hash of everything that decides what a planner answers, measured costs among it
     # graph, device: the graph's fingerprint and the kind of its device: what decides which plans

@@ -40,7 +40,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModuleShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What one module contributes."""
+    """The contribution of one module."""
 
     module: str  # the module's name; an operator or a role where no module is known
     held_bytes: int  # bytes of its values alive at the peak of the plan

@@ -14,7 +14,7 @@ _NOTHING = 1e-9
 
 
 class LessExact(msgspec.Struct, frozen=True):
-    """What a plan with a less exact class of alternatives costs."""
+    """The cost of a plan with a less exact class of alternatives."""
 
     exactness: Exactness  # the class
     # The least that was found, which is that of the exact plan where none was cheaper; None: no

@@ -29,7 +29,7 @@ __all__ = ["Simulation", "baseline_cost_s", "simulate"]
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens to memory and time when a plan runs."""
+    """Memory and time of a plan when it runs."""
 
     peak_bytes: int  # the most bytes alive at any instant, constants and workspace included
     peak_index: int  # the instruction during which the peak is reached (-1 for an empty plan)

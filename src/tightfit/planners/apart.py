@@ -20,7 +20,7 @@ _LITTLE_S = 10.0
 
 
 class _PlannerRequest(msgspec.Struct, frozen=True):
-    """What a planner is asked, on its way to the other process."""
+    """The request to a planner in another process."""
 
     name: str
     task: Task

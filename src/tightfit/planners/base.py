@@ -1,4 +1,5 @@
-"""What every planner is: a function of a task, limits and progress, with declared abilities."""
+"""The interface of planners: functions of a task, limits and progress, with declared
+capabilities."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a planner can do; a mismatch with a task is a clear error, never a silent skip."""
+    """The capabilities of a planner; a mismatch with a task is a clear error, never a silent
+    skip."""
 
     linear_only: bool = False  # it plans chains only
     # It chooses among operator alternatives; if not, it uses the defaults

@@ -1,4 +1,4 @@
-"""Compares alternatives of a step with their defaults, and keeps what that has shown."""
+"""Compares alternatives of a step with their defaults, and keeps the results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class _DefaultResults:
-    """What a default made of drawn tensors."""
+    """The results of a default on random tensors."""
 
     default: Call  # that ran
     trial: Trial  # has the tensors

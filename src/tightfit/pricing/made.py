@@ -1,4 +1,4 @@
-"""What ops of a step really make: for those that are measured on their results.
+"""Real results of ops of a step, for ops that are measured on them.
 
 A fake kernel may say another type, device or layout than the real one gives. What belongs together
 (a maximum and its offset, a seed and where its draws begin) cannot be drawn one by one. So a

@@ -1,4 +1,4 @@
-"""Rows for people, of which repeated layers share one: who holds the peak, what is computed again.
+"""Rows of reports, one for repeated layers: holders of the peak, and recomputation.
 
 Numbers between dots stand for a position in a list of layers, so ``layer1.0.conv`` and
 ``layer1.1.conv`` are both in ``layer1.*.conv``.

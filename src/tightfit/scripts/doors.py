@@ -1,4 +1,4 @@
-"""What a program finds in the place of the functions of tightfit by which it trains."""
+"""Replacements for the functions of tightfit that a program calls."""
 
 from __future__ import annotations
 

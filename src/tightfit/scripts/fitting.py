@@ -1,4 +1,4 @@
-"""What is fitted of a program: what it fits itself, or else what it trains."""
+"""Fitting a program: the modules that it fits itself, or else those that it trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process of its own is asked to run."""
+"""The request to a process that runs a program."""
 
 from __future__ import annotations
 

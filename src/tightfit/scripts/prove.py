@@ -31,7 +31,7 @@ _SET_ASIDE = ("line", "generator")
 
 
 class ScriptProof(msgspec.Struct, frozen=True, kw_only=True):
-    """What two runs of a program showed."""
+    """The comparison of two runs of a program."""
 
     # ``"proven"``; ``"differs"``: the fitted run does something else than the plain one; ``"above
     # budget"``; ``"not deterministic"``: two plain runs differ from each other, no later than the

@@ -1,4 +1,4 @@
-"""What a run of a program leaves behind, event by event, in a file; how two runs differ."""
+"""The record of a run of a program, event by event, in a file; how two runs differ."""
 
 from __future__ import annotations
 

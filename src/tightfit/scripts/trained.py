@@ -1,4 +1,4 @@
-"""What a program trains: found by what it calls and by what its optimizers hold, and named."""
+"""The modules that a program trains: found by its calls and its optimizers, and named."""
 
 from __future__ import annotations
 

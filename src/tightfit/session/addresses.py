@@ -1,4 +1,4 @@
-"""Steps at planned addresses, and what plans leave of the budget to memory outside of them."""
+"""Steps at planned addresses, and the part of the budget that is left to memory outside of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is fitted: a callable with the modules whose parameters it uses."""
+"""The callee that is fitted: a callable with the modules whose parameters it uses."""
 
 from __future__ import annotations
 

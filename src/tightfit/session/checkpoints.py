@@ -1,4 +1,4 @@
-"""What is said of a model that goes through `torch.utils.checkpoint` itself."""
+"""Messages about a model that calls `torch.utils.checkpoint` itself."""
 
 from __future__ import annotations
 

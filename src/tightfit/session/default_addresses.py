@@ -1,4 +1,4 @@
-"""Steps at addresses of the allocator's choice, and what a fitted callable asks of addresses."""
+"""Steps at addresses of the allocator's choice, and the interface of addresses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PlanRejected(Exception):
 
 
 class PlannedStep(Protocol):
-    """What was planned, and what was found for it."""
+    """A graph that was planned, and the outcome."""
 
     @property
     def number(self) -> int:

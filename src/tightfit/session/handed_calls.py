@@ -1,4 +1,4 @@
-"""Calls of graphs that are handed over: each is run by a plan, or as it is where there is none."""
+"""Calls of graphs that are handed over: each is run by a plan, or eagerly where there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may ask for, checked once at the border."""
+"""The options of `fit` and `step`, checked once."""
 
 from __future__ import annotations
 

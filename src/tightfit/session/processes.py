@@ -1,4 +1,4 @@
-"""Processes that train one model together find things out once: costs, plans, what user code holds.
+"""Processes that train one model together share findings: costs, plans, memory of user code.
 
 They meet in the key-value store that `torch.distributed` started with, not in collectives. A rank
 that needs something first makes it; every other rank that needs the same waits for it. So ranks may

@@ -1,4 +1,4 @@
-"""What a fitted callable refuses, in words, with the ways out."""
+"""The errors of a fitted callable, with the ways out."""
 
 from __future__ import annotations
 

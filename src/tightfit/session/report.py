@@ -1,4 +1,4 @@
-"""What is known about a fitted model or step, as one frozen value."""
+"""The report on a fitted model or step, as one frozen value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Held", "PlannedPart", "Report", "planned_moves", "report_of"]
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process held for the steps of a callable with an arena, in bytes."""
+    """The memory that a process held for the steps of a callable with an arena, in bytes."""
 
     height_bytes: int  # of the arena
     # Of tensors between two steps: parameters, gradients, the optimizer's state, inputs, and what

@@ -343,7 +343,7 @@ class Comparison:
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """What a proof showed; sizes in bytes with constants, times as ratios to eager.
+    """The result of a proof; sizes in bytes with constants, times as ratios to eager.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What PyTorch's own ways give on a captured step, as rows next to those of the planners."""
+"""PyTorch's own methods on a captured step, as rows next to those of the planners."""
 
 from __future__ import annotations
 

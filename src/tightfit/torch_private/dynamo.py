@@ -1,4 +1,4 @@
-"""Dynamo compiles one callable, frame by frame, for a backend of ours. Private names of torch.
+"""Dynamo compiles one callable, frame by frame, for tightfit's backend. Private names of torch.
 
 Configuration is entered when Dynamo is asked about a frame, not in every call. Sizes stay static;
 plain numbers that change become inputs, for what Dynamo has learned of changes is kept by callable

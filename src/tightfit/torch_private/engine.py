@@ -1,4 +1,4 @@
-"""What autograd's engine does now: which backward runs, and where a gradient goes in its graph."""
+"""The state of autograd's engine: the running backward, and edges of its graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the releases of PyTorch that tightfit runs on differ in, where a user may notice.
+"""Differences between the supported releases of PyTorch that a user may notice.
 
 Each entry is looked for by name where it is used; that this table says the same is tested.
 """

@@ -74,7 +74,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What a traced step read in Python, and how to compute it again."""
+    """The values that a traced step read in Python, and how to compute them again."""
 
     # Operators on inputs and buffers, and the values read from them, in order
     steps: tuple[TapeStep | Read, ...] = ()

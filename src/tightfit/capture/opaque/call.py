@@ -64,7 +64,7 @@ class _Body(nn.Module):
 
 @dataclass(frozen=True)
 class OpaqueArguments:
-    """What an opaque module is called with.
+    """The arguments of a call of an opaque module.
 
     `operands`: tensor arguments in order, then the parameters it trains. `leaves`, `spec`: the
     flattened arguments (None where a tensor is) and how they nest.

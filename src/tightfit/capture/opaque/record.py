@@ -160,7 +160,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Profile:
-    """What one real run of an opaque module's forward showed."""
+    """The measurements of one real run of an opaque module's forward."""
 
     outputs: tuple[Geometry, ...]  # of each tensor it returns, those that it was given left out
     differentiable: tuple[bool, ...]  # which of them require a gradient
@@ -185,7 +185,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Result:
-    """What one run of an opaque module's forward gave."""
+    """The results of one run of an opaque module's forward."""
 
     outputs: tuple[torch.Tensor, ...]  # the tensors it returns, detached
     record: Record | None  # what its backward needs

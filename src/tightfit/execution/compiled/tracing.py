@@ -33,7 +33,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Kept:
-    """What backward needs: an input of the step or an output of the forward graph."""
+    """A tensor for the backward: an input of the step or an output of the forward graph."""
 
     index: int
     is_input: bool

@@ -23,7 +23,7 @@ __all__ = ["FarStep", "Moved", "moving_program"]
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step moves."""
+    """The bytes that a step moves."""
 
     # stored_bytes, loaded_bytes: to far memory, and back
     stored_bytes: int

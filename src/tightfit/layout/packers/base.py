@@ -20,7 +20,7 @@ class PackingLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """What a packer found."""
+    """The result of a packer."""
 
     offsets: tuple[int, ...]  # in bytes, one per block
     proven_bytes: int = 0  # no layout of these blocks is lower; 0: nothing is proven

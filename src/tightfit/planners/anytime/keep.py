@@ -1,4 +1,4 @@
-"""What may be kept of a segment of a chain, from everything to nothing."""
+"""The sets of values that may be kept of a segment of a chain, from all to none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plans found so far, the proven bound, and what a search may combine."""
+"""The plans found so far, the proven bound, and the schedules that a search may combine."""
 
 from __future__ import annotations
 

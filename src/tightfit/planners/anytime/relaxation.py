@@ -1,4 +1,4 @@
-"""What the mathematical programs need of a problem: what every way to compute an op agrees on."""
+"""The view of a problem for mathematical programs: common to all ways to compute an op."""
 
 from __future__ import annotations
 

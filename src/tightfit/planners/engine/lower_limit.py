@@ -1,4 +1,4 @@
-"""A proven lower limit on the budget: what some op needs when it is computed from nothing.
+"""A proven lower limit on the budget: the bytes that some op needs, computed from nothing.
 
 A plan exists only if every op can be computed starting from an empty memory. The backward set
 search (docs/search.md, "The least budget") finds the least bytes for that, any number of

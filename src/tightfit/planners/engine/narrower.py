@@ -1,4 +1,4 @@
-"""The same problem with fewer ways: what a search with more of them starts from."""
+"""The same problem with fewer ways: a seed for a search with more of them."""
 
 from __future__ import annotations
 

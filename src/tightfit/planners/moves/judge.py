@@ -1,4 +1,4 @@
-"""What a choice of moves is worth: placed by the link, planned around, simulated."""
+"""Evaluation of a choice of moves: placed by the link, planned around, simulated."""
 
 from __future__ import annotations
 

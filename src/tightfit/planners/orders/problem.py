@@ -1,4 +1,4 @@
-"""What an order of a step's ops decides: the bytes alive when every op runs once."""
+"""The problem of ordering a step's ops: the bytes alive when every op runs once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lower what rows allow to what integers can reach.
+"""Lower the right-hand sides of rows to values that sums of integers can reach.
 
 The bytes of a step's tensors are mostly multiples of one number, the *grain*, but for some small
 ones. So are sums of them. A budget between two multiples is never filled, yet a relaxation fills it

@@ -1,4 +1,4 @@
-"""What a page shows, as numbers: columns by run of an op, by op and by stretch of memory."""
+"""The data of a page: columns by run of an op, by op and by stretch of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was done and what it costs, in three sentences."""
+"""A plan and its cost in three sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One planner at many budgets: what its plans cost, and what is proven."""
+"""One planner at many budgets: the overhead of its plans, and the proven bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages: figures with panels at given places, what is drawn next to them, and their bytes."""
+"""Pages: figures with panels at given places, drawings next to them, and their bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where no plan can be: below what is proven, and at budgets that are proven too small."""
+"""Regions without plans: below proven bounds, and at budgets that are proven too small."""
 
 from __future__ import annotations
 

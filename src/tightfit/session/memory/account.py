@@ -1,4 +1,5 @@
-"""What is held around the steps of a fitted callable: by tensors, and by the allocator."""
+"""The account of memory held around the steps of a fitted callable: by tensors, and by the
+allocator."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Standing:
-    """What is held at the begin of a call, in bytes."""
+    """The memory held at the begin of a call, in bytes."""
 
     gradient_bytes: int  # gradients that exist, with the buckets they go into
     # state_bytes, coming_bytes: the optimizers' state that is there, and that will be
@@ -52,7 +53,7 @@ _State = Literal["free", "resting", "running"]
 
 
 class Account:
-    """What a fitted callable holds between its steps: the one place that counts it.
+    """Counts the memory that a fitted callable holds between its steps: the only place that does.
 
     `modules`: the modules whose parameters it uses. `optimizer`: one that holds them; others are
     found. `tally`: has counted before what is given out; None: counting begins now. `device`: the

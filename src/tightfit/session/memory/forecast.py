@@ -1,4 +1,4 @@
-"""What the step of an optimizer will take, predicted by taking it on tensors without contents."""
+"""The memory of an optimizer's step, predicted by taking it on fake tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUMBERS = 4
 
 @dataclass(frozen=True)
 class StepNeeds:
-    """What a step of an optimizer takes besides what is there before it."""
+    """The bytes that a step of an optimizer takes in addition."""
 
     states: tuple[tuple[str, int], ...]  # the bytes of state on each kind of device after the step
     passing_bytes: int  # the most that lives at once during the step, beyond what is there after it

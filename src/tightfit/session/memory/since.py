@@ -1,4 +1,4 @@
-"""What has happened since the last call of a fitted callable, and what is left of it."""
+"""Events since the last call of a fitted callable, and the memory left of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["SinceLastCall"]
 
 
 class SinceLastCall:
-    """What a loop does between calls, as far as it shows.
+    """The behaviour of a loop between calls, as far as it shows.
 
     `has_stepped`: whether any optimizer of the parameters has ever stepped. `gradients_are_used`:
     whether one has since the last backward: those that exist are used up.

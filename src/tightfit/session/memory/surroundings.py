@@ -1,4 +1,4 @@
-"""What is resident around a step now, as one frozen value: the key of a plan, and its task."""
+"""The memory resident around a step now, as one frozen value: the key of a plan, and its task."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is held in addition to a step, and the budget for all of it."""
+    """The memory held in addition to a step, and the budget for all of it."""
 
     gradients: Gradients  # ``"fresh"`` or ``"accumulated"``
     # gradient_bytes, state_bytes: gradients that exist, with the buckets they go into; the

@@ -1,4 +1,4 @@
-"""Plans for the parts of a model within one budget: what is searched, and what is chosen of it.
+"""Plans for the parts of a model within one budget: their search and their choice.
 
 One number says how far each kind of part goes from the least to the most that it may save. For each
 of the values tried, plans are searched that keep to it. Which of them run is said by the rule for
@@ -163,7 +163,7 @@ def _saved_bytes(kind: Kind, share: float) -> int:
 
 
 class PartPlansMessage(msgspec.Struct, frozen=True):
-    """What one rank has chosen; kinds of parts have the same names on all of them."""
+    """The choice of one rank; kinds of parts have the same names on all of them."""
 
     # For each kind the plans in use; the first is the plan with which all calls fit
     plans: dict[str, list[Plan]]

@@ -1,4 +1,4 @@
-"""What is known of steps that are alike, and in which order parts run."""
+"""The history of steps that are alike, and the order in which parts run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_SITUATIONS = 16
 
 
 class Situation:
-    """What is known of steps with the same inputs that begin with about as much held.
+    """The history of steps with the same inputs that begin with about as much held.
 
     `held_bytes`: at the begin, with what is yet to come to stay. `ledger`: the last such step of
     those in which most parts have run. `plans`: the plans of the parts; None while they are learned

@@ -194,7 +194,8 @@ def _way_out(outside: Outside) -> str:
 
 
 class _Resident:
-    """What a model holds between its steps, by its account and the inputs of the call."""
+    """The memory that a model holds between its steps, by its account and the inputs of the
+    call."""
 
     def __init__(self, account: Account) -> None:
         self._account = account

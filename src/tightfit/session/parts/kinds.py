@@ -1,4 +1,4 @@
-"""Calls of parts: what is captured of them, once for all calls that are alike."""
+"""Kinds of calls of parts: captured once for all calls that are alike."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class PartCall:
 
 
 class KnownCalls:
-    """What is known of the parts of a model.
+    """The captured kinds of the parts of a model.
 
     `capture`: given a call and a name, returns the captured step of a part.
     """

@@ -35,7 +35,7 @@ _ALIKE = 0.005  # of the budget: what two steps may differ by at their begin and
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What depends on how a model is divided into parts.
+    """The interface that depends on how a model is divided into parts.
 
     `late_bytes`: of the budget, what plans leave unused for memory that other threads free in their
     own time. `way_out`: what a user who is short of memory may do besides.

@@ -1,4 +1,4 @@
-"""What all ways to run a callable in parts have in common."""
+"""The code common to all ways to run a callable in parts."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _ADVICE = f"Raise the budget, or make what is held between the parts smaller. {W
 
 
 class Resident(Protocol):
-    """What a model in parts holds between its steps."""
+    """The memory that a model in parts holds between its steps."""
 
     def resident_bytes(self) -> int:
         """Return what is held now."""

@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 class Step(Protocol):
-    """What a call runs."""
+    """The step that a call runs."""
 
     @property
     def captured(self) -> Captured:

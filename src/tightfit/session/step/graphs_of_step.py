@@ -1,4 +1,4 @@
-"""What the graphs of one step ran by, where there are several: for the report."""
+"""The plans of the graphs of one step, where there are several: for the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call of a graph was given, for as long as it may be run again."""
+"""The inputs of a call of a graph, for as long as it may be run again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ None: itself."""
 
 
 class GivenToCall:
-    """What a call was given: held, or there as long as other code holds it, or made again."""
+    """The inputs of a call: held, or there as long as other code holds it, or made again."""
 
     def __init__(self, given: Arguments) -> None:
         assert isinstance(given, GraphArguments)

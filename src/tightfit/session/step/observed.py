@@ -1,4 +1,4 @@
-"""Writes the ledger of the step under way, from what a meter says at each turn."""
+"""Writes the ledger of the running step, from readings of a meter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What budget to advise where none is enough: one that holds for the steps to come, too."""
+"""The advised budget where the given is too small: it holds for the steps to come, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is captured of a fitted callable, by signature and by what data decided."""
+"""The captured steps of a fitted callable, by signature and by decisions of data."""
 
 from __future__ import annotations
 

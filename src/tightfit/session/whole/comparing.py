@@ -1,4 +1,4 @@
-"""Compares between two steps what was left for later, for a part of the time that a step takes."""
+"""Compares postponed alternatives between two steps, for a part of the time that a step takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring the steps of a callee, and learning from them what the user did not say."""
+"""Measures the steps of a callee, and learns from them what the user did not specify."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a step for the constants of now: at once for a further shape, better ones later."""
+"""The plan of a step for the current constants: at once for a further shape, better plans later."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ __all__ = ["Moves", "Planned", "Specialisation"]
 
 
 class Moves:
-    """What the last step of a plan has moved to far memory and back.
+    """The bytes that the last step of a plan has moved to far memory and back.
 
     `last`: None: no step has ended yet.
     """

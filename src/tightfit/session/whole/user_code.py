@@ -1,4 +1,4 @@
-"""What user code holds between a planned forward and its backward: assumed, measured, predicted.
+"""Memory of user code between a planned forward and its backward: assumed, measured, predicted.
 
 An allocator that refuses a request does not know what would have been asked for next. By then more
 is known of the step and of others like it: how much user code holds between forward and backward,
@@ -28,7 +28,7 @@ __all__ = ["OpenCall", "PlannedForward", "UserCode"]
 
 
 class UserCode:
-    """What user code holds between forward and backward: assumed at first, then measured.
+    """The memory of user code between forward and backward: assumed at first, then measured.
 
     `assumed_bytes`: as long as it was not seen. `planned_bytes`: what plans leave room for.
     """

@@ -1,4 +1,4 @@
-"""Where Dynamo ends a graph, and what Python has done until then. Private names of torch."""
+"""Graph breaks of Dynamo, and side effects of Python until then. Private names of torch."""
 
 from __future__ import annotations
 

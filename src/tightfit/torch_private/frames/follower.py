@@ -17,7 +17,7 @@ __all__ = ["Follower", "Given"]
 
 @dataclass(frozen=True)
 class Given:
-    """What a call of a module's forward is given."""
+    """The arguments of a call of a module's forward."""
 
     module: nn.Module
     args: tuple[Any, ...]

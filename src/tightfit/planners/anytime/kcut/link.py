@@ -1,4 +1,4 @@
-"""Values that are away at a cut, and what the link to far memory lets be away.
+"""Values in far memory at a cut, and the limit that the link sets for them.
 
 A transfer takes its time in the queue of its direction, in whatever order they come. So what has
 left by an instant took no longer, together, than has passed until then, and what has to come back

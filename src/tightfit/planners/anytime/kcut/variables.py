@@ -1,4 +1,4 @@
-"""The variables of the K-cut program: what is alive at the cuts, what runs between them.
+"""The variables of the K-cut program: values alive at the cuts, ops run between them.
 
 Cut k is the first computation of op ``cuts[k]``; window k lasts from there to the next cut. An
 optional op may run late or not at all: a cut there looks at what is resident in its place only.

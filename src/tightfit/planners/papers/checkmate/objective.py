@@ -1,4 +1,4 @@
-"""The objective of Checkmate's program and what its values mean as an overhead."""
+"""The objective of Checkmate's program, and its values as an overhead."""
 
 from __future__ import annotations
 

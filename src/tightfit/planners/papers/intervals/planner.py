@@ -36,7 +36,7 @@ _SOURCE = "retention intervals (their own search space)"
 
 
 class IntervalTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child process is asked for."""
+    """The request to the child process."""
 
     problem: Staged
     least_retentions: int
@@ -48,7 +48,7 @@ class IntervalTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IntervalReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child process answers: a schedule, a bound (a fraction), a final status."""
+    """The answer of the child process: a schedule, a bound (a fraction), a final status."""
 
     status: str
     computes: tuple[Compute, ...] = ()

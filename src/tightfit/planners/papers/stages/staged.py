@@ -1,4 +1,4 @@
-"""A training step as the papers see it, and schedules by what is resident between stages.
+"""A training step in the papers' terms, and schedules by the values resident between stages.
 
 Checkmate, MONeT, Chen and Griewank plan a list of *nodes* in a fixed order. Stage ``t`` is
 everything from the end of first computation ``t - 1`` up to and including first computation ``t``.
