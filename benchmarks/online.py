@@ -299,7 +299,7 @@ it refuses, so an operator that is refused memory runs again after as much was f
 random generator put back. One that reads what it overwrites, as `add_` does, must not, for it may
 have begun to write. Room is made before it runs: as much as it took the last time, or, the first
 time, as its arguments take. If it is refused all the same, `BudgetExceeded` says that what it
-overwrites may have changed. The core is the one in Python: the core in C++ is for the CPU. Memory
+overwrites may have changed. The core is that in Python: the core in C++ is for the CPU. Memory
 on the CPU does not count. A request outside PyTorch's operators evicts nothing: call `region.evict`
 before. All operators run on one stream. Kernels that add atomically, or that cuDNN picks by the
 workspace it gets, may give other last bits when they run again, unless
