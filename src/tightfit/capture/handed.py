@@ -73,7 +73,7 @@ class HandedGraph:
         return bool(self.leaf_calls or self.recurrent_calls)
 
     def leaves(self) -> tuple[nn.Module, ...]:
-        """Return the modules whose forwards they are, while a call of the graph is under way."""
+        """Return the modules whose forwards they are, while a call of the graph is running."""
         return tuple(dynamo.leaf_of(self.module, n) for n in self.leaf_calls)
 
 

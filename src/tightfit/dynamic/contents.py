@@ -70,7 +70,7 @@ class Contents:
             return self.put_first(storage, content)
         old = mark.content
         for reader in old.readers:
-            reader.let_go(old)
+            reader.drop(old)
         self._lost(old)
         mark.becomes(content)
         if old in self._before:

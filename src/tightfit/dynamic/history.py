@@ -282,7 +282,7 @@ class Call:
         """Hold nothing for its results."""
         self._kept_back = None
 
-    def let_go(self, content: Content) -> None:
+    def drop(self, content: Content) -> None:
         """A content that it reads has memory of its own now."""
         for kept in (self._kept, self._kept_back):
             if kept is not None:

@@ -202,7 +202,7 @@ class Pool:
     def _first_turn(self, contents: list[Content]) -> tuple[int, list[Content]]:
         """Return the first turn that any of them has, and those whose turn it is.
 
-        Gradients under way and what was just used go only if nothing else may; what a call waits
+        Gradients in flight and what was just used go only if nothing else may; what a call waits
         for goes last of all: it will have to come back.
         """
         latest = self._ledger.operators - _RECENT_OPS

@@ -65,7 +65,7 @@ class Settled:
         if readers:
             content.move(self._room.in_room(lambda: copy_of(storage)))
             for reader in readers:
-                reader.let_go(content)
+                reader.drop(content)
             self._contents.put(storage, Content(storage.nbytes(), None))
 
 

@@ -32,7 +32,7 @@ __all__ = [
 GraphCall = Callable[[Sequence[Any]], Any]
 """Runs one call of a graph, given its inputs."""
 HandOver = Callable[[HandedGraph], GraphCall]
-"""Takes a graph whose first call is under way."""
+"""Takes a graph whose first call is running."""
 
 
 def handing_over_to(

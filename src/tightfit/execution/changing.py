@@ -94,9 +94,9 @@ class Unchanged:
         for place in changed:
             saved[place] = self._copies[place]
         self._changing.saw(self._kept, changed)
-        self.let_go()
+        self.release()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Hold no copies."""
         self._copies.clear()
 
@@ -109,9 +109,9 @@ class Unchanged:
 _HELD: weakref.WeakSet[Unchanged] = weakref.WeakSet()
 
 
-def _let_go() -> None:
+def _release_all() -> None:
     while _HELD:
-        _HELD.pop().let_go()
+        _HELD.pop().release()
 
 
-before_refusals(_let_go)
+before_refusals(_release_all)

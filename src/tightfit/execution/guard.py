@@ -46,7 +46,7 @@ class StepPeaks:
     between_bytes: int = 0
     backward_bytes: int = 0
     after_bytes: int = 0
-    # The budgets of other callables whose steps were under way at the same time: who holds what
+    # The budgets of other callables whose steps were running at the same time: who holds what
     # is unknown, so all of them keep to the sum
     other_budgets_bytes: int = 0
     # Whether any of them ran a forward or a backward meanwhile: peaks may be theirs
@@ -83,7 +83,7 @@ class Opened(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether a backward may still come or is under way."""
+        """Whether a backward may still come or is running."""
         ...
 
 
@@ -246,7 +246,7 @@ class Guard:
 
     @property
     def is_learning(self) -> bool:
-        """Whether every peak of the step under way will be known."""
+        """Whether every peak of the current step will be known."""
         return not self._is_checked_only
 
     def change_budget(self, budget_bytes: int) -> None:
@@ -355,7 +355,7 @@ class Guard:
         ]
 
     def _meet(self, other: Guard) -> None:
-        """Note of two steps that one begins while the other is under way, if it is."""
+        """Note of two steps that one begins while the other is running, if it is."""
         if self._open is not None and any(run.is_open for run in self._runs):
             self._other_budgets.add(other)
             other._other_budgets.add(self)

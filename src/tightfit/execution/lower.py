@@ -126,7 +126,7 @@ class _Lowering:
             match step:
                 case Compute():
                     self._compute(number, step)
-                    self._let_go_of_returned(number)
+                    self._free_returned(number)
                 case Free(value):
                     self.moves.end(value)
                     self.writer.release(value)
@@ -173,7 +173,7 @@ class _Lowering:
         if self.clock is not None:
             function.emit(f"clock({step.op}, {step.alternative})")
 
-    def _let_go_of_returned(self, now: int) -> None:
+    def _free_returned(self, now: int) -> None:
         """Free in the backward what the forward has returned and nothing more reads.
 
         A plan counts it to the end, as the caller may hold it.
@@ -311,7 +311,7 @@ class _Moves:
                 self.end(value)
 
     def end(self, value: ValueId | None) -> None:
-        """Wait until nothing of a value is under way."""
+        """Wait until no transfer of a value is in flight."""
         if value in self._storing or value in self._loading:
             self._writer.function.emit(f"far.wait({value})")
             if self._is_timed:

@@ -18,13 +18,13 @@ def looks_at_parts() -> TightfitError:
     )
 
 
-def second_time(*, is_let_go: bool) -> TightfitError:
+def second_time(*, is_freed: bool) -> TightfitError:
     """Return the error that a second backward came.
 
-    `is_let_go`: whether the first was to keep the saved tensors (retain_graph).
+    `is_freed`: whether the first was to keep the saved tensors (retain_graph).
     """
     why, first = "", "say retain_graph=True to the first, "
-    if is_let_go:
+    if is_freed:
         why = (
             ", whatever retain_graph says: its parameters are spread over processes (fully_shard) "
             "and are not there any more"

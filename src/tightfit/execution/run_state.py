@@ -42,5 +42,5 @@ class RunState(Enum):
 
     @property
     def is_open(self) -> bool:
-        """Whether the planned backward is to come, or under way."""
+        """Whether the planned backward is to come, or running."""
         return self in (RunState.AWAITS_BACKWARD, RunState.IN_BACKWARD)

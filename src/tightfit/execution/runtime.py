@@ -233,7 +233,7 @@ class Run(Chained):
             self._check_startable()
             self._start_rerun(by_position, node)
             return
-        self._let_go_of_repeated()
+        self._drop_repeated()
         if self.unchanged is not None:
             self.unchanged.read_copies(self.saved or [])
         runner.look_at_views(by_position)
@@ -256,7 +256,7 @@ class Run(Chained):
                 lambda: self._end(RunState.DONE) if self.generator is running else None
             )
 
-    def _let_go_of_repeated(self) -> None:
+    def _drop_repeated(self) -> None:
         """Drop what would run the call again, unless another backward may come."""
         if not self.reached.is_retained:
             self._repeated = None
@@ -331,8 +331,8 @@ class Run(Chained):
 
     def _check_startable(self, *, with_copies: bool = False) -> None:
         if not self.state.may_begin_backward:
-            is_let_go = self.reached.is_retained and self.state is RunState.DONE
-            raise refused.second_time(is_let_go=is_let_go)
+            is_freed = self.reached.is_retained and self.state is RunState.DONE
+            raise refused.second_time(is_freed=is_freed)
         if torch.is_grad_enabled() and self._repeated is None:
             raise refused.differentiated()
         if self.unchanged is not None:
@@ -445,7 +445,7 @@ class Run(Chained):
 
     @property
     def is_open(self) -> bool:
-        """Whether a backward may still come or is under way."""
+        """Whether a backward may still come or is running."""
         return self.state.is_open
 
 

@@ -53,9 +53,9 @@ class GraphSteps(WholeSteps):
         super().__init__(own, options, account, addresses)
         self._graphs_of_step = GraphsOfStep(callee.name)
         self._this: weakref.ref[RunsGraphs] = weakref.ref(self)
-        self._given: Arguments | None = None  # of the call under way
+        self._given: Arguments | None = None  # of the current call
         self._is_called = False
-        self._has_run = False  # a graph of the call under way
+        self._has_run = False  # a graph of the current call
         self._are_several = False  # graphs of a call, as far as is known
         self.in_graphs: InGraphs | None = None
         # Graphs that no plan fits and plain PyTorch may, with what is raised if it does not either
@@ -159,7 +159,7 @@ class GraphSteps(WholeSteps):
         return left_out() if self.in_graphs is None else self.in_graphs.looking()
 
     def _go_on_in_graphs(self) -> None:
-        """Plan whole steps of several graphs from now on, beginning with the call under way."""
+        """Plan whole steps of several graphs from now on, beginning with the current call."""
         assert self._given is not None
         self.in_graphs = InGraphs(self.callee, self.options, self.account, self._followed)
         self._addresses.note_parts()

@@ -97,7 +97,7 @@ def agreed(ranks: Ranks | None, key: str, kind: type[Found], make: Callable[[], 
 
 
 def running_wrapper() -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel whose forward is under way, if there is one."""
+    """Return the DistributedDataParallel whose forward is running, if there is one."""
     return tools.active_wrapper()
 
 

@@ -426,7 +426,7 @@ def without_autocast() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
-    """Let operators run for real although a trace is under way, saved-tensor hooks included."""
+    """Let operators run for real although a trace is running, saved-tensor hooks included."""
     with _disable_current_modes(), torch._C._DisablePythonDispatcher():
         tracing = torch._C._autograd._saved_tensors_hooks_set_tracing(False)
         try:

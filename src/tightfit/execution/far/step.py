@@ -107,7 +107,7 @@ class FarStep:
         self._space = _Space(offload)
         self._away: dict[int, _FarValue] = {}
         self._under_way: dict[int, tuple[Copier, Transfer]] = {}
-        self._last: set[int] = set()  # values whose last load is under way
+        self._last: set[int] = set()  # values whose last load is in flight
         self._stored_bytes = self._loaded_bytes = 0
         self._stall_s = 0.0
         try:
@@ -148,7 +148,7 @@ class FarStep:
         return empty.set_(storage, away.offset, away.size, away.stride)
 
     def wait(self, value: int) -> None:
-        """Return once nothing of a value is under way.
+        """Return once no transfer of a value is in flight.
 
         Raises `OffloadFailed` if it could not be copied.
         """

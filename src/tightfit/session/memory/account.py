@@ -49,7 +49,7 @@ class Standing:
 
 
 _State = Literal["free", "resting", "running"]
-"""Of a limit: not enforced; enforced between steps; enforced while a step is under way."""
+"""Of a limit: not enforced; enforced between steps; enforced while a step is running."""
 
 
 class Account:
@@ -186,7 +186,7 @@ class Account:
     def _left_to_others(self, sharing: Sequence[Account]) -> int:
         """Return what others that train in this process may hold, each within its own budget.
 
-        Of one whose step is under way that is its budget, as it is unknown which bytes are whose;
+        Of one whose step is running that is its budget, as it is unknown which bytes are whose;
         of another, what lasts of it.
         """
         within = (self, *sharing)
@@ -241,7 +241,7 @@ class Account:
         for other in sharing:
             other.keep_to(None)
         if limit_bytes is None:
-            self.let_go()
+            self.lift_limit()
             return
         self._count_before()
         self._turn("running" if self._state == "running" else "resting")
@@ -254,10 +254,10 @@ class Account:
         self._turn("running")
 
     def rest(self) -> None:
-        """No step is under way any more: refuse what would exceed all budgets together."""
+        """No step is running any more: refuse what would exceed all budgets together."""
         self._turn("free" if self._limit_bytes is None else "resting")
 
-    def let_go(self) -> None:
+    def lift_limit(self) -> None:
         """Refuse nothing until a step begins or ends."""
         self._turn("free")
 

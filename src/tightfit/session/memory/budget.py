@@ -46,7 +46,7 @@ class Budget:
     size_bytes : int
         The same in bytes.
     window : Window
-        The step of all members that is under way.
+        The step of all members that is running.
 
     Examples
     --------

@@ -120,7 +120,7 @@ class Limit:
     ) -> Iterator[None]:
         """Enforce the limit while something runs that has no backward.
 
-        `limit_bytes`, `sharing`: as in `begin`. `goes_on`: whether a step is under way afterwards,
+        `limit_bytes`, `sharing`: as in `begin`. `goes_on`: whether a step is running afterwards,
         too: a backward is awaited.
         """
         if self._keeps:

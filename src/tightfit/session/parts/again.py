@@ -55,7 +55,7 @@ class _Steps(Protocol):
 
     @property
     def writer(self) -> LedgerWriter | None:
-        """What writes the ledger of the step under way."""
+        """What writes the ledger of the current step."""
         ...
 
     def captured_again(self, part: Part, given: Arguments) -> PartCall:
@@ -70,7 +70,7 @@ class _Steps(Protocol):
 class PartsAgain:
     """Knows how parts of a model are run again.
 
-    A call that is run again is one more call of its part in the step under way: planned, measured.
+    A call that is run again is one more call of its part in the current step: planned, measured.
     """
 
     def __init__(self, steps: _Steps) -> None:
@@ -124,7 +124,7 @@ class PartsAgain:
         return step.kind.runner(step.kind.least)
 
     def _planned(self, part: Part, kind: Kind) -> Planned:
-        """Return what runs a call within the step under way; the least plan where none is."""
+        """Return what runs a call within the current step; the least plan where none is."""
         steps = self._there()
         writer = steps.writer
         if writer is None:
@@ -152,7 +152,7 @@ class PartsAgain:
 
 
 class _Measured(Planned):
-    """Runs a plan at once, forward and backward, as a call of the step under way.
+    """Runs a plan at once, forward and backward, as a call of the current step.
 
     `call`: the number of the call, whose forward begins.
     """

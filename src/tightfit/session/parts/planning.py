@@ -21,7 +21,7 @@ from tightfit.session.parts.history import CallOrder, Situation, Situations
 from tightfit.session.parts.kinds import Kind, Part
 from tightfit.session.processes import agreed
 from tightfit.session.step.edits import PossibleCall, as_called, with_calls
-from tightfit.session.step.held import let_go_of_retained
+from tightfit.session.step.held import release_retained
 from tightfit.session.step.holding import Holding
 from tightfit.session.step.ledger import StepLedger
 from tightfit.units import format_bytes
@@ -281,7 +281,7 @@ class StepPlans:
         left = self.limit_bytes - self._coming_bytes - self._guard.held_bytes()
         found = self._fitting(part, kind, planned, by_kind, left)
         if found is None:
-            let_go_of_retained()
+            release_retained()
             left = self.limit_bytes - self._coming_bytes - self._guard.held_bytes()
             found = self._fitting(part, kind, planned, by_kind, left)
         if found is None and kind.search_least(self.options.limits):

@@ -92,7 +92,7 @@ class PartSteps:
 
     @property
     def writer(self) -> LedgerWriter | None:
-        """What writes the ledger of the step under way."""
+        """What writes the ledger of the current step."""
         return self._writer
 
     def change_options(self, options: Options) -> None:
@@ -108,7 +108,7 @@ class PartSteps:
     # -- steps --------------------------------------------------------------------------------
 
     def begin(self, signature: Any) -> None:
-        """Begin a step, unless one is under way.
+        """Begin a step, unless one is running.
 
         `signature`: of the model's inputs.
         """
@@ -128,7 +128,7 @@ class PartSteps:
         self._writer = LedgerWriter(self.guard)
 
     def close_step(self) -> StepPeaks | None:
-        """End the step under way; return what it held.
+        """End the current step; return what it held.
 
         Raises `BudgetExceeded` if that was more than the budget, and the user asked to raise.
         """
@@ -144,7 +144,7 @@ class PartSteps:
         return self.guard.close(_where(ledger))
 
     def abandon(self) -> None:
-        """Forget the step under way: it has failed."""
+        """Forget the current step: it has failed."""
         self._writer = None
         self.guard.abandon()
 

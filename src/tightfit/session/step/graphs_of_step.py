@@ -50,7 +50,7 @@ class _Call:
 
 
 class GraphsOfStep:
-    """The calls of graphs in the step under way, or in the last."""
+    """The calls of graphs in the current step, or in the last."""
 
     def __init__(self, name: str) -> None:
         self._name = name

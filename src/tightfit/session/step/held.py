@@ -14,7 +14,7 @@ from tightfit.capture.handed import GraphArguments
 from tightfit.execution.chain import made_by
 from tightfit.execution.runtime import Run
 
-__all__ = ["GivenToCall", "Instead", "let_go_of_retained"]
+__all__ = ["GivenToCall", "Instead", "release_retained"]
 
 Others: TypeAlias = Literal["none", "data", "all"]
 Instead: TypeAlias = Callable[[Any, Run, int], Any]
@@ -69,7 +69,7 @@ class GivenToCall:
                     self._inputs[place] = there
             _RETAINED.add(self)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Free what other calls can make again."""
         for place in self._makers:
             x = self._inputs[place]
@@ -107,10 +107,10 @@ _RETAINED: weakref.WeakSet[GivenToCall] = weakref.WeakSet()
 """Of the calls that a further backward may come to, and that hold what others can make again."""
 
 
-def let_go_of_retained() -> None:
+def release_retained() -> None:
     """Free what is held for further backwards and can be made again."""
     while _RETAINED:
-        _RETAINED.pop().let_go()
+        _RETAINED.pop().release()
 
 
-before_refusals(let_go_of_retained)
+before_refusals(release_retained)

@@ -24,12 +24,12 @@ class Awaited(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether its backward is still to come or under way."""
+        """Whether its backward is still to come or running."""
         ...
 
 
 class Window(Generic[CallKind]):
-    """The step under way: from its first planned call until no backward is awaited any more.
+    """The current step: from its first planned call until no backward is awaited any more.
 
     All callables within one budget have one. Which calls it will have is unknown: it is predicted
     from earlier steps, as far as they began like this step.

@@ -90,10 +90,10 @@ class CallShares:
         self._looked: Specialisation | None = None  # whose first call has left room
         self._kinds: weakref.WeakKeyDictionary[Specialisation, _Kind] = weakref.WeakKeyDictionary()
 
-    # -- the step under way -------------------------------------------------------------------
+    # -- the current step -------------------------------------------------------------------
 
     def window(self, options: Options) -> _Window:
-        """Return the step under way: one for all callables that share a budget."""
+        """Return the current step: one for all callables that share a budget."""
         return self._window if options.shared is None else options.shared.window
 
     def was_alone(self, options: Options) -> bool:

@@ -155,7 +155,7 @@ class Plans:
         self.shares.begin(spec, alone, options, looks=looks)
         known = tuple(spec.plans.values())
         if options.compile:
-            self._account.let_go()  # what a compiled plan holds shows when it runs, and is learned
+            self._account.lift_limit()  # memory of compiled plans is measured when they run
         try:
             planned = self._fitting(spec, inputs, options, waits=waits)
         except NeedsComparing:

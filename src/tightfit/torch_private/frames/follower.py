@@ -28,7 +28,7 @@ class Follower(Protocol):
     """Who is asked while Dynamo follows the Python of a callable."""
 
     def call(self) -> tuple[int, Any]:
-        """Return the number of the call under way, and what it was given."""
+        """Return the number of the current call, and what it was given."""
         ...
 
     def leaves(self) -> Mapping[Any, Callable[..., Any]]:
