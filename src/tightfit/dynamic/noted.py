@@ -69,7 +69,7 @@ class Noted:
         if drawn_from is not None:
             call.drew_from(*drawn_from)
         if self._written:
-            call.overwrote([what for what, _ in self._written.values()])
+            call.overwrote([content for content, _ in self._written.values()])
         return call
 
     def fix(self, dtype: torch.dtype) -> None:

@@ -99,11 +99,11 @@ class Online:
         runtime, room = self._runtime, self._room
         exceeded = None
         if error is not None and is_refusal(error):  # a limit that is gone says nothing
-            what = "memory was requested outside PyTorch's operators, and all is evicted."
+            message = "memory was requested outside PyTorch's operators, and all is evicted."
             if room.retries:
-                what = "memory was requested outside PyTorch's operators, which evicts nothing"
-                what += f" on {self._device.type!r}: call region.evict(...) before."
-            exceeded = budget_exceeded(error, what)
+                message = "memory was requested outside PyTorch's operators, which evicts nothing"
+                message += f" on {self._device.type!r}: call region.evict(...) before."
+            exceeded = budget_exceeded(error, message)
         with self._around:
             runtime.end()
             runtime.let_go_of_failed()

@@ -51,17 +51,17 @@ def changed(source: Source | None, shape: tuple[int, ...]) -> TightfitError:
 
     `source`: the placeholder that it is; None: it is none.
     """
-    what = f"a tensor that the forward returned or was given (shape {shape})"
+    name = f"a tensor that the forward returned or was given (shape {shape})"
     way_out = "change parameters after backward, and clone outputs before changing them"
     if source is not None and source.kind == "input":
-        what = f"{source.name} (shape {shape})"
+        name = f"{source.name} (shape {shape})"
         way_out = "give the model a copy of it (x.clone()), or change a copy"
     elif source is not None:
-        what = f"{source.kind} {source.name}"
+        name = f"{source.kind} {source.name}"
         way_out = "change it after backward"
     return TightfitError(
-        f"{what} was changed in place between forward and backward, and the plan computes "
-        f"what it has let go of from it again: gradients would be wrong. Way out: {way_out}. "
+        f"{name} was changed in place between forward and backward, and the plan computes "
+        f"freed values from it again: gradients would be wrong. Way out: {way_out}. "
         f"{WITHOUT_A_PLAN}"
     )
 

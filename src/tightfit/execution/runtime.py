@@ -278,8 +278,8 @@ class Run(Chained):
         except BaseException as error:
             self._end(RunState.FAILED)
             if is_refusal(error):
-                what = "A backward that is differentiated itself takes what plain PyTorch takes."
-                raise budget_exceeded(error, what) from error
+                message = "A backward that is differentiated itself takes what plain PyTorch takes."
+                raise budget_exceeded(error, message) from error
             raise
         if self.state is not RunState.DIFFERENTIATED:
             self._end(RunState.DIFFERENTIATED)
@@ -379,10 +379,10 @@ class Run(Chained):
         except BaseException as error:
             self._end(RunState.FAILED)
             if is_refusal(error):
-                what = "A loss took an output that was planned to have no gradient."
+                message = "A loss took an output that was planned to have no gradient."
                 if reached.backwards > 1:
-                    what = "A further backward (retain_graph=True) runs the forward again."
-                raise budget_exceeded(error, what) from error
+                    message = "A further backward (retain_graph=True) runs the forward again."
+                raise budget_exceeded(error, message) from error
             raise
         self._end_with_backward()
 
@@ -402,8 +402,8 @@ class Run(Chained):
         except BaseException as error:
             self._end(RunState.FAILED)
             if is_refusal(error):
-                what = "The backward was stopped before it took more than was planned for."
-                raise budget_exceeded(error, what + self.runner.afterwards) from error
+                message = "The backward was stopped before it took more than was planned for."
+                raise budget_exceeded(error, message + self.runner.afterwards) from error
             raise
         positions = groups[index] if groups else ()
         if self.reached.missing:

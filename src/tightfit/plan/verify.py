@@ -422,20 +422,22 @@ class _Walk:
         """Name an instruction for people."""
         match self.plan.instructions[index]:
             case Compute(op) if 0 <= op < len(self.graph.ops):
-                what = f"compute of {name_op(self.graph.ops[op])}"
+                instruction_name = f"compute of {name_op(self.graph.ops[op])}"
             case Compute(op, alternative, variant):
-                what = f"compute of op {op}, alternative {alternative}, variant {variant}"
+                instruction_name = (
+                    f"compute of op {op}, alternative {alternative}, variant {variant}"
+                )
             case Free(value):
-                what = f"free of {self.named(value)}"
+                instruction_name = f"free of {self.named(value)}"
             case HandOver(values):
-                what = f"hand-over of {_list(values)}"
+                instruction_name = f"hand-over of {_list(values)}"
             case Enter(segment):
-                what = f"entry of segment {segment}"
+                instruction_name = f"entry of segment {segment}"
             case Store(value):
-                what = f"store of {self.named(value)}"
+                instruction_name = f"store of {self.named(value)}"
             case Load(value):
-                what = f"load of {self.named(value)}"
-        return f"instruction {index} ({what})"
+                instruction_name = f"load of {self.named(value)}"
+        return f"instruction {index} ({instruction_name})"
 
 
 def _list(values: Iterable[ValueId]) -> str:

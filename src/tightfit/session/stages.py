@@ -262,11 +262,11 @@ def _stop(task: Task, options: Options, outcome: Outcome) -> NoReturn:
     raise KeyboardInterrupt(f"tightfit: planning was interrupted; {found}") from None
 
 
-def _said(options: Options, what: str) -> AbstractContextManager[None]:
+def _said(options: Options, label: str) -> AbstractContextManager[None]:
     """Tell the user of long waiting, if no progress display does."""
     if options.progress is not SILENT:
         return contextlib.nullcontext()
-    return said_while_waiting(lambda: what)
+    return said_while_waiting(lambda: label)
 
 
 def cached_outcome(task: Task, options: Options) -> Outcome | None:

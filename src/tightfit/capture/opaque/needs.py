@@ -49,11 +49,11 @@ def naming_its_needs(call: OpaqueCall) -> Iterator[None]:
         needed_bytes = _needed_bytes(call) or 0
         if needed_bytes <= taken_bytes:  # kernels take more than fakes show
             needed_bytes = taken_bytes + taken_bytes // _MARGIN + _MARGIN_BYTES
-        what = (
+        message = (
             f"the module {call.name!r} runs as one op, and the budget has no room to run it by "
             "itself, as it must once to be measured."
         )
-        raise budget_exceeded(error, what, further_bytes=needed_bytes - taken_bytes) from error
+        raise budget_exceeded(error, message, further_bytes=needed_bytes - taken_bytes) from error
 
 
 def _needed_bytes(call: OpaqueCall) -> int | None:

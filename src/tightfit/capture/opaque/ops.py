@@ -87,15 +87,15 @@ class OpaqueForward:
         call = self.call
         if any(profile.passed[i] is not None for i in result.new):
             call.seen.makes(result.new)
-            what = "a tensor of its own where it returned an input"
+            returned = "a tensor of its own where it returned an input"
         elif result.differentiable != profile.differentiable:
             pairs = zip(call.operands, tensors, strict=True)
             call.seen.is_given([t for o, t in pairs if o.parameter is None])
-            what = "tensors of which others have a gradient than"
+            returned = "tensors of which others have a gradient than"
         else:
             return
         raise OpaqueChanged(
-            f"the opaque module {call.name!r} returned {what} when it was measured: that "
+            f"the opaque module {call.name!r} returned {returned} when it was measured: that "
             "depends on the data. The plan is dropped; run the step again and a plan for this is "
             "made"
         )

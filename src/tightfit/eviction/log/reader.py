@@ -193,9 +193,9 @@ class _Reader:
         if not 0 <= position < len(arguments):
             self._refuse(f"there is no argument {position} among {len(arguments)}")
 
-    def _int(self, text: str, what: str) -> int:
+    def _int(self, text: str, meaning: str) -> int:
         if not (text.isascii() and text.isdecimal()) or len(text) > _MOST_DIGITS:
-            self._refuse(f"{what} {text[:40]!r} is no decimal integer of 0 or more")
+            self._refuse(f"{meaning} {text[:40]!r} is no decimal integer of 0 or more")
         return int(text)
 
     def _lines(self) -> Iterator[_AnyLine]:

@@ -75,7 +75,7 @@ def trace_program(captured: Captured, program: Program) -> TracedProgram:
 
 
 @contextlib.contextmanager
-def explained(what: str) -> Iterator[None]:
+def explained(action: str) -> Iterator[None]:
     """Say of any failure inside what failed and what to do."""
     try:
         yield
@@ -84,7 +84,7 @@ def explained(what: str) -> Iterator[None]:
     except Exception as error:  # a compiler may fail in any way
         text = str(error).strip().splitlines()
         raise CompileError(
-            f"the planned step cannot be {what}: {type(error).__name__}: "
+            f"the planned step cannot be {action}: {type(error).__name__}: "
             f"{text[0][:300] if text else ''}. Way out: compile=False runs the same plan operator "
             "by operator"
         ) from error

@@ -227,8 +227,8 @@ class StepsInBackward:
                     "update_in_backward"
                 )
 
-    def _refuse(self, what: str) -> None:
-        raise TightfitError(f"update_in_backward=True with {self.name}: {what}")
+    def _refuse(self, reason: str) -> None:
+        raise TightfitError(f"update_in_backward=True with {self.name}: {reason}")
 
 
 def _is_hooked(parameter: torch.Tensor) -> bool:

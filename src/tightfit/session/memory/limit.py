@@ -125,13 +125,13 @@ class Limit:
         """
         if self._keeps:
             self.begin(limit_bytes, sharing)
-        what = (
+        message = (
             f"{self._name} was called where no backward can follow, and that needs more than "
             "the budget has room for: nothing is kept, so nothing can be computed again. A "
             "smaller batch helps."
         )
         try:
-            with _refused_as(what):
+            with _refused_as(message):
                 yield
         finally:
             if self._keeps and not goes_on:
@@ -144,11 +144,11 @@ class Limit:
         Parameters are those of `follow`.
         """
         self.begin(limit_bytes, sharing)
-        what = (
+        message = (
             f"{self._name} runs outside of every plan here (see its report), where it keeps "
             "all that plain PyTorch keeps: that needs more than the budget has room for."
         )
-        with _refused_as(what):
+        with _refused_as(message):
             yield
 
     def __enter__(self) -> None:
@@ -160,11 +160,13 @@ class Limit:
             return
         self._account.rest()
         if is_refusal(error):
-            what = (
+            message = (
                 f"{self._name} needs more than the budget has room for, and was stopped before it "
                 "took that; its state is as before the call."
             )
-            raise budget_exceeded(error, what, further_bytes=self._further_bytes(error)) from error
+            raise budget_exceeded(
+                error, message, further_bytes=self._further_bytes(error)
+            ) from error
 
     def _further_bytes(self, error: BaseException) -> int | None:
         """Return what would have been asked for next, more likely than not; None: as for any."""
@@ -187,9 +189,9 @@ class Limit:
         return 0 if needs is None else needs()
 
 
-def _refused_as(what: str) -> AbstractContextManager[None]:
+def _refused_as(message: str) -> AbstractContextManager[None]:
     """Say what was running where a limit has refused a request."""
-    return _refusals_as(lambda refusal: budget_exceeded(refusal, what))
+    return _refusals_as(lambda refusal: budget_exceeded(refusal, message))
 
 
 @contextlib.contextmanager

@@ -57,8 +57,8 @@ def as_called(
     """
     parts = wanted.parts
     changes = SequenceMatcher(None, ledger.parts, parts, autojunk=False).get_opcodes()
-    for what, begin, end, first, last in reversed(changes):
-        if what == "equal":
+    for change, begin, end, first, last in reversed(changes):
+        if change == "equal":
             continue
         for call in reversed(range(begin, end)):
             ledger = without_call(ledger, call)

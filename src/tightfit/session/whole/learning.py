@@ -218,7 +218,7 @@ def _held_outside(graph: Graph, step: StepPeaks, growth_bytes: int) -> int:
     return max(0, step.outside_bytes + max(0, -left_bytes) - stays_bytes)
 
 
-def _agreed(spec: Specialisation, options: Options, what: str, own_bytes: int) -> int:
+def _agreed(spec: Specialisation, options: Options, label: str, own_bytes: int) -> int:
     """Return what the first rank measured, but at least the own: all then plan alike."""
-    key = f"{what} bytes {fingerprint(spec.captured.graph)}"
+    key = f"{label} bytes {fingerprint(spec.captured.graph)}"
     return max(own_bytes, agreed(options.ranks, key, int, lambda: own_bytes))

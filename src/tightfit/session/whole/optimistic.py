@@ -92,7 +92,9 @@ class LessExpected:
 
     def in_words(self) -> str:
         """Say what there is no room for."""
-        amounts = [f"{format_bytes(n)} of {what}" for what, n in self.held_bytes.items() if n > 0]
+        amounts = [
+            f"{format_bytes(n)} of {holder}" for holder, n in self.held_bytes.items() if n > 0
+        ]
         return " and ".join(amounts) or "what its backward was seen to hold"
 
     def planned(
