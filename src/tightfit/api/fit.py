@@ -200,7 +200,7 @@ def _tell_of_optimizer_of_another(optimizer: Any, model: nn.Module) -> None:
         announce(
             f"{type(model).__name__}: the optimizer that fit was given holds none of its "
             f"{len(trained)} trained parameters, but {len(held)} others: its state is counted. "
-            "Pass the one that trains the model, or none: it is found when it is there"
+            "Pass the optimizer that trains the model, or none: it is found when it exists"
         )
 
 

@@ -103,7 +103,7 @@ def reported(fitted: Fitted, *, next_exactness: bool = False) -> Report:
     if next_exactness:
         if not isinstance(fitted.route, WholeSteps):
             raise BadInput(
-                "next_exactness is known of a step that is planned as a whole; this one is planned "
+                "next_exactness exists for steps that are planned as a whole; this step is planned "
                 "part by part"
             )
         known["next_exactness"] = planned_less_exactly(fitted.route)

@@ -114,7 +114,7 @@ class Arena:
         """
         installed_hook()
         if self._thread is not None:
-            raise BadInput("this arena is in use: make another one")
+            raise BadInput("this arena is in use: make another")
         thread = threading.get_ident()
         other = _IN_THREAD.get(thread)
         if other is not None and not other._yields:

@@ -206,7 +206,7 @@ def why_not_led(ground_for: Callable[[int], ArenaMemory]) -> str | None:
         step.end()
         alive.clear()
         if not step.is_exact:
-            return "what is held does not come to lie where it was to: see expandable segments"
+            return "blocks are not at their planned addresses: see expandable segments"
     return None
 
 

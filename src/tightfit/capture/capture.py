@@ -111,7 +111,7 @@ def _require_training(call: TracedCall) -> None:
     if not any(t.requires_grad for t in tensors):
         raise NothingToTrain(
             "no parameter and no input requires a gradient: there is no training step to plan. "
-            "Call requires_grad_() on what is to be trained"
+            "Call requires_grad_() on the tensors to train"
         )
 
 
@@ -168,7 +168,7 @@ def _refuse_shared_memory(call: TracedCall, joint: JointGraph) -> None:
         if source.kind == "input" and len(owners[private.storage_key(tensors[position])]) > 1:
             raise CaptureError(
                 f"{source.name} is changed in place and shares its memory with another tensor of "
-                "the call: what else that changes cannot be planned. Way out: pass a clone of it"
+                "the call, which cannot be planned. Way out: pass a clone of it"
             )
 
 

@@ -227,5 +227,5 @@ def _too_many_graphs(name: str) -> CaptureError:
     return CaptureError(
         f"{name} runs other operators in ever new calls: Dynamo has made as many graphs of it as "
         "it may. Way out: fit what is inside it and always the same (methods=, or inner modules), "
-        "or pass what changes as a tensor"
+        "or pass the changing values as tensors"
     )

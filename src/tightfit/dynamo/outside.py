@@ -58,7 +58,7 @@ class Outside:
     def nothing_planned(self) -> BadInput:
         """Return what says that there is nothing to report but what ran as plain Python."""
         text = "; ".join(f"{place}: {why}" for place, why in self.reasons().items())
-        return BadInput(f"nothing is planned yet; what ran outside of every plan: {text}")
+        return BadInput(f"nothing is planned yet; ran outside of every plan: {text}")
 
     def watch(self, is_planned: Callable[[torch.Tensor], bool]) -> None:
         """Note which parameters get their first gradient although no plan has made it."""
@@ -143,7 +143,7 @@ class Outside:
         """Note that numbers decide in every call what a graph runs."""
         self._note(
             "a graph",
-            "numbers change in every call what it runs (tightfit.opaque: one op)",
+            "numbers change its operators in every call (tightfit.opaque: one op)",
         )
 
     def _leave(self, place: str, reason: str) -> None:

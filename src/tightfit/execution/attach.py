@@ -353,7 +353,7 @@ def _refuse_nested(module: nn.Module) -> None:
     if other is not None:
         raise BadInput(
             f"the module is part of a fitted {type(other).__name__}, whose plan covers it: "
-            "tightfit.unfit that first, or leave this one alone"
+            "tightfit.unfit that first, or leave this module alone"
         )
 
 

@@ -119,9 +119,9 @@ class _Exceeded:
         """Raise, or warn the first time."""
         parts = {
             "in the forward program": step.forward_bytes,
-            "between forward and backward (the loss and what it keeps)": step.between_bytes,
+            "between forward and backward (the loss and its saved tensors)": step.between_bytes,
             "in the backward program": step.backward_bytes,
-            "after backward (the optimizer step and what user code keeps)": step.after_bytes,
+            "after backward (the optimizer step and tensors of user code)": step.after_bytes,
         }
         where = where or max(parts, key=parts.__getitem__)
         message = (

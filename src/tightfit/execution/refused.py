@@ -26,7 +26,7 @@ def second_time(*, is_freed: bool) -> TightfitError:
     why, first = "", "say retain_graph=True to the first, "
     if is_freed:
         why = (
-            ", whatever retain_graph says: its parameters are spread over processes (fully_shard) "
+            ", even with retain_graph=True: its parameters are spread over processes (fully_shard) "
             "and are not there any more"
         )
         first = ""

@@ -127,7 +127,7 @@ def render_explanation(explanation: Explanation) -> str:
     tables = [*_holders(e), "", *_module_table(e.modules)]
     lines += ["", *tables]
     if any("*" in table for table in tables):
-        lines += ["", "* stands for the numbers of layers that are alike"]
+        lines += ["", "* are the numbers of layers that are alike"]
     return "\n".join(lines)
 
 
@@ -149,7 +149,7 @@ def _module_table(modules: Sequence[ModuleShare]) -> list[str]:
     rows = share_rows(modules)
     if not rows:
         return ["nothing is saved or recomputed"]
-    title = "saved at the peak against keeping everything, and what is computed again for it"
+    title = "saved at the peak against keeping everything, and recomputation for it"
     shown = [
         (
             row.module,

@@ -153,7 +153,7 @@ class Fitting:
         if not self.names:
             raise CannotProve(
                 "the program trains, but calls no module that could be fitted: it uses parameters "
-                "outside of modules, or calls what torch.compile has wrapped. "
+                "outside of modules, or calls modules that torch.compile has wrapped. "
                 "Way out: tightfit.fit or tightfit.step in the program"
             )
 

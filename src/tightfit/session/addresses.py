@@ -160,8 +160,8 @@ class Addresses(DefaultAddresses):
             return
         self._said = True
         announce(
-            f"{self._name}: the process holds {format_bytes(needed_bytes)} besides tensors, and no "
-            "plan leaves that of the budget: what it holds exceeds the budget by "
+            f"{self._name}: the process holds {format_bytes(needed_bytes)} in addition to tensors, "
+            "and no plan leaves room for that: the process exceeds the budget by "
             f"{format_bytes(needed_bytes - self.left_bytes)}. {why}"
         )
 

@@ -86,7 +86,7 @@ def _complain(expecting: Expecting, name: str, methods: list[str]) -> None:
         f"a gradient reached {name!r} of a fitted {expecting.name} whose forward was not called: "
         "it is trained around its plan, and nothing holds the budget. If the training calls other "
         f"methods of it, name them: tightfit.fit(model, budget, methods={names}). Else fit the "
-        "module that the training calls (in Lightning: the one inside, if training_step calls "
+        "module that the training calls (in Lightning: the inner module, if training_step calls "
         "that), or the function that computes the loss, with tightfit.step. "
         f"{WITHOUT_A_PLAN}"
     )

@@ -111,7 +111,7 @@ class GraphSteps(WholeSteps):
                 error = fits.error
                 announce(
                     f"{self.callee.name}: no plan fits the budget, and plain PyTorch is expected "
-                    "to. It runs as plain PyTorch; what would exceed the budget is refused"
+                    "to. It runs as plain PyTorch; requests beyond the budget are refused"
                 )
         return self._run_plainly(graph, inputs, error)
 
@@ -243,5 +243,5 @@ def _moves_of_one_graph(name: str) -> BadInput:
 def _better_in_graphs(name: str, modules: list[str]) -> CaptureError:
     return CaptureError(
         f"{name} is planned graph by graph: as one op each, {', '.join(modules)} would hold most "
-        "of what a step keeps"
+        "of a step's saved tensors"
     )

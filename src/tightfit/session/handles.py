@@ -175,8 +175,7 @@ def fitted_of(target: nn.Module | PlannedStep) -> Fitted:
         saved = isinstance(module, nn.Module) and was_fitted(module)
         raise BadInput(
             "this is neither a fitted model nor a step: call tightfit.fit first"
-            + " (it was fitted when it was saved; what is loaded was saved as the plain model)"
-            * saved
+            + " (it was fitted when it was saved, and is loaded as the plain model)" * saved
         )
     return fitted
 

@@ -82,9 +82,9 @@ class Ranks:
         while not self.store.check([place]):
             if time.monotonic() > deadline:
                 raise TightfitError(
-                    f"rank {self.rank} waited {_PATIENCE_S // 60} minutes for what another rank "
-                    f"was to find out ({place}): it has failed, or it does not train this model. "
-                    "See what the other ranks report"
+                    f"rank {self.rank} waited {_PATIENCE_S // 60} minutes for a result of another "
+                    f"rank ({place}): it has failed, or does not train this model. See the reports "
+                    "of the other ranks"
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -254,7 +254,7 @@ class Comparison:
                 f"{self.name or 'the model'} gives other bits each time it is trained with plain "
                 f"PyTorch from the same state and seed (first: {differing[0]}). So there is "
                 "nothing to compare with bit by bit. It draws a seed of its own (torch.seed()), "
-                "or keeps what it computes from step to step outside of parameters and buffers"
+                "or keeps results from step to step outside of parameters and buffers"
             )
         return _TOLERATED * noise if differing else None
 

@@ -45,7 +45,7 @@ _FORMS = "zoo:NAME, package.module:factory or path/to/file.py:factory"
 _RETURNS = (
     "a factory returns (model, loss, args, target): an nn.Module; a function of (output, target) "
     "or None if the output is the loss or carries it as .loss; a tuple of positional or a dict of "
-    "keyword inputs; what the loss compares the output with, or None"
+    "keyword inputs; the target of the loss, or None"
 )
 
 

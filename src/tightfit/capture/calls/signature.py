@@ -116,15 +116,16 @@ def refuse_subclass(tensor: torch.Tensor, where: str) -> None:
         and not isinstance(tensor, nn.Parameter)
     ):
         raise CaptureError(
-            f"{where} is a {kind.__name__}, a tensor whose class decides what operators do and "
-            "what they hold: it cannot be planned. Way out: pass plain tensors (a nested tensor: "
+            f"{where} is a {kind.__name__}, a tensor whose class decides the operators that run "
+            "and their memory: it cannot be planned. Way out: pass plain tensors (a nested tensor: "
             "padded; a DTensor: fit the blocks inside, on local tensors), or mark the module that "
             "uses it with tightfit.opaque"
         )
     if tensor.layout != torch.strided:
         raise CaptureError(
-            f"{where} is a sparse tensor: what operators on it hold depends on the data and cannot "
-            "be planned. Way out: pass it dense, or leave what uses it out of the fitted part"
+            f"{where} is a sparse tensor: the memory of operators on it depends on the data and "
+            "cannot be planned. Way out: pass it dense, or leave the code that uses it out of the "
+            "fitted part"
         )
 
 

@@ -46,8 +46,8 @@ class OpaqueForward:
         if any(b._version != v for b, v in zip(buffers, before, strict=True)):
             raise PlanMismatch(
                 f"the opaque module {self.call.name!r} changes its buffers, though it did not "
-                "when it was measured: computing it again would change them twice. Move what "
-                "changes them out of the module, or the module out of the fitted part"
+                "when it was measured: computing it again would change them twice. Move the code "
+                "that changes them out of the module, or the module out of the fitted part"
             )
         found = tuple(Geometry.of(t) for t in result.outputs)
         alike = result.passed == profile.passed
@@ -68,8 +68,8 @@ class OpaqueForward:
         now, then = result.structure.constants, profile.structure.constants
         if now != then:
             raise OpaqueVaries(
-                f"the opaque module {self.call.name!r} returned {now} besides its tensors, but "
-                f"{then} when it was captured: a planned step would go on with the old values. "
+                f"the opaque module {self.call.name!r} returned {now} in addition to its tensors, "
+                f"but {then} when it was captured: a planned step would go on with the old values. "
                 "Return tensors, or move it out of the fitted part",
                 module=self.call.name,
             )

@@ -229,8 +229,8 @@ class OpaqueStandIns:
             raise CaptureError(
                 f"the opaque module {name!r} is called several times, or shares parameters with "
                 "others, under autocast: eager then adds up gradients in low precision, across "
-                "what tightfit cannot see into. Way out: call it once a step, use torch.autocast("
-                "..., cache_enabled=False), or do not mark it",
+                "code that tightfit cannot see into. Way out: call it once a step, use "
+                "torch.autocast(..., cache_enabled=False), or do not mark it",
                 module=name,
             )
 

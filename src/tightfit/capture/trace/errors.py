@@ -56,8 +56,8 @@ def _reason(where: str, error: Exception) -> str:
         )
     if "dynamo-optimized" in text:
         return (
-            f"{where} is compiled (torch.compile): what it runs cannot be planned. Way out: the "
-            "plain module, or compile=True of tightfit.fit, which compiles the plan"
+            f"{where} is compiled (torch.compile), so that its operators cannot be planned. Way "
+            "out: the plain module, or compile=True of tightfit.fit, which compiles the plan"
         )
     if "local_scalar_dense" in text or "data-dependent" in text.lower():
         return f"{where} reads the value of a tensor in Python ({text[:200]}). {_WAY_OUT}"

@@ -253,7 +253,7 @@ def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph
             case private.MetadataMutationAOTOutput():
                 raise CaptureError(
                     "the step changes the shape of an input that shares its memory with another "
-                    "one, and writes into it. Way out: pass a clone of it"
+                    "input, and writes into it. Way out: pass a clone of it"
                 )
             case None:
                 pass
@@ -351,8 +351,8 @@ def _change_of(
         return False, after
     if is_base and info.requires_grad and not wrappers.takes_gradient(joint, place):
         raise CaptureError(
-            "the step writes what requires a gradient into an input that does not, and that shares "
-            "its memory with another input. Way out: pass a clone of it"
+            "the step writes a tensor that requires a gradient into an input that does not, and "
+            "that shares its memory with another input. Way out: pass a clone of it"
         )
     old, new = before.meta["val"], after.meta["val"]
     if is_input and old.shape != new.shape and not is_without_gaps(old):

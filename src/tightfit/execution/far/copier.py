@@ -73,7 +73,7 @@ def _copy_extent(
     while done < len(memory) and not is_broken_off():
         copied = copy(memory[done : done + _PIECE_BYTES], place + done)
         if copied <= 0:
-            raise OSError("the file ends before what was stored in it")
+            raise OSError("the file is shorter than the values stored in it")
         done += copied
 
 

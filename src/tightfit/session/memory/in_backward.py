@@ -202,7 +202,7 @@ class StepsInBackward:
             announce(
                 f"{self.name} has stepped {len(self._taken)} parameters in backward, where their "
                 "gradients were freed: optimizer.step() and zero_grad() do nothing for them, and "
-                "what looks at .grad after backward finds none (clip_grad_norm= clips)"
+                ".grad is None after backward (clip_grad_norm= clips)"
             )
 
     # -- looking ------------------------------------------------------------------------------

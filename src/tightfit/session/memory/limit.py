@@ -146,7 +146,7 @@ class Limit:
         self.begin(limit_bytes, sharing)
         message = (
             f"{self._name} runs outside of every plan here (see its report), where it keeps "
-            "all that plain PyTorch keeps: that needs more than the budget has room for."
+            "all saved tensors of plain PyTorch. That needs more than the budget has room for."
         )
         with _refused_as(message):
             yield

@@ -52,7 +52,7 @@ def refuse_unless_one_by_one(optimizer: Any) -> None:
         ) from error
     if differs:
         raise BadInput(
-            f"update_in_backward=True: the step of {name} is another one where it is taken one "
+            f"update_in_backward=True: the step of {name} differs where it is taken one "
             f"parameter at a time: it reads more than a parameter, its gradient and its state. "
             f"{_OUT}"
         )

@@ -46,7 +46,7 @@ def refuse_step(
         f"the step of {type(optimizer).__name__} for {name} would hold "
         f"{format_bytes(needed_bytes)}, more than the budget of {format_bytes(limit_bytes)}: "
         f"{format_bytes(held_bytes)} are held before it, and it takes "
-        f"{format_bytes(taken_bytes)} for its state and for what it computes with. "
+        f"{format_bytes(taken_bytes)} for its state and its temporary tensors. "
         f"Nothing has been changed. What to try: {advice}a budget of {named_bytes} bytes",
         budget_bytes=limit_bytes,
         measured_bytes=named_bytes,

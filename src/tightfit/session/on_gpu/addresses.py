@@ -131,7 +131,7 @@ class DeviceAddresses(DefaultAddresses):
         """Say that a step is not placed."""
         announce(
             f"{self._name} is planned part by part, and arena=True places steps on a GPU that are "
-            "planned as a whole: this one is placed by PyTorch's allocator"
+            "planned as a whole: PyTorch's allocator places this step"
         )
 
     def leave(self) -> None:

@@ -101,7 +101,7 @@ class Reserved(DefaultAddresses):
             announce(
                 f"{self._name}: the allocator reserved {format_bytes(step.reserved_bytes)} of "
                 f"{format_bytes(options.limit_bytes)}, with {step.retries} retries: planning with "
-                f"{format_bytes(self._fragmentation.left_bytes)} left for what it loses"
+                f"{format_bytes(self._fragmentation.left_bytes)} left for fragmentation"
             )
             return dataclasses.replace(options, left_bytes=self._fragmentation.left_bytes)
         self._warn(step, options)
@@ -123,9 +123,9 @@ class Reserved(DefaultAddresses):
         self._fragmentation.give_way(lacking_bytes)
         left_bytes = self._fragmentation.left_bytes
         announce(
-            f"{self._name}: no plan leaves {format_bytes(options.left_bytes)} for what the "
-            f"allocator loses between blocks, but {format_bytes(left_bytes) if left_bytes else 0}: "
-            "steps may be slower, as it gives back during them what it has cached. "
+            f"{self._name}: no plan leaves {format_bytes(options.left_bytes)} for fragmentation of "
+            f"the allocator, but {format_bytes(left_bytes) if left_bytes else 0}: "
+            "steps may be slower, as it frees cached memory during them. "
             f"{str(error).splitlines()[0]}"
         )
         return dataclasses.replace(options, left_bytes=left_bytes)

@@ -190,7 +190,7 @@ class InGraphs(PartsRoute):
 def _way_out(outside: Outside) -> str:
     """Return what a user who is short of memory may do."""
     reasons = "; ".join(f"{place}: {why}" for place, why in outside.reasons().items())
-    return f"change what keeps the callable from being planned as a whole ({reasons})"
+    return f"change the code that keeps the callable from being planned as a whole ({reasons})"
 
 
 class _Resident:

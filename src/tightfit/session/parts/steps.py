@@ -35,7 +35,7 @@ from tightfit.session.step.observed import LedgerWriter
 
 __all__ = ["PartSteps", "Resident"]
 
-_ADVICE = f"Raise the budget, or make what is held between the parts smaller. {WITHOUT_A_PLAN}"
+_ADVICE = f"Raise the budget, or hold less between the parts. {WITHOUT_A_PLAN}"
 
 
 class Resident(Protocol):
@@ -285,7 +285,7 @@ class PartSteps:
             self._plainly.add(part)
             announce(
                 f"part {part.name!r}: no plan fits what is left of the budget. It runs as plain "
-                "PyTorch where that is so; what would exceed the budget is refused"
+                "PyTorch there; requests beyond the budget are refused"
             )
         with raising(error):
             return part.function(*given.args, **given.kwargs)

@@ -95,7 +95,7 @@ class LessExpected:
         amounts = [
             f"{format_bytes(n)} of {holder}" for holder, n in self.held_bytes.items() if n > 0
         ]
-        return " and ".join(amounts) or "what its backward was seen to hold"
+        return " and ".join(amounts) or "memory of its last backward"
 
     def planned(
         self,
@@ -205,11 +205,11 @@ def less_expected(
         unseen, others_bytes=standing.others_bytes, gradient_bytes=standing.gradient_bytes
     )
     held_bytes = {
-        "what user code may hold between forward and backward": around.outside_bytes,
+        "memory of user code between forward and backward": around.outside_bytes,
         "optimizer state that is to come": coming_bytes - made_bytes,
         "gradients that exist now": standing.gradient_bytes,
         "what else is held now": standing.others_bytes,
-        "what others within the budget will hold": standing.others_coming_bytes,
+        "memory of others within the budget": standing.others_coming_bytes,
         "what other calls may hold": options.planned_bytes - around.budget_bytes,
         "workspaces that there is no room to measure": spec.hoped.predicted_bytes,
     }

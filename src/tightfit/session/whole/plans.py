@@ -234,8 +234,8 @@ class Plans:
                 del error  # else its traceback holds it, this frame and the inputs
         if not spec.was_optimistic:
             announce(
-                f"{self._name}: no plan has room for {less.in_words()}. It runs by one that leaves "
-                "no room for that; what would exceed the budget is refused"
+                f"{self._name}: no plan has room for {less.in_words()}. It runs by a plan without "
+                "that room; requests beyond the budget are refused"
             )
         self.more_bytes = 0
         return spec.take_optimistic(without_expected(around, standing), planned)
