@@ -295,7 +295,7 @@ def prepare(target: nn.Module | PlannedStep, *args: Any, **kwargs: Any) -> Repor
 
 
 def report(target: nn.Module | PlannedStep, *, next_exactness: bool = False) -> Report:
-    """Return what is known about a fitted model or step.
+    """Return the report on a fitted model or step.
 
     Parameters
     ----------

@@ -85,7 +85,7 @@ def _in_use(part: of_session.PlannedPart) -> PartInUse:
 
 
 def reported(fitted: Fitted, *, next_exactness: bool = False) -> Report:
-    """Return what is known about what was fitted.
+    """Return the report on a fitted model or step.
 
     Parameters
     ----------

@@ -121,7 +121,7 @@ def _planned_function(module: nn.Module) -> Any:
 
 
 def attached(module: nn.Module) -> Attached | None:
-    """Return what is attached to a module, or None."""
+    """Return the attachment of a module, or None."""
     attachment = module.__dict__.get(_KEY)
     if attachment is None or _planned_function(module) is None:
         return None
@@ -129,7 +129,7 @@ def attached(module: nn.Module) -> Attached | None:
 
 
 def attached_methods(module: nn.Module) -> Mapping[str, Attached]:
-    """Return what runs in place of a fitted module's methods, but for its forward."""
+    """Return the replacements of a fitted module's methods, but for its forward."""
     attachment = module.__dict__.get(_KEY)
     methods = {} if attachment is None else attachment.methods
     return {name: method for name, method in methods.items() if method is not None}
@@ -380,7 +380,8 @@ def detach(module: nn.Module) -> bool:
 
 
 def put_aside(module: nn.Module) -> Callable[[], None]:
-    """Give a fitted module its own forward back for a while; return what fits it again as it was.
+    """Give a fitted module its own forward back for a while; return a function that fits it again
+    as it was.
 
     What is attached to it stays as it is meanwhile, captured steps and plans included.
     """

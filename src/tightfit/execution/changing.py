@@ -75,7 +75,7 @@ class Unchanged:
             _HELD.add(self)
 
     def check(self, *, with_copies: bool) -> None:
-        """Refuse a backward that would read what has changed.
+        """Refuse a backward that would read changed tensors.
 
         Raises `TightfitError`: names it.
         """

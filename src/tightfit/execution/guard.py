@@ -148,11 +148,11 @@ class _Unmetered:
         self._start_bytes = 0
 
     def begin(self) -> None:
-        """Note what is held as a step begins."""
+        """Note the bytes held as a step begins."""
         self._start_bytes = self._now_bytes()
 
     def released_bytes(self) -> int:
-        """Return what was released since the step began."""
+        """Return the bytes released since the step began."""
         return max(0, self._start_bytes - self._now_bytes())
 
 
@@ -273,7 +273,7 @@ class Guard:
             self._open["boundary_bytes"] = self.live_bytes()
 
     def before_backward(self) -> None:
-        """Note what user code held between forward and backward."""
+        """Note the bytes that user code held between forward and backward."""
         for other in self._others():
             other._end_after_backward()
         if self.meter is not None and self._open is not None:
@@ -289,7 +289,7 @@ class Guard:
             self._disturb_others()
 
     def live_bytes(self) -> int:
-        """Return what is held now on top of the start of the open step."""
+        """Return the bytes held now on top of the start of the open step."""
         return self.meter.live_bytes() - (self._start or 0) if self.meter is not None else 0
 
     def take_peak(self) -> int:
@@ -297,7 +297,7 @@ class Guard:
         return self._turn(self._phase, self._phase)
 
     def held_bytes(self) -> int:
-        """Return what is held now: the constants of the open step and what came on top."""
+        """Return the bytes held now: the constants of the open step and those on top."""
         if self.meter is None or self._open is None:
             return 0
         return self._open["constant_bytes"] + self.live_bytes()
@@ -317,7 +317,7 @@ class Guard:
         self._reset_peak()
 
     def close(self, where: str | None = None) -> StepPeaks | None:
-        """End the window of the open step; return what it held, at least if it was only checked.
+        """End the window of the open step; return its peaks, lower bounds if it was only checked.
 
         `where`: where its peak was, if the caller knows better. Raises `BudgetExceeded` if it held
         more than the budget and the user asked to raise.

@@ -103,7 +103,7 @@ class Returned:
         )
 
     def without_history(self, leaving: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return what of that which leaves the chain is not differentiable."""
+        """Return the outputs of the chain that are not differentiable."""
         return [leaving[n] for n in self._fixed]
 
     def _run(self, given: list[Any]) -> list[Any]:

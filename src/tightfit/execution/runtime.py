@@ -182,7 +182,7 @@ class Run(Chained):
         return aliases
 
     def forward(self) -> tuple[torch.Tensor, ...]:
-        """Run the forward program; keep what backward needs."""
+        """Run the forward program; keep the saved tensors."""
         runner = self.runner
         assert runner is not None
         inputs, self.inputs = self.inputs, []

@@ -161,7 +161,7 @@ class Device(_Frozen, frozen=True):
     name: str = ""  # a name for people
 
     def rounded(self, size_bytes: int) -> int:
-        """Return what the allocator takes for a size."""
+        """Return the bytes that the allocator takes for a size."""
         return rounded_up(size_bytes, self.granularity_bytes)
 
 
@@ -193,7 +193,7 @@ class Graph(_Frozen, frozen=True):
         )
 
     def with_outside(self, outside_bytes: int) -> Graph:
-        """Return the graph with what user code holds when backward is entered."""
+        """Return the graph with the bytes of user code when backward is entered."""
         segments = tuple(
             msgspec.structs.replace(s, outside_bytes=outside_bytes) if s.phase == "backward" else s
             for s in self.segments

@@ -80,7 +80,7 @@ def plan_key(
     limits: msgspec.Struct,
     far: Far | None = None,
 ) -> PlanKey:
-    """Return what a plan of a graph is kept under.
+    """Return the cache key of a plan of a graph.
 
     `graph`: counts with its fingerprint, costs, workspaces, constants and what user code holds.
     `limits`: the planner's limits, such as `tightfit.planners.base.Limits`.
@@ -117,7 +117,7 @@ def plan_key(
 def role_key(
     graph: Graph, *, role: str, gradients: Gradients, budget_bytes: int | None = None
 ) -> PlanKey:
-    """Return what a plan is kept under that was used for something, whatever costs were.
+    """Return the cache key of a plan by its use, independent of costs.
 
     `budget_bytes`: the user's, if that matters.
     """
@@ -196,7 +196,7 @@ class PlanCache:
             warnings.warn(f"the plan is not cached: {error}", stacklevel=2)
 
     def kept(self) -> tuple[CacheFile, ...]:
-        """Return what is kept, used last first; what cannot be read is left out."""
+        """Return the files kept, used last first; unreadable files are left out."""
         found: list[CacheFile] = []
         for path in self.folder.glob("*" + _SUFFIX):
             try:
@@ -217,7 +217,7 @@ class PlanCache:
         return tuple(sorted(found, key=lambda file: (-file.used_s, file.name)))
 
     def remove(self, names: Iterable[str]) -> int:
-        """Delete what is kept under these names; return how many files there were."""
+        """Delete the files with these names; return how many there were."""
         paths = [self._path(name) for name in names]
         there = [path for path in paths if path.exists()]
         for path in there:

@@ -81,7 +81,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(plan: Plan, graph: Graph) -> Explanation:
-    """Return what a valid plan of this graph holds, saves and costs.
+    """Return the memory, savings and cost of a valid plan of this graph.
 
     `plan`: a plan that passes `tightfit.plan.verify` on this graph.
     """

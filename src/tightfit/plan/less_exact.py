@@ -36,7 +36,7 @@ class LessExact(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """What is gained, for people."""
+        """The gain in words."""
         classed = f"With alternatives of exactness {self.exactness}"
         if self.overhead is None:
             return f"{classed} no plan was found within this budget either."

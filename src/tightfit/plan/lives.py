@@ -29,7 +29,7 @@ class Life(msgspec.Struct, frozen=True):
 
 
 def lives_of(graph: Graph, plan: Plan) -> tuple[Life, ...]:
-    """Return what is alive when in a valid plan, in the order of birth.
+    """Return the lifetimes in a valid plan, in the order of birth.
 
     Instruction i happens at the ticks [2i, 2i + 1): what only lives while it runs lives then,
     what it leaves lives from 2i on. Constants have no life: they are always there. The most bytes
@@ -123,7 +123,7 @@ class _Lives:
                 self._alive[value.id] = (self.at + 1, None)
 
     def finished(self) -> tuple[Life, ...]:
-        """Return all lives; what is still alive ends with the step."""
+        """Return all lifetimes; values still alive end with the step."""
         self.at = 2 * len(self._plan.instructions)
         for value in tuple(self._alive):
             self.end(value)

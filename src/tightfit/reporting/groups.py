@@ -65,7 +65,7 @@ def holder_rows(holders: Sequence[Holder]) -> tuple[HolderRow, ...]:
 
 
 def share_rows(modules: Sequence[ModuleShare]) -> tuple[ShareRow, ...]:
-    """Return what is saved at the peak and computed again, the most saved first."""
+    """Return the bytes saved at the peak and the recomputation, the most saved first."""
     groups = group_names(share.module for share in modules)
     merged: Mapping[str, list[ModuleShare]] = defaultdict(list)
     for share in modules:

@@ -99,7 +99,7 @@ class Addresses(DefaultAddresses):
         return not self._looked_at and self._may_look(options)
 
     def looking_bytes(self, options: Options) -> int:
-        """Return what tracing and trying operators hold besides tensors, about."""
+        """Return about the bytes that tracing and trying operators hold besides tensors."""
         return 2 * min(_FIRST_BYTES, round(_FIRST_SHARE * options.usable_bytes))
 
     def look(self, inputs: Iterable[Any], options: Options) -> Options:

@@ -56,7 +56,7 @@ class DefaultAddresses:
         """
 
     def runner_for(self, number: int, graph: Graph, plan: Plan, runner: Runner) -> Runner:
-        """Return what runs a plan at the addresses of its steps.
+        """Return the runner of a plan at the addresses of its steps.
 
         `number`: tells the plan from all others.
         """

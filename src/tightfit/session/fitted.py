@@ -123,7 +123,7 @@ class Fitted:
 
     @classmethod
     def as_a_whole(cls, callee: Callee, options: Options, copies: Copies | None = None) -> Fitted:
-        """Return what runs a callable as one graph, as long as that can be captured."""
+        """Return a fitted callable that runs as one graph, as long as that can be captured."""
         tally = copies.tally if copies is not None else None
         account = Account(callee.modules, options.optimizer, tally)
         account.optimizers.step_in_backward(options.steps)

@@ -163,7 +163,7 @@ class PlannedStep:
 
 
 def fitted_of(target: nn.Module | PlannedStep) -> Fitted:
-    """Return what runs a fitted model or step, whatever wraps it.
+    """Return the `Fitted` of a model or step, under any wrapper.
 
     Raises `BadInput` if it is neither.
     """
@@ -181,7 +181,7 @@ def fitted_of(target: nn.Module | PlannedStep) -> Fitted:
 
 
 def used_of(target: nn.Module | PlannedStep) -> Fitted:
-    """Return what runs a fitted model or step: of a model with planned methods the largest used.
+    """Return the `Fitted` of a model or step: of a model with planned methods the largest used.
 
     Raises `BadInput` if it is neither.
     """

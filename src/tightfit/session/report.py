@@ -152,7 +152,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def planned_moves(graph: Graph, outcome: Outcome) -> Moved | None:
-    """Return what a plan moves to far memory and back; None: nothing."""
+    """Return the bytes that a plan moves to far memory and back; None: nothing."""
     if outcome.plan is None or outcome.plan.far is None:
         return None
     result = simulate(graph, outcome.plan)

@@ -183,7 +183,8 @@ def plan_step(
 
 
 def plan_at_once(task: Task, options: Options) -> Outcome:
-    """Return what the default planner finds in a moment; kept for later if it is proven best."""
+    """Return the plan that the default planner finds at once; kept for later if it is proven
+    best."""
     limits = Limits(seconds=min(_AT_ONCE_S, options.limits.seconds), gap=options.limits.gap)
     outcome = _interruptible(task, options, None, limits)
     if outcome.status == "optimal" and options.cache and options.planner == DEFAULT:

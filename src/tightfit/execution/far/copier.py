@@ -57,12 +57,12 @@ class Transfer:
 
 
 def writing(file: int) -> Copy:
-    """Return what copies memory to a file."""
+    """Return a function that copies memory to a file."""
     return lambda memory, place: os.pwrite(file, memory, place)
 
 
 def reading(file: int) -> Copy:
-    """Return what copies a file to memory."""
+    """Return a function that copies a file to memory."""
     return lambda memory, place: os.preadv(file, [memory], place)
 
 
@@ -110,7 +110,7 @@ class Copier:
                 )
 
     def close(self) -> None:
-        """Break off what is being copied, drop the rest, and end the thread."""
+        """Break off the current copy, drop the rest, and end the thread."""
         self._broken_off.set()
         self._transfers.put(None)
         if self._thread is not threading.current_thread():  # where garbage is collected

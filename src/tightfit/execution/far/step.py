@@ -164,7 +164,7 @@ class FarStep:
 
     @property
     def moved(self) -> Moved:
-        """What it has moved so far."""
+        """The bytes moved so far."""
         return Moved(
             stored_bytes=self._stored_bytes,
             loaded_bytes=self._loaded_bytes,

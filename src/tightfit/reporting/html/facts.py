@@ -129,7 +129,7 @@ def facts_of(
     offsets: Sequence[int] = (),
     curve: Sequence[PlannedFor] = (),
 ) -> Facts:
-    """Return what a page about a valid plan draws.
+    """Return the data of a page about a valid plan.
 
     `offsets`: in an arena, in bytes: one for each of `tightfit.plan.lives.lives_of`; or none.
     """

@@ -23,7 +23,7 @@ def bound_label(points: Sequence[Found]) -> list[Label]:
 
 
 def shade_below_bound(axes: Axes, points: Sequence[Found]) -> None:
-    """Shade what a proven bound excludes.
+    """Shade the region that a proven bound excludes.
 
     A bound holds for every smaller budget and says nothing about larger budgets: stairs.
     """

@@ -81,14 +81,14 @@ class Account:
 
     @property
     def tally(self) -> Tally | None:
-        """Counts what is given out; None where nothing can."""
+        """Counts the bytes given out; None where nothing can."""
         return self._tally
 
     # -- what is there ------------------------------------------------------------------------
 
     @property
     def granularity_bytes(self) -> int:
-        """What the device's allocator rounds to."""
+        """The bytes to which the device's allocator rounds."""
         return granularity_of(self.device.type)
 
     def gradient_bytes(self) -> int:
@@ -124,7 +124,7 @@ class Account:
         )
 
     def lasting_bytes(self) -> int:
-        """Return what is held between steps: of an optimizer the state of the own parameters."""
+        """Return the bytes held between steps: of an optimizer the state of the own parameters."""
         return lasting_bytes_of([self])
 
     def expected_bytes(self, besides: Sequence[Account] = ()) -> int:
@@ -151,7 +151,7 @@ class Account:
         sharing: Sequence[Account] = (),
         input_bytes: int | None = None,
     ) -> Standing:
-        """Return what is held now, at the begin of a call.
+        """Return the memory held now, at the begin of a call.
 
         Where as many bytes are given out as the last time, nothing is looked up again.
 
@@ -293,7 +293,7 @@ class Account:
             self._given_at_count = self._tally.given_bytes()
 
     def before_bytes(self) -> int:
-        """Return what is held now that was there before the tally began."""
+        """Return the bytes held now that were allocated before the tally began."""
         self._recount_before()
         return self._before_now
 
@@ -304,7 +304,7 @@ class Account:
 
     @property
     def limit_bytes(self) -> int | None:
-        """What it keeps to."""
+        """The limit that it keeps to."""
         return self._limit_bytes
 
     @property
@@ -381,7 +381,7 @@ def device_of_modules(modules: Mapping[str, nn.Module]) -> torch.device:
 
 
 def lasting_bytes_of(accounts: Iterable[Account]) -> int:
-    """Return what several hold together between steps; what they have in common counts once."""
+    """Return the bytes that several accounts hold between steps; common tensors count once."""
     accounts = list(accounts)
     held = [tensor for account in accounts for tensor in account._own()]
     return resident_tensor_bytes(held, accounts[0].granularity_bytes) if accounts else 0
@@ -407,7 +407,8 @@ def _parameters_of(accounts: Iterable[Account]) -> set[int]:
 
 
 def library_bytes(device: torch.device) -> int:
-    """Return what libraries take of a device's allocator on their first use and keep: cuBLAS."""
+    """Return the bytes that libraries (cuBLAS) take of a device's allocator at their first use and
+    keep."""
     used = device.type == "cuda" and torch.cuda.is_available()  # not for shapes of a GPU elsewhere
     return cublas_workspace_bytes(device) if used else 0
 

@@ -79,11 +79,11 @@ class Budget:
         self.window.forget()
 
     def members(self) -> list[Account]:
-        """Return what those hold that share the budget."""
+        """Return the accounts that share the budget."""
         return list(self._members)
 
     def others(self, account: Account) -> list[Account]:
-        """Return what the other members hold."""
+        """Return the accounts of the other members."""
         return [member for member in self._members if member is not account]
 
     def close_steps(self) -> None:
@@ -100,7 +100,7 @@ class Budget:
 
 
 def usable_bytes(budget_bytes: int, reserve_bytes: int) -> int:
-    """Return what a reserve leaves of a budget.
+    """Return the bytes of a budget that a reserve leaves.
 
     Raises `BadInput` if that is nothing.
     """

@@ -37,7 +37,7 @@ class StepNeeds:
 def step_needs(
     optimizer: Any, granularity: int, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> StepNeeds | None:
-    """Return what a step of an optimizer takes; None where it cannot be taken on fakes.
+    """Return the memory that a step of an optimizer takes; None where it cannot be taken on fakes.
 
     Every parameter is taken to have a gradient.
 
@@ -58,7 +58,7 @@ def needs_of_parameter(
     granularity: int,
     elements: int | None = None,
 ) -> StepNeeds | None:
-    """Return what steps of one parameter take, the first and later ones; None as above.
+    """Return the memory that steps of one parameter take, the first and later steps; None as above.
 
     `optimizer`: its settings are taken, and none of its state. `granularity`: what the device's
     allocator rounds to, in bytes. `elements`: how many of its elements are stepped; None: all.

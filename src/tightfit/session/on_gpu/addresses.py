@@ -197,7 +197,7 @@ class _LaidOut:
         self.is_placed = fits
 
     def runner(self, anywhere: Runner, plan: Plan) -> Runner:
-        """Return what runs the plan there."""
+        """Return the runner of the plan there."""
         if self._runner is None:
             self._runner = placed_runner(anywhere, plan, self, self.script.turns.keys())
         return self._runner

@@ -72,7 +72,8 @@ class Reserved(DefaultAddresses):
         self._step = SeenStep(state)
 
     def runner_for(self, number: int, graph: Graph, plan: Plan, runner: Runner) -> Runner:
-        """Return what runs a plan; while there is something to learn it looks at the allocator."""
+        """Return the runner of a plan; while there is something to learn it looks at the
+        allocator."""
         self._ran = number
         if self._is_calm or self._fragmentation.is_over:
             self._looking.clear()

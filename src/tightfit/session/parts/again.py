@@ -36,7 +36,7 @@ class PartStep:
 
     @property
     def captured(self) -> Captured:
-        """What was captured of it."""
+        """Its captured step."""
         return self.kind.captured
 
     def leaves_of(self, positions: Sequence[int], leaves: int) -> set[int]:
@@ -55,7 +55,7 @@ class _Steps(Protocol):
 
     @property
     def writer(self) -> LedgerWriter | None:
-        """What writes the ledger of the current step."""
+        """The writer of the ledger of the current step."""
         ...
 
     def captured_again(self, part: Part, given: Arguments) -> PartCall:

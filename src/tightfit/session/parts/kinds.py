@@ -275,7 +275,7 @@ class Kind:
         return [*leaves, *(leaves[place] for place in self.repeated)]
 
     def runner(self, holding: Holding) -> Runner:
-        """Return what runs a plan; it is lowered the first time."""
+        """Return the runner of a plan; it is lowered the first time."""
         if holding not in self._runners:
             program = lower(self.captured, holding.plan)
             self._runners[holding] = Runner(self.captured, program, self._changing)

@@ -71,7 +71,7 @@ class StepPlans:
 
     @property
     def limit_bytes(self) -> int:
-        """What a step may hold."""
+        """The bytes that a step may hold."""
         assert self.options.budget_bytes is not None
         return usable_bytes(self.options.budget_bytes, self.options.reserve_bytes)
 

@@ -114,7 +114,7 @@ class _Metered:
         self._base_bytes = lasting - self._meter.live_bytes()
 
     def resident_bytes(self) -> int:
-        """Return what is held now."""
+        """Return the bytes held now."""
         return self._base_bytes + self._meter.live_bytes()
 
     def coming_bytes(self) -> int:

@@ -42,7 +42,7 @@ class Resident(Protocol):
     """The memory that a model in parts holds between its steps."""
 
     def resident_bytes(self) -> int:
-        """Return what is held now."""
+        """Return the bytes held now."""
         ...
 
     def coming_bytes(self) -> int:
@@ -92,7 +92,7 @@ class PartSteps:
 
     @property
     def writer(self) -> LedgerWriter | None:
-        """What writes the ledger of the current step."""
+        """The writer of the ledger of the current step."""
         return self._writer
 
     def change_options(self, options: Options) -> None:
@@ -128,7 +128,7 @@ class PartSteps:
         self._writer = LedgerWriter(self.guard)
 
     def close_step(self) -> StepPeaks | None:
-        """End the current step; return what it held.
+        """End the current step; return its peaks.
 
         Raises `BudgetExceeded` if that was more than the budget, and the user asked to raise.
         """

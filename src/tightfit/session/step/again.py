@@ -31,7 +31,7 @@ class Step(Protocol):
 
     @property
     def captured(self) -> Captured:
-        """What was captured of it."""
+        """Its captured step."""
         ...
 
 

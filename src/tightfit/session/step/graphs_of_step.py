@@ -21,7 +21,7 @@ class Planned(Protocol):
 
     @property
     def graph(self) -> Graph:
-        """The graph, with what is resident around it."""
+        """The graph, with the memory resident around it."""
         ...
 
     @property
@@ -44,7 +44,7 @@ class _Call:
 
     @property
     def plan(self) -> Plan:
-        """What it ran by."""
+        """The plan that it ran by."""
         assert self.planned.outcome.plan is not None
         return self.planned.outcome.plan
 

@@ -34,7 +34,7 @@ class Holding:
 
     @property
     def staying_bytes(self) -> int:
-        """What stays when its forward has ended."""
+        """The bytes that stay when its forward has ended."""
         return self.saved_bytes + self.output_bytes
 
     @property

@@ -14,7 +14,7 @@ class PeakMeter(Protocol):
     """Reads what is held above the begin of the step that it measures."""
 
     def live_bytes(self) -> int:
-        """Return what is held now."""
+        """Return the bytes held now."""
         ...
 
     def take_peak(self) -> int:

@@ -33,7 +33,7 @@ _MOST_SPREAD = 8  # combinations that are tried with cheaper plans for the last 
 def shares(
     ledger: StepLedger[CallKind], limit_bytes: int, menus: Mapping[CallKind, Menu]
 ) -> tuple[Holding, ...] | None:
-    """Return what each call of a step may hold, such that the step is cheap and keeps to a limit.
+    """Return a holding for each call of a step, such that the step is cheap and keeps to a limit.
 
     `limit_bytes`: what it may hold, what is held at its begin included. `menus`: for each kind of
     call what it may hold. Returns one for each call, out of the menu of its kind; None if no

@@ -99,7 +99,7 @@ class StepMonitor:
             self._learn(spec, options, last, self.guard)
 
     def live_bytes(self) -> int | None:
-        """Return what is given out in the process now; None where nothing is measured."""
+        """Return the bytes given out in the process now; None where nothing is measured."""
         meter = self.guard.meter if self.guard is not None else None
         return meter.live_bytes() if meter is not None else None
 
@@ -140,7 +140,7 @@ class StepMonitor:
         return self.guard.close() if self.guard is not None else None
 
     def forget(self) -> None:
-        """Forget what steps have held."""
+        """Forget the memory measured in steps."""
         self.guard = None
         self.learn_again()
 

@@ -73,7 +73,7 @@ class LessExpected:
     held_bytes: Mapping[str, int]  # what is expected to be held besides the step, by what holds it
 
     def expected(self, spec: Specialisation) -> Expected:
-        """Return what an error says of it."""
+        """Return the text about it in an error."""
         known = self._certain.around(spec.hoped.with_predicted(0))
         least = minimum_budget(known, self._certain.gradients, _QUICKLY, SILENT)
         return Expected(self.held_bytes, least.lower_bytes)

@@ -131,7 +131,7 @@ class Plans:
         return 0 if spec is None else needed_by_steps(spec, self._last[1], self._account)
 
     def looking_bytes(self, options: Options) -> int:
-        """Return what finding out about operators may hold now."""
+        """Return the bytes that measuring operators may hold now."""
         return self._comparing.room_bytes(options)
 
     def _chosen(

@@ -47,7 +47,7 @@ class Moves:
         self.last: Moved | None = None
 
     def ended(self, moved: Moved) -> None:
-        """Note what a step has moved."""
+        """Note the bytes that a step has moved."""
         self.last = moved
 
 
@@ -145,7 +145,7 @@ class Specialisation:
 
     @property
     def plans(self) -> Mapping[Surroundings, Planned]:
-        """The plans that are ready to run, by what they were made for."""
+        """The plans that are ready to run, by their surroundings."""
         return MappingProxyType(self._plans)
 
     def seen_around(self, around: Surroundings) -> Surroundings:

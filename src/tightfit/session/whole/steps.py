@@ -139,7 +139,7 @@ class WholeSteps:
         self.options = options
 
     def measure_again(self) -> None:
-        """Forget what steps have held."""
+        """Forget the memory measured in steps."""
         self.monitor.forget()
 
     def capture_again(self) -> None:

@@ -90,12 +90,12 @@ class OpenCall:
         _STEPS.add(self)
 
     def forward_ended(self, call: PlannedForward) -> None:
-        """Note what is held at the end of a planned forward."""
+        """Note the bytes held at the end of a planned forward."""
         self._call, self._entered_bytes = call, None
         self._left_bytes = self._held_bytes()
 
     def backward_begins(self) -> None:
-        """Note what is held at the begin of its backward."""
+        """Note the bytes held at the begin of its backward."""
         self._entered_bytes = self._held_bytes()
 
     def is_over(self) -> None:
