@@ -2,7 +2,7 @@
 
 An allocator that refuses a request does not know what would have been asked for next. By then more
 is known of the step and of others like it: how much user code holds between forward and backward,
-and what the backward and the optimizer's step will take.
+and the memory of the backward and the optimizer's step.
 """
 
 from __future__ import annotations
