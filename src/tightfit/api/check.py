@@ -161,7 +161,8 @@ def check(
 
 
 def _worded(outcome: Outcome) -> Outcome:
-    """Call a plan optimal only if nothing is left to gain, whatever gap was enough to stop."""
+    """Call a plan optimal only if nothing is left to gain, also where a larger gap was enough to
+    stop."""
     if outcome.status != "optimal" or outcome.gap <= Limits().gap:
         return outcome
     note = "; ".join(filter(None, (outcome.note, "near enough to the proven least to stop")))

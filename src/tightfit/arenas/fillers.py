@@ -200,7 +200,7 @@ def why_not_led(ground_for: Callable[[int], ArenaMemory]) -> str | None:
             for block in (b for b in _TRIED if b.lower == tick):
                 taken = ground.take(block.size_bytes)
                 if taken is None or taken[0] != script.places[block.id]:
-                    return "a request does not come to lie in the only place that is free"
+                    return "a request is not placed in the only place that is free"
                 alive[block.id] = taken[1]
                 del taken  # it is alive as long as its block
         step.end()

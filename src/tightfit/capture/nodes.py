@@ -108,7 +108,7 @@ def flat_outputs(node: fx.Node) -> tuple[Any, ...]:
 
 
 def is_without_gaps(tensor: torch.Tensor) -> bool:
-    """Whether the elements of a tensor fill a stretch of memory, in whatever order."""
+    """Whether the elements of a tensor fill a stretch of memory, in any order."""
     expected = 1
     for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda p: p[1]):
         if size == 1:
@@ -131,7 +131,7 @@ def is_random(node: fx.Node) -> bool:
 
 
 def note_random(node: fx.Node, drawing: bool) -> None:
-    """Note of a node whether it draws random numbers, whatever its schema says."""
+    """Note of a node whether it draws random numbers, in place of its schema."""
     node.meta[_RANDOM] = drawing
 
 

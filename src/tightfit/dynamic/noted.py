@@ -73,7 +73,7 @@ class Noted:
         return call
 
     def fix(self, dtype: torch.dtype) -> None:
-        """What is computed from nothing has this type, whatever the default is later."""
+        """Tensors computed without inputs have this type, also if the default changes later."""
         if not self.reads and self.kwargs.get("dtype") is None:
             self.kwargs = {**self.kwargs, "dtype": dtype}
 

@@ -55,7 +55,7 @@ def refuse_other_backward(
     if why is not None:
         raise TightfitError(
             f"{runner.captured.graph.name} is fitted with update_in_backward=True, and this is "
-            f"{why}: plain PyTorch would step otherwise. {_OTHERWISE}"
+            f"{why}: plain PyTorch would step differently. {_OTHERWISE}"
         )
     runner.captured.stepper.before_backward()
 

@@ -177,7 +177,7 @@ def _last_uses(
                 _list_once(graph, frees[index], final, value)
             pending.discard(value)
         if isinstance(step, Free):
-            pending.discard(step.value)  # it ends an instance whatever comes later
+            pending.discard(step.value)  # it ends an instance in any case
         for value in reads:
             if graph.values[value].is_constant or value in pending:
                 continue

@@ -5,7 +5,7 @@ it walks the instructions once with its own set of values alive and its own byte
 
 What is near and what is far at an instruction does not depend on how fast a link is. A stored value
 keeps its place until a `Free`, which waits, and a copy far away lasts until an op has waited for
-its last `Load`. So both budgets hold at every instant, whatever transfers really take.
+its last `Load`. So both budgets hold at every instant, for any real duration of transfers.
 """
 
 from __future__ import annotations

@@ -308,9 +308,9 @@ def is_zero_tensor(tensor: torch.Tensor) -> bool:
 def hidden_changes_without_tangents(is_parameter: Callable[[Any], bool]) -> Iterator[None]:
     """While tracing, forbid differentiating through what autograd does not see.
 
-    A tensor changed under `no_grad` or by its `data` is the same to autograd afterwards, whatever
-    the tracer makes of it: a further output that could receive a gradient. A parameter cannot be
-    changed otherwise.
+    A tensor changed under `no_grad` or by its `data` is the same to autograd afterwards, though the
+    tracer makes a further output of it that could receive a gradient. A parameter cannot be changed
+    in another way.
     """
     plain = collect_metadata_analysis.InputAliasInfo
     hidden = collect_metadata_analysis.are_all_mutations_hidden_from_autograd

@@ -41,7 +41,7 @@ DIRECT: dict[Any, Any] = {
     aten.transpose.int: torch.transpose,
     aten.unsqueeze.default: torch.unsqueeze,
 }
-"""By operator: the function that runs it, whatever arguments the operator takes."""
+"""By operator: the function that runs it, for all arguments that the operator takes."""
 
 
 def direct(function: Any) -> Any:

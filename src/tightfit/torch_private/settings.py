@@ -54,7 +54,7 @@ def settings_of_kernels() -> tuple[Any, ...]:
 
 
 def within_modes() -> bool:
-    """Whether modes of PyTorch or hooks of all modules are around, which see whatever runs."""
+    """Whether modes of PyTorch or hooks of all modules are active, which see every operator."""
     stacks = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
     return any(stacks) or any(hooks_of_all_modules())
 

@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TapeSlot:
-    """Stands for a tensor among the arguments of a recorded operator."""
+    """The placeholder of a tensor among the arguments of a recorded operator."""
 
     number: int
 

@@ -421,7 +421,7 @@ def _members(module: nn.Module) -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def _flat_weights_kept(module: nn.Module) -> Iterator[None]:
-    """Put back the lists of weights that recurrent modules make of whatever they are run with."""
+    """Put back the lists of weights that recurrent modules make from the weights they run with."""
     recurrent = [m for m in module.modules() if isinstance(m, nn.RNNBase)]
     names = ("_flat_weights", "_flat_weight_refs")
     kept = [{n: m.__dict__[n] for n in names if n in m.__dict__} for m in recurrent]

@@ -24,7 +24,7 @@ __all__ = ["only_computes"]
 def only_computes(given: private.Given) -> bool:
     """Whether a module's Python changes nothing that was there before, and says nothing.
 
-    Dynamo follows it for values of the same shapes, whatever these decide, and has to make one
+    Dynamo follows it for values of the same shapes, with all their decisions, and has to make one
     graph of it. That is not run; what decides is computed, by a copy of the module.
     """
     tree = core.pytree.tree_map_only(torch.Tensor, Geometry.of, (given.args, dict(given.kwargs)))

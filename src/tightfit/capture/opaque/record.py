@@ -137,7 +137,7 @@ class Anchor(torch.autograd.Function):
 
 
 TENSOR = object()
-"""Stands for a tensor among the flattened arguments of a call."""
+"""The placeholder of a tensor among the flattened arguments of a call."""
 
 
 @dataclass(frozen=True)

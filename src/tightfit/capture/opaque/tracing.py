@@ -61,7 +61,7 @@ _BACKWARD = torch.ops.tightfit.opaque_backward.default
 
 
 class OpaqueStandIns:
-    """Stands in for the opaque modules while a step is traced; keeps the calls it makes.
+    """Replaces the opaque modules while a step is traced; keeps the calls it makes.
 
     `look_up`: returns what a traced tensor is, if it follows from inputs and buffers alone; else
     None.

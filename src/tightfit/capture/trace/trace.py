@@ -358,7 +358,7 @@ def _change_of(
     if is_input and old.shape != new.shape and not is_without_gaps(old):
         raise CaptureError(
             f"the step changes the shape of an input and writes into it, whose {tuple(old.shape)} "
-            "elements do not lie side by side: where they would be written cannot be planned. Way "
+            "elements are not side by side: where they would be written cannot be planned. Way "
             "out: pass a contiguous copy of it"
         )
     is_handed_on = info.requires_grad or (info.mutates_metadata and is_input)

@@ -97,10 +97,10 @@ _Following = TypeVar("_Following", _Memory, _Alias)
 def read_instructions(path: Path | str) -> Iterator[Instruction]:
     """Yield the instructions of a log from its START on; nothing else is held in memory.
 
-    `path`: a text file, plain or compressed with gzip, whatever its name. Raises `BadInput`, which
-    names the line, if the file cannot be read or ends too early. So does a line that is no
-    instruction, an instruction whose lines do not follow it, or a malformed number. So does a name
-    that is used before it is defined, or defined twice.
+    `path`: a text file, plain or compressed with gzip, of any name. Raises `BadInput`, which names
+    the line, if the file cannot be read or ends too early. So does a line that is no instruction,
+    an instruction whose lines do not follow it, or a malformed number. So does a name that is used
+    before it is defined, or defined twice.
     """
     yield from _Reader(Path(path)).instructions()
 

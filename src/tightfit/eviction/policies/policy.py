@@ -18,10 +18,10 @@ _Storage = TypeVar("_Storage", contravariant=True)
 
 
 class Cost(IntEnum):
-    """Which costs stand above the line of a score."""
+    """The cost in the numerator of a score."""
 
     NONE = 0
-    """One, whatever it costs."""
+    """One for every storage."""
     LOCAL = 1
     """The storage's own cost."""
     BEFORE = 2

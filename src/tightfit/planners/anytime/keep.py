@@ -44,7 +44,7 @@ class KeepLists:
         return lists
 
     def _signature(self, segment: ChainSegment, leaving: tuple[int, ...]) -> object:
-        """Equal for segments that differ only in where they stand."""
+        """Equal for segments that differ only in their position."""
         splitter, start = self.splitter, segment.start
         return (
             tuple(

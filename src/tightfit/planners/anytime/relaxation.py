@@ -97,7 +97,7 @@ class Outline:
         return self.problem.overhead(least) - _ROUNDING
 
     def kept(self, value: int, stage: int) -> bool:
-        """Whether a value is resident at the start of a stage whatever happens."""
+        """Whether a value is resident at the start of a stage in every schedule."""
         return self.problem.producers[value] < stage <= self.problem.kept_until[value]
 
 

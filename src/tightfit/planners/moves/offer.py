@@ -1,9 +1,9 @@
 """Moves as something that planning without far memory understands: one more way to compute again.
 
 An op whose value may be moved gets another alternative for later computations: it reads nothing,
-costs its *toll*, and writes the value as a load does. Two ops without cost read the value where
-its store has ended and where its load should begin. So whatever plans recomputing chooses for
-each value among keeping, computing again and moving, and sees exactly the bytes that are near.
+costs its *toll*, and writes the value as a load does. Two ops without cost read the value where its
+store has ended and where its load should begin. So any planner of recomputation chooses for each
+value among keeping, computing again and moving, and sees exactly the bytes that are near.
 """
 
 from __future__ import annotations

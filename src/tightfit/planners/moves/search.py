@@ -50,8 +50,8 @@ class MovesSearch:
     """Plans with moves in one order.
 
     `judge`: says what a choice of moves is worth. `target`: the overhead (a fraction) to get below:
-    that of the plan without moves. `interrupts`: whether the user has asked to end it, whatever has
-    caught that.
+    that of the plan without moves. `interrupts`: whether the user has asked to end it, also where
+    other code has caught that.
     """
 
     def __init__(

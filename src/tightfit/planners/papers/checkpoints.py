@@ -18,9 +18,9 @@ __all__ = [
 
 
 def forward_nodes(problem: Staged) -> list[int]:
-    """Return the nodes of the forward pass in order, without those that stand alone.
+    """Return the nodes of the forward pass in order, without isolated nodes.
 
-    A node stands alone if it reads nothing and what it makes is not read: a step counter.
+    A node is isolated if it reads nothing and nothing reads its values: a step counter.
     """
     read = {value for node in problem.nodes for value in node.first.reads}
     return [

@@ -21,7 +21,7 @@ _IN_PLACE = "aten.relu"
 
 
 def plan_gist(task: Task, limits: Limits, progress: Progress) -> Outcome:
-    """Return Gist's plan, if it fits: it is one plan, whatever the budget."""
+    """Return Gist's plan, if it fits: it is one plan for all budgets."""
     proposals = [gist_schedule(task.graph)]
     return cheapest_that_fits(task, proposals, limits, progress, title="gist")
 

@@ -111,7 +111,7 @@ class PartsAgain:
         call = steps.known.known(part, given) or steps.captured_again(part, given)
         if not _have_the_same_placeholders(call.kind, step.kind):
             late = step.captured.joint.detached - call.kind.captured.joint.detached
-            raise unplanned(min(late, default=0), "an input is used otherwise")
+            raise unplanned(min(late, default=0), "an input is used differently")
         announce(f"{part.name}: an output that had no gradient before has one: planned again")
         return self._planned(part, call.kind)
 

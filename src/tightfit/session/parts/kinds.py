@@ -245,7 +245,7 @@ class Kind:
 
     @property
     def menu(self) -> list[Holding]:
-        """All plans that were found for it, for whatever step."""
+        """All plans that were found for it, for any step."""
         return [self.least, self.most, *self._found]
 
     def note(self, found: Holding) -> None:

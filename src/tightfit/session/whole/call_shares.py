@@ -57,7 +57,7 @@ class _Kind:
 
     @property
     def most_needed(self) -> KeptRange | None:
-        """The most of what its plans keep and work with, whatever gradients there are."""
+        """The most of what its plans keep and work with, for any gradients."""
         known = self.ranges.values()
         if not known:
             return None
@@ -126,8 +126,8 @@ class CallShares:
     ) -> None:
         """Find out which calls are to come before the backward of one that begins.
 
-        `alone`: returns what is resident around it, whatever the budget. `looks`: whether a first
-        call may leave room for a second one to see whether it comes.
+        `alone`: returns the memory resident around it, independent of the budget. `looks`: whether
+        a first call may leave room for a second one to see whether it comes.
         """
         window, kind = self.window(options), self._kind(spec)
         is_known = window.knows(kind)

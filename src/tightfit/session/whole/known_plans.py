@@ -12,7 +12,7 @@ __all__ = ["KnownPlans"]
 
 
 class KnownPlans:
-    """Plans of one step, whatever they were made for; each is verified before it is used again."""
+    """Plans of one step, made for any surroundings; each is verified before it is used again."""
 
     def __init__(self, earlier: Iterable[Plan] = ()) -> None:
         self._smallest: dict[Gradients, Plan] = {}
