@@ -74,7 +74,7 @@ def _least(models: Sequence[str], cells: Cells) -> list[str]:
         "## With nothing computed twice",
         "MiB: as traced, with PyTorch's own operators, and the fewest that a plan without any "
         "recomputation takes: in another order, with ways that have the default's bits, with "
-        "ways that round otherwise.",
+        "ways that round differently.",
         table(["model", "", "traced", "order alone", "bitwise", "rounding"], body),
     ]
 

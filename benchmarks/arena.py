@@ -34,7 +34,7 @@ from benchmarks.papers_tables import table
 from benchmarks.processes import in_turns
 from benchmarks.rows import Book, Row
 from tightfit.allocator import anonymous_bytes, resident_bytes
-from tightfit.studies.model import load_example
+from tightfit.studies.model import ModelSettings, load_example
 from tightfit.units import parse_bytes
 
 __all__ = ["BOOK", "HELD", "document", "fit_something_small", "highest", "made"]
@@ -77,7 +77,7 @@ def child(name: str, settings: str, budget: str, way: str) -> None:
 def made(name: str, settings: dict[str, Any]) -> tuple[nn.Module, Any, Callable[[], None]]:
     """Return a model, its optimizer and a function that takes a training step."""
     torch.manual_seed(0)
-    model, loss, args, target = load_example(f"zoo:{name}", **settings)
+    model, loss, args, target = load_example(f"zoo:{name}", ModelSettings(**settings))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
     def step() -> None:
@@ -243,14 +243,15 @@ def document(rows: Sequence[Row]) -> str:
         "in a step. Fallbacks: requests that the ordinary allocator served instead of as planned.",
         _times([row for row in rows if row["kind"] == "time"]),
         "## Memory\n\nResident memory above the libraries / budget: the most from `fit` until step "
-        "3, in which the step is captured, its operators are measured, and it is planned; and the "
-        "most over steps 4 to 8. No files: the same without pages of files; where that is more, an "
-        "arena has given back code of libraries that was run before. Overhead: the plan's, of "
-        "computing; the price of an arena is what it adds there, as plans leave room for what the "
-        "process holds besides tensors. Step: processor time, the median of steps 6 to 8, some of "
-        "which are only recorded where better plans were still found; the rows were taken one "
-        "after the other under a load that changed from 3 to 14 on two cores, so the ratios above "
-        "are what to compare times by. The same parameters, bit for bit, in both ways.",
+        "3, and the most over steps 4 to 8. In the first, the step is captured, its operators are "
+        "measured, and it is planned. No files: the same without pages of files; where that is "
+        "more, an arena has given back code of libraries that was run before. Overhead: the "
+        "plan's, of computing; the price of an arena is what it adds there, as plans leave room "
+        "for what the process holds besides tensors. Step: processor time, the median of steps 6 "
+        "to 8. Some of these are only recorded, where better plans were still found. The rows were "
+        "taken one after the other under a load that changed from 3 to 14 on two cores. So the "
+        "ratios above are what to compare times by. The same parameters, bit for bit, in both "
+        "ways.",
         _memory([row for row in rows if row["kind"] == "memory"]),
     ]
     return "\n\n".join(parts) + "\n"

@@ -24,7 +24,7 @@ from support.adversary import against
 from support.logs import DATA, linear_network
 from tightfit.eviction.log.resolve import load_log, resolve
 from tightfit.eviction.policies.registry import POLICIES
-from tightfit.eviction.replayed import Replayed
+from tightfit.eviction.replayed import Replayed, Rules
 from tightfit.eviction.simulator import Simulator
 from tightfit.files import write_atomically
 
@@ -161,7 +161,7 @@ def linear_networks() -> Iterator[dict[str, Any]]:
     for length in [2**k for k in range(4, 15)]:
         budget = 2 * math.ceil(math.sqrt(length))
         found = Simulator(resolve(linear_network(length))).simulate(
-            POLICIES["h_e_star"], budget, deallocation="banish", thrash=99
+            POLICIES["h_e_star"], budget, Rules("banish", thrash=99)
         )
         yield {
             "kind": "theorem_3_1",

@@ -22,6 +22,7 @@ from benchmarks.papers_tables import table
 from support.logs import DATA
 from tightfit.eviction.log.resolve import load_log
 from tightfit.eviction.policies.registry import POLICIES
+from tightfit.eviction.replayed import Rules
 from tightfit.eviction.simulator import Simulator
 from tightfit.files import write_atomically
 from tightfit.planners.base import Limits
@@ -56,7 +57,7 @@ def rows_of(data: Path, seconds: float) -> Iterator[Row]:
         for line, placement in [*((line, "bytes") for line in LINES), *IN_ARENA]:
             for ratio in RATIOS:
                 found = simulator.simulate(
-                    POLICIES[line], simulator.budget_at(ratio), placement=placement
+                    POLICIES[line], simulator.budget_at(ratio), Rules(placement=placement)
                 )
                 cost = found.total_cost_ns / simulator.log.base_cost_ns
                 yield {
@@ -94,21 +95,21 @@ def document(rows: Sequence[Row]) -> str:
     parts = [
         "# Eviction policies, measured",
         "Logs of one training step each, recorded by the authors of DTR on a GPU, replayed by "
-        "`tightfit simulate` ([simulator.md](simulator.md)): time computed as a multiple of the "
-        "program's own, at budgets that are shares of its peak. `thr`: thrashing, more than "
-        "twice; `oom`: nothing left to evict. *clairvoyant* is the default planner's plan of the "
-        "same program, which knows what comes; `none`: proven that there is no plan, `-`: none "
-        "found. It keeps what the program returns from its first computation on, which a policy "
-        "need not do. Rows: `python benchmarks/eviction_policies.py`.",
+        "`tightfit simulate` ([simulator.md](simulator.md)). Numbers are time computed as a "
+        "multiple of the program's own, at budgets that are shares of its peak. `thr`: thrashing, "
+        "more than twice; `oom`: nothing left to evict. *clairvoyant* is the default planner's "
+        "plan of the same program, which knows what comes; `none`: proven that there is no plan, "
+        "`-`: none found. It keeps what the program returns from its first computation on, which a "
+        "policy need not do. Rows: `python benchmarks/eviction_policies.py`.",
     ]
     for name in LOGS:
         parts += [f"## {name}", _table(rows, name, lines=[(x, "bytes") for x in _LINES])]
     parts += [
         "## In an arena",
         "The budget is one range of addresses and an eviction must make a hole in it. "
-        "*arena*: evict until there is one; *neighbours*: a score's bytes count the holes next to "
-        "the storage; *window* (Coop): the neighbours that cost least go together; *mixed*: "
-        "neighbours, and the window where bytes do not lack.",
+        "*arena*: evict until there is one. *neighbours*: a score's bytes count the holes next to "
+        "the storage. *window* (Coop): the neighbours that cost least are evicted together. "
+        "*mixed*: neighbours, and the window where enough bytes are free in all.",
     ]
     for name in LOGS:
         parts += [f"### {name}", _table(rows, name, lines=IN_ARENA)]

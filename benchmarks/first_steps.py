@@ -222,9 +222,9 @@ _HEAD = """# The first steps within a budget
 Written by `python benchmarks/first_steps.py --table` from the rows of
 `benchmarks/first_steps.py`; do not edit. Each model trains within {ratio} of what its plain steps
 hold (the least budget where that is refused), in a process of its own: *cold* with an empty cache,
-*warm* with what the process before has kept. A step is forward, backward and optimizer; seconds are
+*warm* with what the process before has kept. A step is forward, backward and optimizer. Seconds are
 those of a clock, in brackets those of the processor in the training thread, both of the fitted
-model; a *later* step is the median ratio to a plain one, in turns, when no better plan is searched
+model. A *later* step is the median ratio to a plain one, in turns, when no better plan is searched
 any more. *Overhead* is what the plan itself computes again. *Front* is what followed the Python of
 the model: Dynamo, or tightfit's own tracer, which went after commit d157620.
 

@@ -202,7 +202,7 @@ def document(rows: Sequence[Row]) -> str:
         "loop, the optimizer's step included; in brackets what of it is above parameters, "
         "buffers, inputs and the optimizer's state. Peak: of a whole step, measured, above what "
         "lasts between steps. Step: processor time, the median. Bits: weights, buffers, the "
-        "optimizer's state and all losses after so many steps, against the plain loop; where they "
+        "optimizer's state and all losses after so many steps, against the plain loop. Where they "
         "are those of *after* only, the difference is not one of the step.",
         "",
         "| model | optimizer | way | budget | least, MiB | peak, MiB | extra compute | step, s "

@@ -23,14 +23,14 @@ TABLE = ROOT / "docs" / "loops.md"
 
 _HEAD = """# Training loops as people write them
 
-Written by `python benchmarks/loops_table.py` from the rows of `benchmarks/loops.py`; do not edit.
-Each loop of [benchmarks/training_loops](../benchmarks/training_loops) is plain PyTorch and the
-lines of tightfit. It runs plainly and fitted, in processes of their own with an empty cache, within
-0.6 of the most that the plain program held, or, where that is refused, within the least budget that
-the errors name, followed up to four times.
+Written by `python benchmarks/loops_table.py` from the rows of `benchmarks/loops.py`; do not
+edit. Each loop of [benchmarks/training_loops](../benchmarks/training_loops) is plain PyTorch
+and the lines of tightfit. It runs plainly and fitted, in processes of their own with an empty
+cache. The budget is 0.6 of the most that the plain program held. Where that is refused, it is
+the least budget that the errors name, followed up to four times.
 
 *Held* is the largest number of bytes that PyTorch's allocator had given out at any instant from the
-call of `fit` on, above what it had given out before there was a model, over the budget: the first
+call of `fit` on, above what it had given out before there was a model, over the budget. The first
 call, planning, the optimizer and everything that user code keeps are in it. *Over in* names the
 steps in which it was more than 1; the first one begins with `fit`. *Bits*: every loss of every
 step, and parameters and buffers in the end. Seconds are those of the first step, and of steps 2 to

@@ -29,7 +29,7 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.planners.registry import plan_with
 from tightfit.progress import SILENT
-from tightfit.studies.dry_step import graph_of
+from tightfit.studies.dry_step import Offered, graph_of
 
 ROWS = Path(__file__).parent / "results" / "monet_headline.jsonl"
 SHARES = {
@@ -83,7 +83,11 @@ def cells(models: list[str]) -> Iterator[tuple[str, str, str]]:
 def captured(model: str, costs: str, exactness: Exactness = "bitwise") -> Graph:
     """The graph of a zoo model at MONeT's setting."""
     return graph_of(
-        f"zoo:{model}", optimizer="none", costs=costs, setting="monet", exactness=exactness
+        f"zoo:{model}",
+        optimizer="none",
+        costs=costs,
+        setting="monet",
+        alternatives=Offered(exactness),
     )
 
 

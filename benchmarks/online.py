@@ -279,8 +279,8 @@ print(region.report())
 ```
 
 Operators are recorded while they run, below autograd and on plain tensors. Where a request
-would exceed the budget, the allocator asks for room: the tensors that are cheapest to compute
-again and longest unused lose their memory, and get it back when an operator reads them (Dynamic
+would exceed the budget, the allocator asks for room. The tensors that are cheapest to compute
+again and longest unused lose their memory. They get it back when an operator reads them (Dynamic
 Tensor Rematerialization, Kirisame et al., 2021). There is no plan and no graph, so loops,
 branches on data, recursion, gradients of gradients and sizes that differ from step to step are
 all the same to it. Losses, gradients, buffers and the random state have the bits of plain
@@ -299,25 +299,26 @@ it refuses, so an operator that is refused memory runs again after as much was f
 random generator put back. One that reads what it overwrites, as `add_` does, must not, for it may
 have begun to write. Room is made before it runs: as much as it took the last time, or, the first
 time, as its arguments take. If it is refused all the same, `BudgetExceeded` says that what it
-overwrites may have changed. The core is the one in Python: the core in C++ is for the CPU. Memory
+overwrites may have changed. The core is that in Python: the core in C++ is for the CPU. Memory
 on the CPU does not count. A request outside PyTorch's operators evicts nothing: call `region.evict`
 before. All operators run on one stream. Kernels that add atomically, or that cuDNN picks by the
 workspace it gets, may give other last bits when they run again, unless
-`torch.use_deterministic_algorithms(True)` holds; cuDNN's recurrent kernels with dropout never run
+`torch.use_deterministic_algorithms(True)` holds. cuDNN's recurrent kernels with dropout never run
 again. Peak statistics restart where the region begins. It has not run on a GPU yet: the battery
 of tests runs on the CPU with an allocator that refuses, and with `torch.cuda` played by the CPU.
 
 **What is never evicted**: parameters, inputs and what else exists before, gradients once
-accumulated, the optimizer's state, sparse tensors, storages below `smallest`, a tensor whose
-address was handed out (`numpy()`, `data_ptr()`), and one made by `torch.empty` that no operator was
-seen writing as a whole. Printing, saving, copying or reading an evicted tensor brings it back;
-whoever goes around PyTorch's Python interface gets PyTorch's error, not wrong data.
+accumulated, the optimizer's state. Nor are sparse tensors, storages below `smallest`, a tensor
+whose address was handed out (`numpy()`, `data_ptr()`), and one made by `torch.empty` that no
+operator was seen writing as a whole. Printing, saving, copying or reading an evicted tensor
+brings it back; whoever goes around PyTorch's Python interface gets PyTorch's error, not wrong
+data.
 
 **The core** that sees operators is C++, on a dispatch key below autograd. It is compiled once for
 each release of PyTorch, in half a minute, with the compiler and PyTorch's headers that are there,
-and kept in tightfit's cache. No step waits for that: the first region has it compiled by another
-process, of the lowest priority, which goes on if the program ends first; until then Python sees
-operators by a dispatch mode, with the same results at a higher cost for each operator, and regions
+and kept in tightfit's cache. No step waits for that. The first region has it compiled by another
+process, of the lowest priority, which goes on if the program ends first. Until then Python sees
+operators by a dispatch mode, with the same results at a higher cost for each operator. Regions
 that begin afterwards take the core in C++. A region keeps the core it began with: a long training
 in one region begins with `core="C++"`, which waits and says so. Without a compiler, or if it
 refuses, regions stay with Python, and one warning says why; `report().core` says which core it was,
@@ -326,13 +327,14 @@ refuses, regions stay with Python, and one warning says why; `report().core` say
 **Without an optimizer** nothing tells a step's end: `region.keep(state)` lets what is carried on
 stay, and the batches that it came from go.
 
-**Limits**: one region at a time in a process; what other threads of the program compute counts, but
-is not seen, so it is never evicted; operators of other devices run, but nothing there is evicted;
-an extension that keeps a raw address across an allocation of its own is not seen
-(register it as an operator, or call `region.evict` before). The policy is one of `tightfit
+**Limits**: one region at a time in a process. Tensors that other threads of the program compute
+count, but are not seen, so they are never evicted. Operators of other devices run, but nothing
+there is evicted. An extension that keeps a raw address across an allocation of its own is not
+seen (register it as an operator, or call `region.evict` before). The policy is one of `tightfit
 simulate` ([policies.md](policies.md)); two protections are added that a runtime needs: what the
-last eight operators have used and gradients under way go last. Candidates are a sample, 64 or the
-square root of their number, kept in a heap: a score only rises while neighbours are evicted.
+last eight operators have used and gradients under way go last. Candidates are a sample, 64 or
+the square root of their number, kept in a heap: a score only rises while neighbours are
+evicted.
 
 Rows: `python benchmarks/online.py`, this page is written by it. Processor time of one thread;
 these programs are small, so the cost of keeping the record weighs more than it does in use.
@@ -340,10 +342,10 @@ these programs are small, so the cost of keeping the record weighs more than it 
 
 TRIED = """## Tried and taken out: plans for steps that repeat
 
-A step of a region can be recorded while it runs, and made a graph. Where the same operators ran on
-the same sizes from one optimizer step to the next, the core in Python could have a plan searched in
-the background (`plan_seconds=10`) and follow it. A step that turned out differently went on by
-eviction.
+A step of a region can be recorded while it runs, and made a graph. The core in Python could
+have a plan searched in the background (`plan_seconds=10`) and follow it. The same operators had
+to run on the same sizes from one optimizer step to the next. A step that turned out differently
+went on by eviction.
 
 It was measured on larger steps than those above: six programs, plain steps of 48 to 214 ms, at
 ratios of 0.5 and 0.4. All 36 runs had the bits of plain PyTorch and kept to the budget. The least
@@ -397,9 +399,9 @@ def _slowdown_part(rows: list[Row]) -> list[str]:
         "## Slowdown by ratio",
         "A ratio is a share of the activation peak of plain PyTorch, fresh gradients included. "
         "Seconds in kernels as a multiple of those of the first runs, and in brackets operators "
-        "that ran again per operator of the program; `over`: an operator was named that cannot "
-        "fit; `thr`: computing again has cost four times the step itself; "
-        "an empty cell or a program that is missing: not measured; the least of "
+        "that ran again per operator of the program. `over`: an operator was named that cannot "
+        "fit. `thr`: recomputation has cost four times the step itself. An "
+        "empty cell or a program that is missing: not measured; the least of "
         f"{MEASURED_AGAIN} runs. "
         f"{len(ok)} of {len(found)} cells trained, {sum(r['bitwise'] for r in ok)} of them with "
         f"the same bits in losses, gradients, buffers and random state over {STEPS} steps; "
@@ -445,7 +447,7 @@ def _largest_part(rows: list[Row]) -> list[str]:
     return [
         "## The largest input in a fixed budget",
         "As the paper's Table 1, at CPU sizes: the largest that trains (parameters, gradients and "
-        "momentum count), computing at most four times as much again, found to a sixteenth; sizes "
+        "momentum count), recomputing at most four times as much, found to a sixteenth. Sizes "
         "above 256 are not tried.",
         table(("program", "size counts", "budget", "plain PyTorch", "in a region"), lines),
     ]

@@ -40,7 +40,7 @@ from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.papers.checkmate.program import build_program as build_checkmate
 from tightfit.planners.papers.checkmate.variables import frontier_stages
-from tightfit.planners.papers.monet.implementations import one_each
+from tightfit.planners.papers.monet.implementations import single_implementations
 from tightfit.planners.papers.monet.program import build_program as build_monet
 from tightfit.planners.papers.stages.staged import staged
 from tightfit.planners.questions.compare import ComparisonRow, compared, planners_named
@@ -211,7 +211,7 @@ def sizes(model: str, options: argparse.Namespace) -> None:
     problem = staged(Task(graph=graph, budget_bytes=budget_of_ratio(graph, 0.7)))
     programs = {
         "checkmate": lambda: build_checkmate(problem, frontier_stages(problem)).program,
-        "monet": lambda: build_monet(problem, one_each(problem)).program,
+        "monet": lambda: build_monet(problem, single_implementations(problem)).program,
     }
     for planner, build in programs.items():
 

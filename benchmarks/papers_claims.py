@@ -83,7 +83,7 @@ def speed_parts(rows: Sequence[Row]) -> list[str]:
     return [
         "## The default planner and the exact ones that close their gap",
         "Overhead in percent and seconds until the proof, of processor time where all rows have it "
-        "and else of wall time under different loads; the exact planners prove less: the optimum "
+        "and else of wall time under different loads. The exact planners prove less: the optimum "
         "of their own search space, without the choice among alternatives.",
         table(
             ["graph", "budget", "default (s)", "best exact", "fastest (s)", "times", "clock"], body
@@ -114,8 +114,8 @@ def solver_parts(rows: Sequence[Row]) -> list[str]:
         return []
     return [
         "## Solver times",
-        "Seconds until a gap of 0.01 points is proven or time is up, on one thread of HiGHS; "
-        "next to it the paper's seconds to a gap of 5 % at the same budget rounded to GB (MONeT, "
+        "Seconds until a gap of 0.01 points is proven or time is up, on one thread of HiGHS. Next "
+        "to it the paper's seconds to a gap of 5 % at the same budget rounded to GB (MONeT, "
         "table 5, its monet row is MONeT-NoOp), on Gurobi. Ours add the memory rows of a stage "
         "when a solution violates them, and plan for constants besides the activations.",
         table(

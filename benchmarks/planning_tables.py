@@ -175,8 +175,8 @@ def _monet_parts(rows: Sequence[Row]) -> list[str]:
         "MONeT's tables 5 and 6 give hours of Gurobi until a solution is within 5 % and 2 % of "
         "the optimum (which was known only afterwards). Here: seconds until the plan is *proven* "
         "to be that near, (1 + overhead) / (1 + bound) - 1 <= 5 % or 2 %, and the gap proven "
-        f"after at most {limit:g} s. The models are those of the zoo at the paper's batch sizes; "
-        "budgets are GiB here and GB there, constants included; operators and costs differ from "
+        f"after at most {limit:g} s. The models are those of the zoo at the paper's batch sizes. "
+        "Budgets are GiB here and GB there, constants included. Operators and costs differ from "
         "the paper's, whose own numbers were measured with real workspaces. `none`: proven that "
         f"no plan exists. Load of the machine while measuring: {loads[0]:g} to {loads[-1]:g}.",
         table(
@@ -230,15 +230,15 @@ def _headline_parts(rows: Sequence[Row]) -> list[str]:
             ["model", "share", "MONeT", "ours", "ours without alternatives"],
             [_at_share(model, cells) for model in models],
         ),
-        "The least share with an overhead of at most 10 %, to within 0.01; in brackets the largest "
-        "that is proven too small, for the orders of the step that were tried.",
+        "The least share with an overhead of at most 10 %, to within 0.01. In brackets is the "
+        "largest that is proven too small, for the orders of the step that were tried.",
         table(
             ["model", "Checkmate", "MONeT", "ours", "ours without alternatives"],
             [_at_overhead(model, cells) for model in models],
         ),
         "Gist: share and overhead in percent. The paper measured its own encoders (most of the "
         "time goes into cuSPARSE); here encoding and decoding cost one pass over memory each, the "
-        "least they can. Lossless: masks, places of maxima, ReLU in place; lossy: also behind a "
+        "least they can. Lossless: masks, places of maxima, ReLU in place. Lossy: also behind a "
         "ReLU what is not zero, with room for 60 % of the elements and a bit for each (less than "
         "sparse rows with columns of 8 bits take), halves elsewhere.",
         table(
@@ -357,9 +357,9 @@ def _hiremate_parts(rows: Sequence[Row]) -> list[str]:
         "HiRemate (Gusak et al., ICML 2025) cuts a graph into parts, plans them with integer "
         "programs and merges the plans: 50 to 70 % less memory at 10 to 15 % overhead, no bound. "
         "Its reviewers name 2.5 hours for a transformer of 2,500 nodes. Here are models of the "
-        "same kinds from the zoo, not its very graphs: shares of the activation peak, overhead / "
-        f"proven bound in percent (seconds), at most {limit:g} s a cell; `=`: proven optimal. "
-        f"Load of the machine while planning: {loads[0]:g} to {loads[-1]:g}.",
+        "same kinds from the zoo, not its very graphs. Columns are shares of the activation peak, "
+        f"overhead / proven bound in percent (seconds), at most {limit:g} s a cell; `=`: proven "
+        f"optimal. Load of the machine while planning: {loads[0]:g} to {loads[-1]:g}.",
         table(
             [
                 "model",

@@ -262,8 +262,8 @@ def document(rows: Sequence[Row]) -> str:
             ],
         ),
         "## Laying a step out (Figure 4)\n\nMilliseconds of processor time: the paper's heuristic, "
-        "the default packer, and everything between a recorded step and a layout that is replayed "
-        "(which is what planning a changed step again takes). Ratio: height / largest load.",
+        "the default packer, and everything between a recorded step and a layout that is replayed. "
+        "The last is what planning a changed step again takes. Ratio: height / largest load.",
         table(
             ["model", "batch", "blocks", "paper", "default", "everything", "ratio"],
             [

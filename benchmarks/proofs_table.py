@@ -18,10 +18,10 @@ HEAD = """# Proofs on models people have
 Written by `benchmarks/proofs_table.py` from `benchmarks/results/proofs_models.jsonl`, which
 `benchmarks/proofs.py --suite models` appends to. Small configurations from `transformers` and
 `monai` with random weights, as in `benchmarks/real_models.py`. Memory is the activation peak as a
-share of plain PyTorch's; the prediction's error is a share of the planned activations; extra
+share of plain PyTorch's; the prediction's error is a share of the planned activations. Extra
 compute is predicted, by measured costs or, where a row says `"costs": "cpu"`, modelled ones.
 
-m2m100 leaves layers out at random and is planned part by part: room is kept for all layers; the
+m2m100 leaves layers out at random and is planned part by part. Room is kept for all layers. The
 prediction is for those that ran, from what the step before held and from the plans.
 
 | model | budget | memory | within budget | prediction off by | bitwise | extra compute |

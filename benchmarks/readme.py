@@ -171,7 +171,7 @@ def _notes(runs: dict[str, list[Row]]) -> list[str]:
     rows = [rows[0] for rows in runs.values()]
     clock = "device" if any(row["device"].startswith("cuda") for row in rows) else "processor"
     return [
-        "Memory is the peak of a step above its start, new gradients included; time is the median "
+        "Memory is the peak of a step above its start, new gradients included. Time is the median "
         f"over interleaved rounds of the {clock} time's ratio to plain PyTorch's; `none, proven`: "
         "no plan can fit. "
         + " ".join(

@@ -40,7 +40,7 @@ from tightfit.planners.anytime.planner import run_anytime
 from tightfit.planners.base import Limits, Task
 from tightfit.progress import SILENT
 from tightfit.studies.comparison import Comparison
-from tightfit.studies.dry_step import graph_of
+from tightfit.studies.dry_step import Offered, graph_of
 from tightfit.studies.model import load_example
 from tightfit.studies.subject import Subject, largest_difference, train, with_loss_inside
 from tightfit.zoo import Example, make
@@ -194,7 +194,7 @@ def captured(model: str, ways: str, exactness: Exactness) -> Graph:
     """The graph of a model's step with some alternatives, priced on this machine."""
     torch.manual_seed(0)
     return graph_of(
-        MODELS[model], optimizer="none", costs="measured", exactness=exactness, alternatives=ways
+        MODELS[model], optimizer="none", costs="measured", alternatives=Offered(exactness, ways)
     )
 
 

@@ -86,7 +86,8 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "capture",
     ),
     "eviction": (
-        "arena classes replayed",
+        "arena classes",
+        "replayed",
         "log policies",
         "reference",
         "simulator",
@@ -170,8 +171,11 @@ LONGEST_BODY = 60
 LARGEST_FOLDER = 18
 FREE_SIGNATURES = ("api/", "cli/", "zoo/", "alternatives/", "capture/operators/")
 """Where users, the command line, papers or PyTorch's operators say what a function takes."""
-WIDE_SIGNATURES = 6
-"""Functions elsewhere that take more than six parameters, or more than one bool: ever fewer."""
+WIDE_SIGNATURES = 1
+"""Functions elsewhere that take more than six parameters, or more than one bool.
+
+`make_options`, which takes the keywords of `tightfit.fit`.
+"""
 
 
 def room_of(place: str) -> str:

@@ -102,9 +102,9 @@ def test_a_file_that_is_no_graph_is_refused(tmp_path: Path, content: bytes, mess
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b'"reads":[3]', b'"reads":[8]', "form a cycle or stand out of order"),
+        (b'"reads":[3]', b'"reads":[8]', "form a cycle or are out of order"),
         (b'"reads":[3]', b'"reads":[99]', "value 99 does not exist"),
-        (b'{"id":3,', b'{"id":4,', "value 4 ('first') stands at position 3"),
+        (b'{"id":3,', b'{"id":4,', "value 4 ('first') is at position 3"),
         (b'"size_bytes":400', b'"size_bytes":-400', "size_bytes -400 is out of range"),
         (b'"size_bytes":400', b'"size_bytes":4611686018427387904', "is out of range"),
         (b'"writes":[4]', b'"writes":[3]', "value 3 is written by two ops"),

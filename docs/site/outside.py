@@ -1,6 +1,6 @@
 """What the site takes from outside of ``docs/``: two files of the repository, and the commands.
 
-Pages link to files outside ``docs/`` as one reads them in the repository; on the site such a link
+Pages link to files outside ``docs/`` as one reads them in the repository. On the site such a link
 leads to the page made of that file, and a folder of source code is named without a link.
 """
 

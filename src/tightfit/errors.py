@@ -109,13 +109,13 @@ Refusal = TypeVar("Refusal", bound=TightfitError)
 
 
 def first_of(names: Sequence[str], most: int = 4) -> str:
-    """Return names for a message: the first ones, and how many more there are."""
+    """Return names for a message: the first, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def with_another_way(error: Refusal, way: str) -> Refusal:
-    """Return an error that names one more way out, and comes from where the first one came."""
+    """Return an error that names one more way out, and comes from where the first came."""
     message = f"{str(error).rstrip('.')}. {way}"
     extended = type(error).__new__(type(error), message)
     extended.__dict__.update(error.__dict__)

@@ -109,7 +109,7 @@ def read_limited(path: Path | str) -> bytes:
     """Return a file's content, decompressed if the path ends in ``.gz``.
 
     Raises `BadInput` if there is no such file, it cannot be read, is no gzip file although its name
-    says so, ends too early, or is larger than `LARGEST_FILE_BYTES` on disk or
+    says so, or ends too early. So does a file larger than `LARGEST_FILE_BYTES` on disk or
     `LARGEST_CONTENT_BYTES` decompressed; sizes are checked before memory is spent.
     """
     path = Path(path)
@@ -193,8 +193,8 @@ def decode_record(content: bytes, kind: type[Record], *, source: str, newest: in
 
     `kind`: the frozen class to read; unknown fields are refused. `source`: where the text comes
     from; named in errors. `newest`: the newest format this version reads. Raises `BadInput` if the
-    text is no JSON, ends too early, has a newer or no format, an unknown field, a field of the
-    wrong type (with the path to it), or more records than any step has.
+    text is no JSON, ends too early, or has a newer or no format. So does an unknown field, a field
+    of the wrong type (with the path to it), or more records than any step has.
     """
     name = kind.__name__.lower()
     if content.count(b"{") > _LARGEST_RECORDS or content.count(b",") > _LARGEST_ITEMS:

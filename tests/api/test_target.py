@@ -10,7 +10,7 @@ from torch import nn
 
 from tightfit.errors import BadInput
 from tightfit.studies.dry_step import graph_of
-from tightfit.studies.model import load_example, loss_function, on_fake_tensors
+from tightfit.studies.model import ModelSettings, load_example, loss_function, on_fake_tensors
 
 GOOD = """
 import torch
@@ -29,7 +29,7 @@ def file_with(folder: Path, text: str) -> str:
 
 
 def test_a_factory_in_a_file_is_called_with_the_batch(tmp_path: Path) -> None:
-    example = load_example(file_with(tmp_path, GOOD), batch=7)
+    example = load_example(file_with(tmp_path, GOOD), ModelSettings(batch=7))
     function, args, kwargs = loss_function(example)
     assert args[0].shape == (7, 3)
     assert function(*args, **kwargs).shape == ()
@@ -140,7 +140,7 @@ def test_what_is_wrong_in_a_file_is_said(tmp_path: Path, text: str, message: str
 )
 def test_what_is_wrong_with_a_target_is_said(target, options, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        load_example(target, **options)
+        load_example(target, ModelSettings(**options))
 
 
 class SetUpLate(nn.Module):

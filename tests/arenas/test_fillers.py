@@ -272,7 +272,7 @@ def test_an_allocator_that_can_be_led_is_told_from_one_that_cannot() -> None:
     """Segments that grow are divided to the last bytes: what is left of a block is in the way."""
     assert why_not_led(FakeArenaMemory) is None
     reason = why_not_led(lambda height: FakeArenaMemory(height, 512))
-    assert reason is not None and "does not come to lie" in reason
+    assert reason is not None and "is not placed" in reason
 
     def no_room(height: int) -> FakeArenaMemory:
         raise RuntimeError("out of memory")

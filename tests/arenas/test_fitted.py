@@ -137,7 +137,7 @@ def test_where_no_plan_leaves_enough_training_goes_on_and_it_is_said(
 
     assert_same(trained(model, images(), 6, after=after), plain)
     said = capsys.readouterr().err
-    assert said.count("no plan leaves that of the budget") == 1
+    assert said.count("no plan leaves room for that") == 1
     assert tightfit.report(model).planned_peak_bytes <= 40 * MIB
 
 

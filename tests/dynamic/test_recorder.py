@@ -110,7 +110,7 @@ def test_shipped_logs_replay_alike_in_core_and_reference(path: Path) -> None:
         asked = {"policy": POLICIES[name], "budget_bytes": simulator.budget_at(ratio)}
         found = simulator.simulate(**asked, with_moments=True)
         assert found.status == "ok"
-        assert found == simulator.simulate(**asked, in_python=True)
+        assert found == simulator.simulate_in_python(**asked)
 
 
 def test_a_script_is_recorded_step_by_step(

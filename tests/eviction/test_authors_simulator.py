@@ -78,4 +78,4 @@ def test_the_reference_finds_what_the_core_finds(heuristic: str) -> None:
     for ratio in (0.3, 0.5, 0.7):
         asked = {"policy": policy, "budget_bytes": simulator.budget_at(ratio), "seed": 3}
         core = simulator.simulate(**asked, with_moments=True)
-        assert core == simulator.simulate(**asked, in_python=True)
+        assert core == simulator.simulate_in_python(**asked)

@@ -13,6 +13,7 @@ from tightfit.eviction.log.resolve import resolve
 from tightfit.eviction.policies.ablation import ABLATION, FIGURES
 from tightfit.eviction.policies.policy import Cost
 from tightfit.eviction.policies.registry import POLICIES, policy_named
+from tightfit.eviction.replayed import Rules
 from tightfit.eviction.simulator import Simulator
 
 # a and b stand on an evicted m; a is old, small and cheap, b new, large and dear.
@@ -44,8 +45,11 @@ PROGRAM: list[Instruction] = [
 def test_each_policy_evicts_the_lowest_score(policy: str, evicted: str, in_python: bool) -> None:
     log = resolve(PROGRAM)
     simulator = Simulator(log)
-    found = simulator.simulate(
-        POLICIES[policy], 23, thrash=99, with_moments=True, in_python=in_python
+    asked = POLICIES[policy], 23, Rules(thrash=99)
+    found = (
+        simulator.simulate_in_python(*asked)
+        if in_python
+        else simulator.simulate(*asked, with_moments=True)
     )
     pressure = [m for m in found.moments if m.kind == "evict"]
     assert log.tensors[pressure[0].tensor].name == evicted

@@ -16,7 +16,7 @@ from tightfit.eviction.log.instructions import Call, Constant, Instruction, Rele
 from tightfit.eviction.log.resolve import Event, resolve
 from tightfit.eviction.policies.policy import Cost
 from tightfit.eviction.policies.registry import POLICIES
-from tightfit.eviction.replayed import Deallocation, Replayed
+from tightfit.eviction.replayed import Deallocation, Replayed, Rules
 from tightfit.eviction.simulator import Simulator
 
 DETERMINISTIC = [name for name in POLICIES if not name.startswith("cost=") and name != "random"]
@@ -24,7 +24,9 @@ DETERMINISTIC = [name for name in POLICIES if not name.startswith("cost=") and n
 
 def outcome(simulator: Simulator, in_python: bool, **asked: object) -> Replayed | str:
     try:
-        return simulator.simulate(**asked, in_python=in_python, with_moments=True)  # type: ignore[arg-type]
+        if in_python:
+            return simulator.simulate_in_python(**asked)  # type: ignore[arg-type]
+        return simulator.simulate(**asked, with_moments=True)  # type: ignore[arg-type]
     except BadInput as error:
         return str(error)
 
@@ -52,9 +54,7 @@ def test_the_core_does_what_the_reference_does(
     asked = {
         "policy": POLICIES[policy],
         "budget_bytes": simulator.budget_at(ratio),
-        "deallocation": deallocation,
-        "placement": placement,
-        "thrash": 6.0,
+        "rules": Rules(deallocation, placement, thrash=6.0),
         "seed": seed,
     }
     assert outcome(simulator, False, **asked) == outcome(simulator, True, **asked)
@@ -80,7 +80,7 @@ def test_memory_stays_within_the_budget_and_results_are_there(
     log = resolve(program)
     simulator = Simulator(log)
     budget = simulator.budget_at(ratio)
-    found = simulator.simulate(POLICIES[policy], budget, thrash=50, with_moments=True)
+    found = simulator.simulate(POLICIES[policy], budget, Rules(thrash=50), with_moments=True)
     assert found.max_memory_bytes <= budget
     if found.status != "ok":
         return
@@ -101,11 +101,11 @@ def test_enough_memory_evicts_nothing_but_the_dead() -> None:
 def test_banishing_frees_constants_and_refuses_what_is_used_after_its_end() -> None:
     program = [Constant("x", 4), call("y", "x"), Release("x"), call("z", "y", size=4)]
     simulator = Simulator(resolve(program))
-    assert simulator.simulate(POLICIES["h_dtr"], 5, deallocation="banish").status == "ok"
-    assert simulator.simulate(POLICIES["h_dtr"], 5, deallocation="eager").status == "oom"
+    assert simulator.simulate(POLICIES["h_dtr"], 5, Rules("banish")).status == "ok"
+    assert simulator.simulate(POLICIES["h_dtr"], 5, Rules("eager")).status == "oom"
     with pytest.raises(BadInput, match="'x' is used after its end"):
         Simulator(resolve([*program, call("w", "x")])).simulate(
-            POLICIES["h_dtr"], 99, deallocation="banish"
+            POLICIES["h_dtr"], 99, Rules("banish")
         )
 
 
@@ -114,7 +114,7 @@ def test_a_linear_network_needs_a_constant_factor_in_a_square_root_of_memory(len
     """Theorem 3.1: budget 2 * ceil(sqrt(N)), h_e*, banishing; forward and backward 2 N ops."""
     simulator = Simulator(resolve(linear_network(length)))
     found = simulator.simulate(
-        POLICIES["h_e_star"], 2 * math.ceil(math.sqrt(length)), deallocation="banish", thrash=99
+        POLICIES["h_e_star"], 2 * math.ceil(math.sqrt(length)), Rules("banish", thrash=99)
     )
     assert found.status == "ok"
     assert found.total_cost_ns <= 4 * length

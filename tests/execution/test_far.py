@@ -159,7 +159,7 @@ def test_a_file_that_ends_early_is_seen(
 ) -> None:
     step, plan = moving
     monkeypatch.setattr(os, "preadv", lambda *_: 0)
-    with pytest.raises(OffloadFailed, match="the file ends"):
+    with pytest.raises(OffloadFailed, match="the file is shorter"):
         step.run(plan)
 
 

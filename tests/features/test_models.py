@@ -37,7 +37,7 @@ def _where(fitted: nn.Module) -> str:
     try:
         report = tightfit.report(fitted)
     except BadInput as error:
-        assert "what ran outside of every plan" in str(error)
+        assert "ran outside of every plan" in str(error)
         return OUTSIDE
     if not report.outside:
         return PLANNED

@@ -8,7 +8,7 @@ from support.logs import call
 from tightfit.eviction.log.instructions import Constant, Instruction
 from tightfit.eviction.log.resolve import resolve
 from tightfit.eviction.policies.registry import POLICIES
-from tightfit.eviction.replayed import Replayed
+from tightfit.eviction.replayed import Replayed, Rules
 from tightfit.eviction.simulator import Simulator
 
 __all__ = ["against"]
@@ -42,7 +42,7 @@ def against(policy: str, budget: int, nodes: int) -> tuple[int, int]:
 def _run(program: list[Instruction], policy: str, budget: int) -> tuple[Simulator, Replayed]:
     """A program that is not over yet: nothing has to be there at its end."""
     simulator = Simulator(replace(resolve(program), held=()))
-    found = simulator.simulate(POLICIES[policy], budget, thrash=1e6, with_moments=True)
+    found = simulator.simulate(POLICIES[policy], budget, Rules(thrash=1e6), with_moments=True)
     assert found.status == "ok"
     return simulator, found
 

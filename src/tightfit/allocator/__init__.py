@@ -1,4 +1,4 @@
-"""What PyTorch's allocators give out: meters, peaks, recorded lifetimes, bytes of tensors.
+"""Allocated bytes of PyTorch's allocators: meters, peaks, recorded lifetimes, bytes of tensors.
 
 In: a device, a call or tensors. Out: bytes, as the device's allocator rounds them. May import
 torch_private. On the CPU everything rests on the allocator hook (`hook_available`,

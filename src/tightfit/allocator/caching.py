@@ -1,4 +1,5 @@
-"""What the caching allocator of a GPU has taken from the device, and gives back."""
+"""The caching allocator of a GPU: its allocated and reserved bytes, and giving cached bytes
+back."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class CachingAllocator(Protocol):
         ...
 
     def state(self) -> AllocatorState:
-        """Return how it stands now."""
+        """Return its state now."""
         ...
 
     def return_cached(self) -> None:
@@ -45,7 +46,7 @@ class CudaCachingAllocator:
         self._device = device
 
     def state(self) -> AllocatorState:
-        """Return how it stands now."""
+        """Return its state now."""
         found = torch.cuda.memory_stats(self._device)
         return AllocatorState(
             allocated_bytes=int(found.get("allocated_bytes.all.current", 0)),

@@ -33,7 +33,7 @@ class CudaArenaMemory:
         self._begin_bytes = self.reserved_bytes
 
     def state(self) -> Literal["free", "held", "grown"]:
-        """Return how it stands between two steps."""
+        """Return its state between two steps."""
         segments = self._segments()
         if sum(segment["total_size"] for segment in segments) > self._begin_bytes:
             return "grown"

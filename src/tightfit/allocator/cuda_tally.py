@@ -1,4 +1,4 @@
-"""What was given out on a GPU since a moment, and a limit for what its allocator may reserve."""
+"""Bytes allocated on a GPU since a moment, and a limit for the bytes its allocator may reserve."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Refusals:
     """The requests that a limit has refused."""
 
     count: int = 0  # how many
-    # asked_bytes, held_bytes: of the last one: what it asked for, and what was held then
+    # asked_bytes, held_bytes: of the last: what it asked for, and what was held then
     asked_bytes: int = 0
     held_bytes: int = 0
 
@@ -112,7 +112,7 @@ class CudaTally:
     @classmethod
     def _apply(cls, index: int) -> None:
         """Set the least of all limits, or the user's own again."""
-        limits = [one._most_reserved_bytes for one in cls._limited if one._index == index]
+        limits = [tally._most_reserved_bytes for tally in cls._limited if tally._index == index]
         if not limits:
             if index in cls._users_own:
                 torch.cuda.set_per_process_memory_fraction(cls._users_own.pop(index), index)
@@ -154,7 +154,9 @@ def budget_refusal(error: BaseException) -> str | None:
         return None
     refusing = _REFUSING.search(str(error))
     limited = [
-        one for one in CudaTally._limited if refusing is None or one._index == int(refusing[1])
+        tally
+        for tally in CudaTally._limited
+        if refusing is None or tally._index == int(refusing[1])
     ]
-    least = min(limited, key=lambda one: one._most_reserved_bytes, default=None)
+    least = min(limited, key=lambda tally: tally._most_reserved_bytes, default=None)
     return least._described(error) if least is not None else None

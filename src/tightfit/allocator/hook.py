@@ -99,7 +99,7 @@ def installed_hook() -> ctypes.CDLL:
     The first call installs it, for the life of the process. Memory that was allocated before is
     never counted, also when it is freed or resized later.
 
-    Raises `HookUnavailable` if it was not built, or if c10's allocator is not the one it was
+    Raises `HookUnavailable` if it was not built, or if c10's allocator is not the version it was
     written for.
     """
     library, reason = _install()

@@ -1,4 +1,4 @@
-"""What operators would take, predicted on tensors without contents (fake tensors)."""
+"""The memory that operators would take, predicted on fake tensors."""
 
 from __future__ import annotations
 

@@ -112,12 +112,12 @@ class CpuMeter:
 class CudaMeter:
     """Counts the bytes asked from PyTorch's CUDA allocator.
 
-    Not what the blocks given out are larger than asked for: up to 512 bytes each, or up to 1 MiB
-    where a kept block is used again, which depends on what was freed before and is counted by
-    `held_bytes`. PyTorch has one peak per device, which is the user's, too: it is reset only where
-    a meter's own is, and not quietly. Before a meter resets it, every meter of the device notes
-    it. A ``torch.cuda.reset_peak_memory_stats`` of other code is noticed unless it goes by before
-    the peak is read: what was live before it is then known at least.
+    Not by how much a block is larger than its request: up to 512 bytes, or up to 1 MiB where a kept
+    block is used again. That depends on what was freed before and is counted by `held_bytes`.
+    PyTorch has one peak per device, which is the user's, too: it is reset only where a meter's own
+    is, and not quietly. Before a meter resets it, every meter of the device notes it. A
+    ``torch.cuda.reset_peak_memory_stats`` of other code is noticed unless it goes by before the
+    peak is read: what was live before it is then known at least.
     """
 
     shares_peak = True
@@ -181,7 +181,7 @@ class CudaMeter:
 
 @dataclass(frozen=True)
 class PeakMeasurement:
-    """What one call did to a device's memory."""
+    """The effect of one call on a device's memory."""
 
     peak_bytes: int  # the most that was live during the call above what was live before it
     growth_bytes: int  # what is live after the call minus what was live before it; may be negative

@@ -22,10 +22,10 @@ class ProfilerMeter:
             step()
         meter.peak_bytes()
 
-    All figures are relative to what was live when the block began. Unlike `CpuMeter` it cannot
-    be read while the code runs, it is slow, it misses the free of memory that was allocated
-    before the block (so its figures are too high then), and it does not see memory that worker
-    threads ask for (such as the backward of flash attention with several threads).
+    All figures are relative to what was live when the block began. Unlike `CpuMeter` it cannot be
+    read while the code runs, and it is slow. It misses the free of memory that was allocated before
+    the block: its figures are too high then. It does not see memory that worker threads ask for
+    (such as the backward of flash attention with several threads).
     """
 
     def __init__(self) -> None:

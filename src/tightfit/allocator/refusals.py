@@ -57,16 +57,16 @@ def _numbers(error: BaseException) -> tuple[int, int, int, int]:
 
 
 def budget_exceeded(
-    error: BaseException, what: str, *, further_bytes: int | None = None
+    error: BaseException, message: str, *, further_bytes: int | None = None
 ) -> BudgetExceeded:
     """Return the error of something that a limit has refused a request.
 
-    `error`: for which `is_refusal`. `what`: what was refused it, and how things stand now.
+    `error`: for which `is_refusal`. `message`: what was refused, and the current state.
     `further_bytes`: what would have been asked for next; None: not known, and the error's own guess
     counts.
     """
     budget, asked, held, guessed = _numbers(error)
-    text = f"{what} {_described(error)}"
+    text = f"{message} {_described(error)}"
     if further_bytes is None:
         return BudgetExceeded(text, budget_bytes=budget, measured_bytes=guessed)
     least = held + asked + further_bytes

@@ -61,7 +61,7 @@ class Replay:
         self.height_bytes = -(-max(1, height_bytes) // _PAGE_BYTES) * _PAGE_BYTES
         self._number = self._hook.tightfit_replay_open(self.height_bytes)
         if self._number == -1:
-            raise BadInput("64 arenas exist already: close some, or drop what they hold")
+            raise BadInput("64 arenas exist already: close some, or free their tensors")
         if self._number < 0:
             raise MemoryError(f"an arena of {self.height_bytes} bytes cannot be mapped")
         self._close = weakref.finalize(self, self._hook.tightfit_replay_close, self._number)

@@ -1,4 +1,4 @@
-"""What tensors hold of the allocator: distinct storages, rounded as a device rounds them."""
+"""The allocated bytes of tensors: distinct storages, rounded as a device rounds them."""
 
 from __future__ import annotations
 

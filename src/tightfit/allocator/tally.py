@@ -1,4 +1,4 @@
-"""What was given out since a moment and still lives, and a limit that it keeps to."""
+"""Bytes allocated since a moment and still alive, and a limit for them."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class CpuTally:
         """
         asked = MAKE_ROOM() if free is None else MAKE_ROOM(free)
         self._hook.tightfit_hook_tally_make_room(self._slot, asked)
-        self._make_room = asked  # the one before must live until it is replaced
+        self._make_room = asked  # the previous callback must live until it is replaced
 
     def take_peak_bytes(self) -> int:
         """Return the most that was given out at once; the peak starts again from now."""

@@ -1,4 +1,4 @@
-"""From what contributors offer to a captured step with alternatives.
+"""Puts the alternatives that contributors offer into a captured step.
 
 Nodes become values, extra ops find their place behind what they read, and as ids are positions,
 the ops behind them get other numbers.

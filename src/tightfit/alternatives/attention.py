@@ -1,11 +1,11 @@
 """Attention by another kernel, forward and backward each by itself.
 
 All kernels keep the same: what was attended to, the result, and the logarithm of the sum of each
-row's exponentials. So the gradient may come from another kernel than the result did. On a CPU
-there are the flash kernel and the formula, whose products are faster for a few tokens; on a GPU
-also cuDNN's and the memory-efficient one (what these give is compared and measured there: written
-without a GPU at hand, `tests/gpu` runs it). Only without dropout, whose numbers differ, and without
-an added mask.
+row's exponentials. So the gradient may come from another kernel than the result did. On a CPU there
+are the flash kernel and the formula, whose products are faster for a few tokens. On a GPU also
+cuDNN's and the memory-efficient kernel; their results are compared and measured there (written
+without a GPU, run by `tests/gpu`). Only without dropout, whose numbers differ, and without an added
+mask.
 """
 
 from __future__ import annotations

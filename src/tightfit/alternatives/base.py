@@ -1,4 +1,4 @@
-"""What a contributor of operator alternatives sees and returns.
+"""The interface of contributors of operator alternatives: an `OpView` in, an `Extension` out.
 
 A contributor is a function from an `OpView` to an `Extension` or None. It names tensors by the
 nodes of the trace; which values these are, and what has to be alive, is worked out by the
@@ -56,8 +56,8 @@ class Way:
     # Of a way that runs on stretches of bounded size, element by element: a text that is equal for
     # ways that compare and cost alike at any size
     stretches: str = ""
-    # Whether each row of its results, and of the default's, rests on the same row of what is read,
-    # however many there are: what is equal on some rows is equal on all
+    # Whether each row of its results, and of the default's, depends on the same row of the inputs
+    # only, for any number of rows. Then results that are equal on some rows are equal on all.
     by_rows: bool = False
     # What must be true of parameters in every step that may run it
     condition: FarFromZero | None = None

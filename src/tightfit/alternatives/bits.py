@@ -1,7 +1,7 @@
-"""Yes or no for each element in one bit: eight of them in a byte, in stretches of bounded size.
+"""A boolean for each element in one bit: eight in a byte, in stretches of bounded size.
 
 Eight bytes of 0 and 1 are one 64-bit number; a multiplication gathers their bits in its highest
-byte, and another one spreads a byte over eight. Little-endian: element i of eight is bit i.
+byte, and another spreads a byte over eight. Little-endian: element i of eight is bit i.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Gradients of activations from their output, which the next layer keeps anyway.
 
-The sign of a leaky ReLU's output is that of its input, a hardtanh's output is at a limit
-exactly where its input is not inside, and beyond zero an ELU's slope is its output plus alpha:
-the operators of the backward give the same from the output (MONeT, table 2). The slope of a
-softplus is ``1 - exp(-beta * output)``.
+The sign of a leaky ReLU's output is that of its input. A hardtanh's output is at a limit exactly
+where its input is not inside. Below zero an ELU's slope is its output plus alpha. So the operators
+of the backward give the same from the output (MONeT, table 2). The slope of a softplus is ``1 -
+exp(-beta * output)``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def leaky_relu_gradient(view: OpView) -> Extension | None:
 
 
 def elu_gradient(view: OpView) -> Extension | None:
-    """Offer the gradient of an ELU, SELU or CELU from its output; it rounds otherwise."""
+    """Offer the gradient of an ELU, SELU or CELU from its output; it rounds differently."""
     gradient, *scales, is_output, x = arguments_of(view.node)
     if is_output or min(scales) <= 0:
         return None

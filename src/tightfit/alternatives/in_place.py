@@ -44,10 +44,10 @@ def _gradient(function: Callable[..., Any]) -> tuple[Overwriter, ...]:
 
 
 def add_over_second(second: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
-    """Return first + second, written over the second unless the sum would be laid out otherwise.
+    """Return first + second, written over the second unless the sum would be laid out differently.
 
-    Kernels may choose another layout than the trace saw (of images of one pixel, say), and the
-    layout of a sum, which the kernels after it depend on, is that of its first full argument.
+    Kernels may choose another layout than the trace saw (of images of one pixel, say). The layout
+    of a sum, which the kernels after it depend on, is that of its first full argument.
     """
     return second.add_(first) if _decides_layout(second, first) else first + second
 

@@ -1,9 +1,9 @@
 """A last linear layer and its cross entropy, a few rows of logits at a time.
 
-Logits over a large vocabulary are the largest tensors of a language model's step; three of them
-are there at its peak. Made for a few rows at a time and turned into gradients at once, they are
-never whole, and no product is computed twice: the gradients, but for the factor that arrives in
-the backward, are made in the forward (as Liger-Kernel does; Hsu et al., 2024).
+Logits over a large vocabulary are the largest tensors of a language model's step; three of them are
+there at its peak. Made for a few rows at a time and turned into gradients at once, they are never
+whole, and no product is computed twice. The gradients, but for the factor that arrives in the
+backward, are made in the forward (as Liger-Kernel does; Hsu et al., 2024).
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def with_alternatives(
 
 
 def _takes_numbers(node: fx.Node) -> bool:
-    """Whether an op takes a number that may be another one in the next step."""
+    """Whether an op takes a number that may change in the next step."""
     return any(isinstance(each.meta.get("val"), int | float) for each in node.all_input_nodes)
 
 

@@ -55,8 +55,8 @@ def compressed_bytes(elements: int) -> int:
 def compressed(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """Return a single-precision tensor without its zeros.
 
-    A bit for each element says whether it is stored, which takes less than a column for each
-    stored one. Whatever the numbers are, the work needs the same memory.
+    A bit for each element says whether it is stored, which takes less than a column for each stored
+    one. For any numbers, the work needs the same memory.
 
     `strides`: of `x`; its elements are taken in the order of memory. Returns uint8 Tensor,
     [compressed_bytes]: the values and the bits. Of a tensor with fewer zeros than there is room

@@ -48,7 +48,7 @@ def add_embedding_gradient_(
             scale_by_frequency,
         )
         total[start : start + count].add_(part)
-        del part  # or it would still be there while the next one is made
+        del part  # or it would still be there while the next is made
     return total
 
 

@@ -1,14 +1,14 @@
 """Elementwise operators run together with those that made their arguments, a stretch at a time.
 
-A ReLU behind a BatchNorm is made again from what was normalised: both run on a stretch that fits
-in the processor's cache, so memory is read once and written once, and what is between them never
-exists as a whole. The gradient of a SiLU, which reads what a BatchNorm made, does the same: then
-only the BatchNorm's input has to be kept. So does a product in the backward: the gradient of a
-gate needs what it scaled, that of a weight of an RMSNorm what was normalised.
+A ReLU behind a BatchNorm is made again from what was normalised: both run on a stretch that fits in
+the processor's cache. Memory is read once and written once, and what is between them never exists
+as a whole. The gradient of a SiLU, which reads what a BatchNorm made, does the same: then only the
+BatchNorm's input has to be kept. So does a product in the backward: the gradient of a gate needs
+what it scaled, that of a weight of an RMSNorm what was normalised.
 
-The bits are those of one operator after the other where a function is the same for a vector of
-the processor and for one number. An exponential is not: there the last few elements of a stretch
-may round otherwise, unless stretches are whole vectors.
+The bits are those of one operator after the other where a function is the same for a vector of the
+processor and for one number. An exponential is not: there the last few elements of a stretch may
+round differently, unless stretches are whole vectors.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def arena() -> Arena:
                 optimizer.zero_grad()
                 arena.step()
 
-    A step is recorded and laid out; later steps get their memory at planned addresses in one
+    A step is recorded and laid out. Later steps get their memory at planned addresses in one
     mapping that is as high as the most that is alive at one time. What differs from the plan is
     served as without the arena, and counted in ``arena.report``. Mark the steps where the fewest
     tensors are alive: right after ``zero_grad``. Where steps differ in size, name the coming one:

@@ -36,7 +36,7 @@ def backend(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Return what runs one graph of Dynamo's within a budget.
+    """Return a callable that runs one graph of Dynamo's within a budget.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class _Family:
         self._fitted: Fitted | None = None
 
     def hand_over(self, graph: HandedGraph) -> GraphCall:
-        """Take one more graph; return what runs it."""
+        """Take one more graph; return a callable that runs it."""
 
         def call(inputs: Sequence[Any]) -> Any:
             self._hold(inputs)

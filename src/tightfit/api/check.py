@@ -1,4 +1,4 @@
-"""Say what a model needs and what a budget costs, without running it and without its memory."""
+"""The memory needs of a model and the cost of a budget, without running it or allocating it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENOUGH = 0.005
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model needs and what a budget costs.
+    """The memory needs of a model and the cost of a budget.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def check(
         Which planner, and when it stops: by default once the plan costs at most half a percent
         of the step more than is proven to be the least.
     **model_options
-        As `tightfit.studies.model.load_example` takes them: batch, size, ...
+        As `tightfit.studies.model.ModelSettings` has them: batch, size, ...
 
     Raises
     ------
@@ -161,7 +161,8 @@ def check(
 
 
 def _worded(outcome: Outcome) -> Outcome:
-    """Call a plan optimal only if nothing is left to gain, whatever gap was enough to stop."""
+    """Call a plan optimal only if nothing is left to gain, also where a larger gap was enough to
+    stop."""
     if outcome.status != "optimal" or outcome.gap <= Limits().gap:
         return outcome
     note = "; ".join(filter(None, (outcome.note, "near enough to the proven least to stop")))

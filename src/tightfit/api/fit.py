@@ -60,7 +60,7 @@ def fit(
     """Make a model train inside a memory budget, in place.
 
     Every later call of the model in training runs a plan whose peak, constants included, is
-    verified not to exceed the budget; results are those of plain PyTorch, bit for bit.
+    verified not to exceed the budget. Results are those of plain PyTorch, bit for bit.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def fit(
         the first step has shown the truth.
     methods : str or iterable of str
         Methods that the training calls besides the forward, or instead of it, such as
-        ``"get_action_and_value"``: each is planned like the forward, in the same budget. Where one
+        ``"get_action_and_value"``. Each is planned like the forward, in the same budget. Where one
         calls another, they are planned as one.
     reserve : int or str
         Part of the budget that plans leave unused.
@@ -90,8 +90,8 @@ def fit(
         ``"measured"``, ``"unit"``, ``"flops"`` or ``"roofline:DEVICE"``.
     on_exceed : str
         ``"raise"``: the CPU's allocator refuses what would exceed the budget, whoever asks for it,
-        until `unfit`; where it cannot (on a GPU), a step that was measured above the budget
-        raises. ``"warn"``: such a step is only warned of.
+        until `unfit`. Where it cannot (on a GPU), a step that was measured above the budget raises.
+        ``"warn"``: such a step is only warned of.
     in_flight : int, optional
         How many forwards may await their backward at once, each with its part of the budget;
         more are refused. Without it the loop shows how many there are.
@@ -101,26 +101,26 @@ def fit(
     shapes : iterable
         Example inputs of the shapes to come, planned now, the largest first: a tuple of positional
         inputs, a mapping of keyword inputs, or one tensor each. Tensors may be on the ``"meta"``
-        device. Other shapes may still come: each starts at once with the best plan at hand, and a
-        better one is searched in the background.
+        device. Other shapes may still come: each starts at once with the best known plan, and a
+        better plan is searched in the background.
     compile : bool
         Whether Inductor may compile the planned programs. At most three plans are compiled and
-        tried; the fastest that was measured to hold the budget runs, or the plan whose operators
-        run one by one where none does or that is faster, which is said. Results of compiled plans
-        differ from eager by rounding.
+        tried, and the fastest that was measured to hold the budget runs. Where none holds it, or
+        operators one by one are faster, the plan runs that way, which is said. Results of compiled
+        plans differ from eager by rounding.
     arena : bool
         Whether the memory of a step is at planned addresses (Sekiyama et al. 2018). On the CPU the
         budget then bounds what the process holds: plans leave of it what was measured outside of
         tensors, and the report names that. On a GPU (untested on one) it bounds what PyTorch's
         allocator reserves. What differs from the plan is served as without the arena, and counted.
     update_in_backward : bool
-        Whether the step of `optimizer` is part of the plan: each parameter is stepped by the
-        optimizer's own code as soon as its gradient is final and nothing needs the old weight,
-        and the gradient is freed. ``optimizer.step()`` and ``zero_grad()`` then do nothing for
-        these parameters; the loop still calls them, once for each backward.
+        Whether the step of `optimizer` is part of the plan. Each parameter is stepped by the
+        optimizer's own code as soon as its gradient is final and nothing needs the old weight, and
+        the gradient is freed. ``optimizer.step()`` and ``zero_grad()`` then do nothing for these
+        parameters; the loop still calls them, once for each backward.
     clip_grad_norm : float, optional
         Clips the norm of all gradients to this before any step, in the plan, as
-        ``clip_grad_norm_(model.parameters(), clip_grad_norm)`` would; the optimizer then steps in
+        ``clip_grad_norm_(model.parameters(), clip_grad_norm)`` would. The optimizer then steps in
         backward, too, once all gradients are there.
     offload : int, str or Offload, optional
         What a step may hold in far memory: a file, on the CPU. Plans then keep values, compute
@@ -200,7 +200,7 @@ def _tell_of_optimizer_of_another(optimizer: Any, model: nn.Module) -> None:
         announce(
             f"{type(model).__name__}: the optimizer that fit was given holds none of its "
             f"{len(trained)} trained parameters, but {len(held)} others: its state is counted. "
-            "Pass the one that trains the model, or none: it is found when it is there"
+            "Pass the optimizer that trains the model, or none: it is found when it exists"
         )
 
 
@@ -295,7 +295,7 @@ def prepare(target: nn.Module | PlannedStep, *args: Any, **kwargs: Any) -> Repor
 
 
 def report(target: nn.Module | PlannedStep, *, next_exactness: bool = False) -> Report:
-    """Return what is known about a fitted model or step.
+    """Return the report on a fitted model or step.
 
     Parameters
     ----------

@@ -106,7 +106,7 @@ def max_batch_size(
     if not max_overhead >= 0:
         raise BadInput(f"max_overhead must be a fraction such as 0.2, got {max_overhead}")
     if model_options.pop("batch", None) is not None:
-        raise BadInput("the batch size is what is looked for: leave out batch")
+        raise BadInput("the batch size is searched: leave out batch")
 
     def captured(batch: int) -> Graph:
         return graph_of(

@@ -25,7 +25,7 @@ def online(
     device: torch.device | str = "cpu",
     core: Literal["auto", "C++", "Python"] = "auto",
 ) -> Online:
-    """Return a region in which plain PyTorch keeps to a budget, whatever the program does.
+    """Return a region in which any program in plain PyTorch keeps to a budget.
 
     ::
 
@@ -38,9 +38,9 @@ def online(
         print(region.report())
 
     Operators are recorded while they run. When memory is full, the tensors that are cheapest to
-    compute again and longest unused lose their memory, and get it back when an operator reads
-    them (Dynamic Tensor Rematerialization, Kirisame et al., ICLR 2021). Results are bitwise those
-    of plain PyTorch. A model that `fit` can plan takes less time with a plan.
+    compute again and longest unused lose their memory. They get it back when an operator reads them
+    (Dynamic Tensor Rematerialization, Kirisame et al., ICLR 2021). Results are bitwise those of
+    plain PyTorch. A model that `fit` can plan takes less time with a plan.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def online(
     ------
     BadInput
         If an argument is none of these, there is no such device, or a region is entered inside
-        another one.
+        another.
     InfeasibleBudget
         On entering, if what exists already does not fit; inside, if the program thrashes.
     BudgetExceeded

@@ -1,8 +1,8 @@
 """Prove on a real model that the budget holds and that nothing else changes.
 
 The same training steps run once with plain PyTorch and once with tightfit, from the same state and
-seed: losses, gradients, buffers and parameters are compared bit by bit, peaks are measured, and
-the time of a step is compared in interleaved rounds.
+seed. Losses, gradients, buffers and parameters are compared bit by bit. Peaks are measured, and the
+time of a step is compared in interleaved rounds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from tightfit.errors import BadInput
 from tightfit.progress import SILENT, Progress
 from tightfit.studies.comparison import Comparison, Proof
-from tightfit.studies.model import Target, load_example, name_of
+from tightfit.studies.model import ModelSettings, Target, load_example, name_of
 from tightfit.units import parse_bytes
 
 __all__ = ["MINIMUM", "prove"]
@@ -61,7 +61,7 @@ def prove(
     threads : int, optional
         Threads that PyTorch uses from now on.
     model_options : mapping, optional
-        As `tightfit.studies.model.load_example` takes them: batch, size, ...
+        As `tightfit.studies.model.ModelSettings` has them: batch, size, ...
     **keywords
         As `tightfit.fit` takes them.
 
@@ -87,7 +87,7 @@ def prove(
     if threads is not None:
         torch.set_num_threads(threads)
     torch.manual_seed(seed)
-    example = load_example(target, takes_step=True, **(model_options or {}))
+    example = load_example(target, ModelSettings(**(model_options or {})), takes_step=True)
     name = target if isinstance(target, str) else name_of(example.model)
     progress.start(f"proving {name}", _PARTS)
     try:

@@ -1,4 +1,4 @@
-"""What is known about a fitted model, as numbers, as two lines and as a page."""
+"""The report on a fitted model: as numbers, as two lines and as a page."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _in_use(part: of_session.PlannedPart) -> PartInUse:
 
 
 def reported(fitted: Fitted, *, next_exactness: bool = False) -> Report:
-    """Return what is known about what was fitted.
+    """Return the report on a fitted model or step.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def reported(fitted: Fitted, *, next_exactness: bool = False) -> Report:
     if next_exactness:
         if not isinstance(fitted.route, WholeSteps):
             raise BadInput(
-                "next_exactness is known of a step that is planned as a whole; this one is planned "
+                "next_exactness exists for steps that are planned as a whole; this step is planned "
                 "part by part"
             )
         known["next_exactness"] = planned_less_exactly(fitted.route)

@@ -31,22 +31,22 @@ _MOST_SHAPES = 32
 
 @dataclass(frozen=True)
 class ArenaReport:
-    """What an arena did so far.
+    """The counters of an arena so far.
 
     Parameters
     ----------
     steps, exact_steps : int
         Steps that ended; those in which every planned request got its place.
     requests, hits, outside, fallbacks : int
-        Requests in steps that were replayed; at their place; planned to be outside, because they
-        outlive the step; and served by the ordinary allocator instead of as planned.
+        Requests in steps that were replayed; those that got their place; those planned outside, as
+        they outlive the step; those served by the ordinary allocator instead of as planned.
     layouts : int
         How often a step was laid out, the first time included.
     height_bytes, lower_bound_bytes : int
         Of the highest layout in use: bytes it takes, and the most that is alive at one time.
     outlived_bytes, elsewhere_bytes : int
-        What is outside of it in a step: blocks that outlive the step (state of optimizers, what
-        the loop keeps); the most that other threads and interrupted parts hold at one time.
+        Bytes outside of it: of blocks that outlive a step (optimizer state, tensors that the loop
+        keeps); the most that other threads and interrupted parts hold at once.
     """
 
     steps: int = 0
@@ -70,11 +70,11 @@ class ArenaReport:
 class Arena:
     """Memory of a loop at planned addresses (Sekiyama et al. 2018, section 4).
 
-    Once two steps were alike, they are laid out and replayed: the k-th request gets the k-th
-    planned place in one mapping, which is as high as the most that is alive at one time. Steps
-    are recorded until one went as planned, and again after one that did not; where requests were
-    larger than planned and nothing else differed, a new layout is made at once (section 4.3).
-    Whatever differs from the plan is served by the ordinary allocator, counted, and never wrong.
+    Once two steps were alike, they are laid out and replayed. The k-th request gets the k-th
+    planned place in one mapping, which is as high as the most that is alive at one time. Steps are
+    recorded until one went as planned, and again after one that did not. Where requests were larger
+    than planned and nothing else differed, a new layout is made at once (section 4.3). All that
+    differs from the plan is served by the ordinary allocator, counted, and never wrong.
 
     While a step is only recorded, the ordinary allocator gives large blocks back at once, so that
     the process holds little more than what is alive then, too.
@@ -85,7 +85,7 @@ class Arena:
     Parameters
     ----------
     yields : bool
-        Whether it ends where its thread enters another one: the user has not asked for it
+        Whether it ends where its thread enters another: the user has not asked for it
         explicitly.
     """
 
@@ -110,11 +110,11 @@ class Arena:
         HookUnavailable
             If the CPU's allocator cannot be hooked in this process.
         BadInput
-            If this arena is in use, or its thread is in another one.
+            If this arena is in use, or its thread is in another.
         """
         installed_hook()
         if self._thread is not None:
-            raise BadInput("this arena is in use: make another one")
+            raise BadInput("this arena is in use: make another")
         thread = threading.get_ident()
         other = _IN_THREAD.get(thread)
         if other is not None and not other._yields:
@@ -150,13 +150,13 @@ class Arena:
         Parameters
         ----------
         shape : hashable
-            What the coming step is called: steps that request other sizes, such as those of other
+            A key for the coming step. Steps that request other sizes, such as those of other
             lengths of text, each have a layout of their own in the same memory.
 
         Raises
         ------
         BadInput
-            Outside the ``with`` block, or in another thread than the one that entered it.
+            Outside the ``with`` block, or in another thread than that which entered it.
         """
         if self._thread is None:
             raise BadInput("the steps of an arena are marked inside its 'with' block")
@@ -166,12 +166,12 @@ class Arena:
         self._begin(shape)
 
     def end_step(self) -> None:
-        """End a step before the next one begins: what is requested until then belongs to none."""
+        """End a step before the next begins: what is requested until then belongs to none."""
         step = self._running
         if step is None:
             return
         replayed, recording = self._end()
-        self._say_what_it_does_not_place()
+        self._announce_unplaced()
         self._note_step(replayed)
         others_went = any(other.is_confirmed for other in self._steps.values())
         if step.learn(replayed, recording, at_once=others_went):
@@ -193,7 +193,7 @@ class Arena:
         return self._report
 
     def drop_pages(self) -> None:
-        """Give pages back that hold nothing, between two steps: the next step is another one."""
+        """Give pages back that hold nothing, between two steps: the next step differs."""
         if self._replay is not None and self._running is None:
             self._replay.drop_pages()
 
@@ -225,7 +225,7 @@ class Arena:
         if not step.is_installed:
             trim_ordinary_memory()  # of the steps that were recorded: the arena comes in addition
         if not step.enter(self._room_for(step)):
-            step.enter(self._another(step.height_bytes))  # that one has all the plans it can
+            step.enter(self._another(step.height_bytes))  # that arena takes no more plans
 
     def _step_of(self, shape: Hashable) -> _Step:
         """Return what is known of steps of a shape; of very many the oldest is forgotten."""
@@ -241,7 +241,7 @@ class Arena:
         return replayed, None if recorder is None else recorder.recording
 
     def _room_for(self, step: _Step) -> Replay:
-        """Return the arena; another one where it is too low, or a new layout would find blocks."""
+        """Return the arena; a new arena where it is too low, or a new layout would find blocks."""
         if self._replay is None:
             return self._another(step.height_bytes)
         is_in_the_way = not step.is_installed and self._replay.alive > 0
@@ -257,7 +257,7 @@ class Arena:
         self._replay = Replay(height_bytes)
         return self._replay
 
-    def _say_what_it_does_not_place(self) -> None:
+    def _announce_unplaced(self) -> None:
         """Say, once, that memory of a GPU is requested, which has no places here."""
         before = self._elsewhere_before
         if before is None or self._yields or cuda_requests() == before:
@@ -298,10 +298,10 @@ _IN_THREAD: weakref.WeakValueDictionary[int, Arena] = weakref.WeakValueDictionar
 """The arena that each thread has entered."""
 
 _STALE = 0.5
-"""Share of requests that fall back from which on a step is another one than was laid out."""
+"""Share of requests that fall back from which on a step counts as changed since it was laid out."""
 
 _PATIENCE = 4
-"""Steps recorded in which no two after each other are alike before the last one is planned."""
+"""Steps recorded, no two in a row alike, before the last of them is planned."""
 
 
 class _Step:
@@ -315,7 +315,7 @@ class _Step:
         self._replay: Replay | None = None
         self._plan: int | None = None
         self._is_inside = False
-        self._is_stale = False  # the layout is of other steps: the next one is only recorded
+        self._is_stale = False  # the layout is of other steps: the next is only recorded
 
     @property
     def is_planned(self) -> bool:
@@ -373,8 +373,8 @@ class _Step:
     ) -> bool:
         """Compare the step with its layout; return whether a new layout was made.
 
-        `at_once`: whether the first recorded step is laid out: others went as planned, so what
-        happens only once is over, and a step that is only recorded takes about twice its time.
+        `at_once`: whether the first recorded step is laid out. Others went as planned, so what
+        happens only once is over; a step that is only recorded takes about twice its time.
         """
         if replayed is not None and self._layout is not None:
             count = len(self._layout.blocks)

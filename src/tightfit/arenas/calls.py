@@ -27,11 +27,11 @@ class CallArena:
     """Everything the calling thread requests from one call to the next is a step.
 
     Models that train in turns in one thread share an arena, which is as high as the highest of
-    their steps: a call of one ends the step of another, unless that awaits its backward; then it
-    is part of that step.
+    their steps. A call of one model ends the step of another, unless that step awaits its backward:
+    then it is part of that step.
 
-    Where a call cannot begin a step, because another arena or recording is active, because it
-    comes from another thread or because memory is short, it runs without one: that is counted.
+    A call cannot begin a step while another arena or recording is active, from another thread, or
+    when memory is short. Then it runs without an arena, which is counted.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class CallArena:
         self._exact_height_bytes = 0
 
     def end_step(self) -> None:
-        """End the step before, where another one does not begin at once."""
+        """End the step before, where another does not begin at once."""
         if self._thread is not None and self._thread.is_current:
             self._thread.end_step()
 
@@ -63,7 +63,7 @@ class CallArena:
             thread.leave(self)
 
     def drop_pages(self) -> None:
-        """Give pages back that hold nothing, between two steps: the next step is another one."""
+        """Give pages back that hold nothing, between two steps: the next step differs."""
         if self._thread is not None:
             self._thread.arena.drop_pages()
 
@@ -78,12 +78,12 @@ class CallArena:
 
     @property
     def is_running(self) -> bool:
-        """Whether a step goes on, of this one or of another."""
+        """Whether a step goes on, of this model or of another."""
         return self._thread is not None and self._thread.is_running
 
     @property
     def is_alone(self) -> bool:
-        """Whether the arena is not shared, or the one that the first step would use."""
+        """Whether the arena is not shared, or is that which the first step would use."""
         thread = self._thread or _ARENAS.get(threading.get_ident())
         return thread is None or not thread.has_other_users(self)
 
@@ -146,7 +146,7 @@ class _ThreadArena:
             user.went(self.arena.exact_height_bytes)
 
     def begin_step(self, shape: Hashable, user: CallArena, caller: Caller) -> None:
-        """Begin a step; what is called inside another one's is part of that."""
+        """Begin a step; a call inside another's step is part of that step."""
         self.end_step()
         if self._caller is None:
             self._user, self._caller = weakref.ref(user), weakref.ref(caller)

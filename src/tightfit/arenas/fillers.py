@@ -1,7 +1,7 @@
 """A step whose requests are led to their places by fillers, in memory of any kind.
 
-Whatever the allocator does, it never gives out bytes that are held, by a filler or anything
-else. So a step that differs from its script cannot go wrong: it only gets other addresses.
+In any case the allocator never gives out bytes that are held, by a filler or anything else. So a
+step that differs from its script cannot go wrong: it only gets other addresses.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ArenaMemory(Protocol):
         ...
 
     def state(self) -> ArenaMemoryState:
-        """Return how it stands between two steps."""
+        """Return its state between two steps."""
         ...
 
     def take(self, size_bytes: int) -> tuple[int, Any] | None:
@@ -98,7 +98,7 @@ class FilledStep:
         return self._is_led and not self.failed
 
     def turn(self, instruction: int) -> None:
-        """Make ready for an instruction; called before each one that requests large blocks."""
+        """Make ready for an instruction; called before each that requests large blocks."""
         turn, ground = self.script.turns[instruction], self._ground
         if ground is None:
             return
@@ -122,7 +122,7 @@ class FilledStep:
             self._ground.leave()
 
     def end(self) -> None:
-        """Let go of all fillers: nothing more is requested."""
+        """Free all fillers: nothing more is requested."""
         self.pause()
         self._fillers.clear()
 
@@ -155,7 +155,7 @@ class FilledStep:
                 del self._fillers[number]
             if not self._hold(opening.pieces, places):
                 return False
-        return True  # what holds the places is let go of
+        return True  # the fillers in the places are freed
 
     def _hold(self, pieces: Sequence[Filler], places: list[Any]) -> bool:
         """Hold pieces one after the other, from the only free stretch there is."""
@@ -200,13 +200,13 @@ def why_not_led(ground_for: Callable[[int], ArenaMemory]) -> str | None:
             for block in (b for b in _TRIED if b.lower == tick):
                 taken = ground.take(block.size_bytes)
                 if taken is None or taken[0] != script.places[block.id]:
-                    return "a request does not come to lie in the only place that is free"
+                    return "a request is not placed in the only place that is free"
                 alive[block.id] = taken[1]
                 del taken  # it is alive as long as its block
         step.end()
         alive.clear()
         if not step.is_exact:
-            return "what is held does not come to lie where it was to: see expandable segments"
+            return "blocks are not at their planned addresses: see expandable segments"
     return None
 
 
@@ -220,7 +220,7 @@ def _everything(script: Script, ground: ArenaMemory) -> tuple[Filler, ...]:
 class FillerPlacement:
     """The steps of a model in one stretch of memory, one after another.
 
-    A step that begins while another one still awaits its backward is placed elsewhere.
+    A step that begins while another still awaits its backward is placed elsewhere.
 
     `ground_for`: returns memory that is so many bytes high; raises a `RuntimeError` if there is
     none.
@@ -236,7 +236,7 @@ class FillerPlacement:
 
     @property
     def outlived(self) -> bool:
-        """Whether a step began while something of the one before was still alive."""
+        """Whether a step began while something of the previous step was still alive."""
         return self._outlived
 
     @property
@@ -266,7 +266,7 @@ class FillerPlacement:
         return step
 
     def end(self, step: FilledStep) -> None:
-        """End a step; another one may begin."""
+        """End a step; another may begin."""
         step.end()
         if self._step is not None and self._step() is step:
             self._step = None
@@ -291,7 +291,7 @@ class FillerPlacement:
         self._ground = None
 
     def _high_enough(self, height_bytes: int) -> ArenaMemory | None:
-        """Return the memory; another one where it is too low, None where there is no room."""
+        """Return the memory; new memory where it is too small, None where there is no room."""
         if not height_bytes:
             return None
         known = self._ground

@@ -29,7 +29,7 @@ class Sequenced:
     lower_bound_bytes: int
     predecessors: tuple[tuple[int, ...], ...]  # of each request
     # outlived_bytes, elsewhere_bytes: what is outside: blocks that outlived the step; the most
-    # that other threads, and whatever was interrupted, held at one time
+    # that other threads, and interrupted parts, held at one time
     outlived_bytes: int = 0
     elsewhere_bytes: int = 0
 

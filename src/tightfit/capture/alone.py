@@ -20,7 +20,7 @@ _MOST_ATTEMPTS = 8
 def captured_alone(capture: Callable[[], _T]) -> _T:
     """Return what is captured while no other thread captures.
 
-    Raises `OpaqueChanged` if a leaf keeps more each time it runs, whatever room there is for it.
+    Raises `OpaqueChanged` if a leaf keeps more each time it runs, for any room that it is given.
     """
     with _ONE_AT_A_TIME:
         for _ in range(_MOST_ATTEMPTS - 1):

@@ -39,9 +39,9 @@ def capture(
     Only opaque modules run, to be measured. Buffers and generators are left as they were. Python
     that changes anything else is not seen: who follows Python hands over graphs.
 
-    `call`: the callable, its modules, example inputs. `strides`: those of results where fake
-    kernels say otherwise. `recalls`: whether a trace that an earlier process has made may serve,
-    and this one is kept. `stepper`: takes the gradients of the parameters that it steps;
+    `call`: the callable, its modules, example inputs. `strides`: those of results for which fake
+    kernels give wrong ones. `recalls`: whether a trace of an earlier process may be used, and this
+    trace is kept. `stepper`: takes the gradients of the parameters that it steps;
     `with_parameter_steps` has it do so. Raises `NothingToTrain` if neither a parameter nor an input
     requires a gradient. Raises `CaptureError` if the step cannot be captured; names the module, the
     reason and a way out.
@@ -111,7 +111,7 @@ def _require_training(call: TracedCall) -> None:
     if not any(t.requires_grad for t in tensors):
         raise NothingToTrain(
             "no parameter and no input requires a gradient: there is no training step to plan. "
-            "Call requires_grad_() on what is to be trained"
+            "Call requires_grad_() on the tensors to train"
         )
 
 
@@ -168,7 +168,7 @@ def _refuse_shared_memory(call: TracedCall, joint: JointGraph) -> None:
         if source.kind == "input" and len(owners[private.storage_key(tensors[position])]) > 1:
             raise CaptureError(
                 f"{source.name} is changed in place and shares its memory with another tensor of "
-                "the call: what else that changes cannot be planned. Way out: pass a clone of it"
+                "the call, which cannot be planned. Way out: pass a clone of it"
             )
 
 

@@ -110,7 +110,7 @@ class Captured:
     def conditions(self) -> tuple[FarFromZero, ...]:
         """What must be true of parameters for the step's alternatives."""
         every = (call.condition for calls in self.calls for call in calls[1:])
-        return tuple(dict.fromkeys(one for one in every if one is not None))
+        return tuple(dict.fromkeys(condition for condition in every if condition is not None))
 
     @functools.cached_property
     def draws(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a call of a handed graph depends on, besides what was checked before it is handed over."""
+"""Guards of a call of a handed graph, beyond those checked before it is handed over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs that a tracer of Python has handed over: what one of their calls runs, and on what."""
+"""Graphs that a tracer of Python has handed over, and their calls with inputs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class HandedGraph:
         return bool(self.leaf_calls or self.recurrent_calls)
 
     def leaves(self) -> tuple[nn.Module, ...]:
-        """Return the modules whose forwards they are, while a call of the graph is under way."""
+        """Return the modules whose forwards they are, while a call of the graph is running."""
         return tuple(dynamo.leaf_of(self.module, n) for n in self.leaf_calls)
 
 
@@ -257,8 +257,8 @@ class HandedGraphs:
     def _members(self) -> dict[int, tuple[nn.Module, str, str]]:
         """Return the place of each parameter and buffer, by its identity.
 
-        What stands for a parameter during one call (`torch.func.functional_call`) and was computed
-        is no parameter: modules hold another tensor afterwards.
+        A tensor that replaces a parameter during one call (`torch.func.functional_call`) and was
+        computed is no parameter: modules hold another tensor afterwards.
         """
         return {
             id(tensor): (module, holder, name)

@@ -1,9 +1,10 @@
 """Gradients of an input, one for each of its uses, in the order in which autograd adds them.
 
 Autograd adds the gradients of a tensor one after the other, wherever they come from. A part of a
-model that added up those of its own uses first would round otherwise than eager as soon as the
-tensor is used elsewhere too: a skip connection, what an encoder gives to every layer of a decoder.
-So each use is traced as an input of its own, and autograd adds their gradients.
+model that added up those of its own uses first would round differently from eager as soon as the
+tensor is used elsewhere too. Examples are a skip connection, and an encoder's output that every
+layer of a decoder reads. So each use is traced as an input of its own, and autograd adds their
+gradients.
 """
 
 from __future__ import annotations

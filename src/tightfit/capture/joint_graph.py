@@ -1,4 +1,4 @@
-"""The traced step as a value: its graph, and what its inputs and outputs mean."""
+"""The traced step as a value: its graph, and the meaning of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Source:
     # ``"parameter"``, ``"buffer"``, ``"input"``, ``"base"`` (what an input is a view of) or
     # ``"tangent"``
     kind: str
-    name: str  # qualified name of a parameter or buffer; ``"input 3"`` or ``"tangent 0"`` otherwise
+    name: str  # qualified name of a parameter or buffer; ``"input 3"`` or ``"tangent 0"``
     # Position among the flattened inputs, or (tangents) among the raw outputs; -1 otherwise
     index: int = -1
 

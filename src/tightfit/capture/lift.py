@@ -45,7 +45,7 @@ _DECIDING = (
     torch.ops.aten.argmin,
     torch.ops.aten.nonzero,
 )
-"""Operators that choose places by values. Computed again from values that round otherwise, a near
+"""Operators that choose places by values. Computed again from values that round differently, a near
 tie would go the other way, and a router would send a token elsewhere than its gradient says."""
 
 

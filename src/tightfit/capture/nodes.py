@@ -1,4 +1,4 @@
-"""What an operator of a traced step does besides computing: views, randomness, tuple outputs.
+"""Properties of a traced operator: views, aliases, randomness, tuple outputs.
 
 What neither the operator's schema nor its fake tensors tell is noted on its node by who knows it.
 """
@@ -51,8 +51,8 @@ def is_getitem(node: fx.Node) -> bool:
 def note_views(graph: fx.Graph) -> None:
     """Note, from the fake tensors of a trace, which nodes only view their first input.
 
-    The schema does not tell it of `_unsafe_view`, and once a copy has been dropped the fake
-    tensors no longer tell it either; so it is noted before anything is rewritten.
+    The schema does not tell it of `_unsafe_view`, and once a copy has been dropped the fake tensors
+    no longer tell it either. So it is noted before anything is rewritten.
     """
     for node in graph.nodes:
         if node.op == "call_function" and not is_getitem(node):
@@ -108,7 +108,7 @@ def flat_outputs(node: fx.Node) -> tuple[Any, ...]:
 
 
 def is_without_gaps(tensor: torch.Tensor) -> bool:
-    """Whether the elements of a tensor fill a stretch of memory, in whatever order."""
+    """Whether the elements of a tensor fill a stretch of memory, in any order."""
     expected = 1
     for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda p: p[1]):
         if size == 1:
@@ -131,7 +131,7 @@ def is_random(node: fx.Node) -> bool:
 
 
 def note_random(node: fx.Node, drawing: bool) -> None:
-    """Note of a node whether it draws random numbers, whatever its schema says."""
+    """Note of a node whether it draws random numbers, in place of its schema."""
     node.meta[_RANDOM] = drawing
 
 

@@ -47,10 +47,10 @@ class Stretches:
     starts: tuple[int, ...]  # rising
     values: tuple[Any, ...]  # what held from each of them on
 
-    def at(self, sequence: int | None, otherwise: Any) -> Any:
-        """Return what held at a number; something else for no number, or one before the first."""
+    def at(self, sequence: int | None, default: Any) -> Any:
+        """Return what held at a number; the default for no number, or before the first."""
         position = -1 if sequence is None else bisect_right(self.starts, sequence) - 1
-        return self.values[position] if position >= 0 else otherwise
+        return self.values[position] if position >= 0 else default
 
 
 @dataclass(frozen=True)

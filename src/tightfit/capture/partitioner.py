@@ -1,4 +1,4 @@
-"""What PyTorch itself would keep and compute again, for the same joint graph, as schedules.
+"""PyTorch's own choices for the same joint graph, as schedules: its partitioner, checkpoints.
 
 Two ways: the min-cut partitioner of ``torch.compile`` (with ``activation_memory_budget``, a share
 of the saved bytes, not a bound on the peak), and ``torch.utils.checkpoint`` around modules. A
@@ -131,9 +131,9 @@ def checkpoint_schedules(captured: Captured) -> Iterator[Schedule]:
     """Yield the schedules of ``torch.utils.checkpoint`` around modules, by depth of their names.
 
     At depth 2 each of ``layer1.0``, ``layer1.1``, ``fc``, ... is a block: forward ops whose module
-    begins so. When the backward pass first needs what is made inside a block, the block's ops are
-    computed again up to the last one needed, from what comes from outside, which stays. What no
-    module made belongs to no block.
+    begins so. When the backward pass first needs a value made inside a block, the block's ops are
+    computed again, up to the last op needed. They start from values that come from outside, which
+    are kept. What no module made belongs to no block.
     """
     names = [op.module.split(".") for op in captured.graph.ops if op.module]
     for depth in range(1, max((len(parts) for parts in names), default=0) + 1):

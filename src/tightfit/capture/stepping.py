@@ -184,8 +184,8 @@ def with_parameter_steps(
 ) -> Captured:
     """Return a step in which the optimizer steps each parameter as soon as that may be.
 
-    A parameter's step reads it, its gradient and its state, and writes over it. It stands behind
-    all that needs the old weight: what reads it, and what may be computed again and reads
+    A parameter's step reads it, its gradient and its state, and writes over it. It comes after all
+    ops that need the old weight: those that read it, and those that may be computed again and reads
     something that was computed of it. Backward ops that read it are not computed again.
     """
     members = parameters_of(captured.joint, modules)
@@ -236,7 +236,7 @@ class _Placing:
             base = base_of(node)
             is_shared = bases.count(base) > 1 or bool(readers_of[self.value_of[base]])
             self._add_step(node, position, factor, copies=is_shared)
-        ops = (*self.graph.ops, *(one.op for one in self.added))
+        ops = (*self.graph.ops, *(added.op for added in self.added))
         return self._in_place(
             msgspec.structs.replace(self.graph, ops=ops, values=tuple(self.values))
         )
@@ -318,7 +318,7 @@ class _Placing:
         own, gradient = self.value_of[placeholder], self.value_of[base_of(node)]
         state = self._state(joint.sources[position].name, step.state_bytes)
         clips = () if factor is None else (factor,)
-        calls = tuple(Call(one, (placeholder, node, *clips), {}, (None,), False) for one in steps)
+        calls = tuple(Call(part, (placeholder, node, *clips), {}, (None,), False) for part in steps)
         reads = (own, gradient, *state, *(self.value_of[n] for n in clips))
         made = self._node(step, "step")
         name = f"step.{self.stepper.name}"
@@ -373,14 +373,14 @@ class _Placing:
         """Return all ops, each added one right behind the last of those it has to follow."""
         before, maker = need_before_changes(graph), producers(graph)
         followed = {
-            one.op.id: {*before.get(one.op.id, ())}
-            | {maker[v] for v in one.op.alternatives[0].reads if v in maker}
-            for one in self.added
+            added.op.id: {*before.get(added.op.id, ())}
+            | {maker[v] for v in added.op.alternatives[0].reads if v in maker}
+            for added in self.added
         }
         behind: dict[OpId, list[_Added]] = {}
-        for one in self.added:
-            for op in followed[one.op.id]:
-                behind.setdefault(op, []).append(one)
+        for added in self.added:
+            for op in followed[added.op.id]:
+                behind.setdefault(op, []).append(added)
         ordered: list[_Added] = []
         known = zip(self.graph.ops, self.captured.calls, self.captured.nodes, strict=True)
         for op, calls, node in known:
@@ -388,22 +388,22 @@ class _Placing:
             while ready:
                 now = ready.pop(0)
                 ordered.append(now)
-                for one in behind.get(now.op.id, ()):
-                    followed[one.op.id].discard(now.op.id)
-                    ready += [] if followed[one.op.id] else [one]
+                for added in behind.get(now.op.id, ()):
+                    followed[added.op.id].discard(now.op.id)
+                    ready += [] if followed[added.op.id] else [added]
         return ordered
 
     def _in_place(self, graph: Graph) -> Captured:
         """Return the step with each of the ops that were added where it may run first."""
         ordered = self._ordered(graph)
-        moved = {one.op.id: place for place, one in enumerate(ordered)}
+        moved = {entry.op.id: place for place, entry in enumerate(ordered)}
         ops = tuple(
             msgspec.structs.replace(
-                one.op,
+                entry.op,
                 id=place,
-                partner=None if one.op.partner is None else moved[one.op.partner],
+                partner=None if entry.op.partner is None else moved[entry.op.partner],
             )
-            for place, one in enumerate(ordered)
+            for place, entry in enumerate(ordered)
         )
         choices = tuple(
             Choice(branches=tuple(tuple((moved[op], way) for op, way in b) for b in c.branches))
@@ -412,8 +412,8 @@ class _Placing:
         return dataclasses.replace(
             self.captured,
             graph=validate_graph(msgspec.structs.replace(graph, ops=ops, choices=choices)),
-            calls=tuple(one.calls for one in ordered),
-            nodes=tuple(one.node for one in ordered),
+            calls=tuple(entry.calls for entry in ordered),
+            nodes=tuple(entry.node for entry in ordered),
             value_of=self.value_of,
             stepper=self.stepper,
         )
@@ -423,7 +423,7 @@ def _with_pins(captured: Captured) -> Graph:
     """Return a graph in which no backward op runs again that would hold up a step.
 
     Those are ops that read a stepped parameter, and ops of which gradients of stepped parameters
-    alone are made: while one of them may run again, all that it needs is needed.
+    alone are made. While one of them may run again, all that it needs is needed.
     """
     graph, joint = captured.graph, captured.joint
     stepped = {captured.value_of[joint.placeholders[place]] for _, place in joint.stepped}

@@ -1,4 +1,4 @@
-"""The trace of a handed graph in a file, by the key of the graph and of what it is called with.
+"""The trace of a handed graph in a file, by the key of the graph and of its inputs.
 
 A handed graph says all that it runs: no code is looked at. What its key must hold is the graph
 itself, its constants, the layouts of its inputs, and what PyTorch and this machine are like.
@@ -30,10 +30,10 @@ from tightfit.capture.libraries import is_library, is_ours
 from tightfit.capture.recall.installation import installation, memory_of, sees_operators
 from tightfit.capture.recall.packing import KeptGraph, kept_graph, traced_again
 from tightfit.capture.recall.trace_files import (
+    ignoring_errors,
     note_use,
     read_trace,
     trace_folder,
-    whatever_happens,
     write_trace,
 )
 from tightfit.capture.recall.values import NotKept, bytes_of, packed
@@ -50,7 +50,7 @@ _LARGEST_CONSTANT = 1 << 20
 
 
 class StoredGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a file holds."""
+    """The content of a file."""
 
     format: int
     graph: KeptGraph
@@ -66,14 +66,14 @@ class StoredTrace:
     @classmethod
     def of(cls, call: TracedCall, strides: TrueStrides | None) -> StoredTrace | None:
         """Return what is stored for a call; None if no trace of it can be."""
-        with whatever_happens("no trace is stored"):
+        with ignoring_errors("no trace is stored"):
             described = msgspec.msgpack.encode(packed(_described(call, strides)))
             return cls(call, _digest(described))
         return None
 
     def find(self) -> JointGraph | None:
         """Return the trace that was stored, if it is there and holds."""
-        with whatever_happens(f"{self._path} is not used"):
+        with ignoring_errors(f"{self._path} is not used"):
             if not self._path.exists():
                 return None
             joint = traced_again(read_trace(self._path, StoredGraph, _FORMAT).graph)
@@ -85,7 +85,7 @@ class StoredTrace:
 
     def keep(self, joint: JointGraph) -> None:
         """Store a trace for other processes."""
-        with whatever_happens("no trace is stored"):
+        with ignoring_errors("no trace is stored"):
             write_trace(self._path, StoredGraph(_FORMAT, kept_graph(joint)))
 
     @property
@@ -190,7 +190,7 @@ def _is_constant(held: Any) -> bool:
 
 
 def _is_of_a_user(held: Any) -> bool:
-    """Whether what stands in the place of a function of PyTorch's may be anybody's."""
+    """Whether the replacement of a function of PyTorch's may be anybody's."""
     inner = getattr(held, "__wrapped__", held)
     if isinstance(inner, types.FunctionType):
         if is_library(inner.__code__.co_filename):

@@ -1,4 +1,4 @@
-"""What is traced: a callable with its modules, its inputs, and what is known of it by now."""
+"""The call to trace: a callable with its modules, its inputs, and earlier findings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["TracedCall"]
 
 @dataclass(frozen=True)
 class TracedCall:
-    """What is traced: a callable, the modules whose parameters it uses, example inputs."""
+    """The call to trace: a callable, the modules whose parameters it uses, example inputs."""
 
     function: Callable[..., Any]  # the model's own forward, or a function of the inputs
     modules: Mapping[str, nn.Module]  # the modules whose parameters it uses

@@ -1,4 +1,4 @@
-"""What a step updates, and whether anything else is decided by it: statistics decide nothing."""
+"""State that a step updates, and whether it affects other results: statistics do not."""
 
 from __future__ import annotations
 

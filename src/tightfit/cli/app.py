@@ -33,9 +33,10 @@ from tightfit.version import __version__
 __all__ = ["app", "run"]
 
 _FACTORY = (
-    "A factory returns (model, loss, args, target): an nn.Module; a function of (output, "
-    "target), or None if the output is the loss or carries it as .loss; a tuple of positional "
-    "or a dict of keyword inputs; what the loss compares the output with, or None."
+    "A factory returns (model, loss, args, target). The model is an nn.Module. The loss is a "
+    "function of (output, target), or None if the output is the loss or carries it as .loss. The "
+    "args are a tuple of positional or a dict of keyword inputs. The target is handed to the "
+    "loss, and may be None."
 )
 _EXIT_CODES = "Exit codes: 0 it fits, 3 it cannot fit, 2 bad input, 1 a proof failed."
 

@@ -1,4 +1,4 @@
-"""Progress drawn on a terminal, printed in lines otherwise."""
+"""Progress, drawn on a terminal or printed in lines."""
 
 from __future__ import annotations
 

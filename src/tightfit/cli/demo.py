@@ -72,6 +72,6 @@ def _summary(proofs: tuple[Proof, ...]) -> str:
     return (
         f"{held} of {len(proofs)} within the budget, {equal} of {len(proofs)} bitwise equal to "
         "plain PyTorch, the row without a budget. Peaks are of a whole step with all that is "
-        "resident; extra compute is as planned; time is a step's against plain PyTorch's; equal: "
+        "resident. Extra compute is as planned. Time is a step's against plain PyTorch's. Equal: "
         "bitwise, or the largest difference in losses, gradients, buffers and parameters."
     )

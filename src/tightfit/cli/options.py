@@ -120,7 +120,7 @@ class ModelOptions:
     setting: str | None = None
 
     def keywords(self) -> dict[str, Any]:
-        """Return the options as `tightfit.studies.model.load_example` takes them."""
+        """Return the options as `tightfit.studies.model.ModelSettings` has them."""
         return {
             "batch": self.batch,
             "size": None if self.size is None else _size(self.size),
@@ -222,10 +222,10 @@ def is_model(target: str) -> bool:
     return ":" in target and not target.endswith((".json", ".json.gz"))
 
 
-def require_model(target: str, otherwise: str) -> None:
-    """Refuse what names no model.
+def require_model(target: str, hint: str) -> None:
+    """Refuse a target that names no model.
 
-    `otherwise`: what to say of a graph file. Raises `BadInput` if it names none.
+    `hint`: what to say of a graph file. Raises `BadInput` if it names none.
     """
     if target.endswith(".py"):
         raise BadInput(
@@ -235,7 +235,7 @@ def require_model(target: str, otherwise: str) -> None:
     if not is_model(target):
         raise BadInput(
             f"{target!r} names no model: write zoo:NAME, package.module:factory or "
-            f"path/to/file.py:factory ({otherwise})"
+            f"path/to/file.py:factory ({hint})"
         )
 
 

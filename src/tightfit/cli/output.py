@@ -1,4 +1,4 @@
-"""What commands print: text for people or one JSON object, and the exit code that goes with it."""
+"""The output of commands: text for people or one JSON object, and the exit code."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def check_output(output: Path | None, suffixes: Sequence[str]) -> None:
     """Refuse a file for rows or their picture before any work is done for it.
 
     `suffixes`: those of files with rows; pictures have their own besides. Raises `BadInput` if its
-    name ends otherwise. Raises `MissingExtra` if it is a picture and none can be drawn here.
+    name has another ending. Raises `MissingExtra` if it is a picture and none can be drawn here.
     """
     if output is None:
         return

@@ -52,9 +52,9 @@ def prove(
     does; a tightfit.step in its place is proven as that step.
 
     A program is run as it is, plain and fitted, each in a process of its own, until it has taken
-    its optimizer steps: after each of them every gradient, parameter and buffer is compared, and
-    every printed line and the random state at the end. What it fits itself stays plain in the
-    plain run. Where it fits nothing, each module that it calls and trains is fitted.
+    its optimizer steps. After each of them every gradient, parameter and buffer is compared, and
+    every printed line and the random state at the end. What it fits itself stays plain in the plain
+    run. Where it fits nothing, each module that it calls and trains is fitted.
 
     ```sh
     tightfit prove my_model.py:make --budget-ratio 0.5

@@ -1,4 +1,4 @@
-"""Turn what a user names on the command line into a graph and a budget."""
+"""Turn a target and a budget named on the command line into a graph and bytes."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def load_model(
 ) -> Captured:
     """Return the captured step of a model; parameters are those of `load_step`.
 
-    `alternatives` and `exactness` say which ones of operators plans may use.
+    `alternatives` and `exactness` say which alternatives of operators plans may use.
     """
-    from tightfit.studies.dry_step import captured_step
+    from tightfit.studies.dry_step import Offered, captured_step
 
     return captured_step(
         target,
@@ -77,8 +77,7 @@ def load_model(
         costs=step_options.costs or "cpu",
         gradients=step_options.gradients,
         progress=progress,
-        alternatives=alternatives,
-        exactness=exactness,
+        alternatives=Offered(exactness, alternatives),
         **options.keywords(),
     )
 

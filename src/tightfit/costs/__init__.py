@@ -1,4 +1,4 @@
-"""What running an op costs: modelled by name, or measured.
+"""Costs of ops: modelled by name, or measured.
 
 In: a `Graph`, or a call on tensors. Out: the graph with costs (`with_costs`), or what the call took
 (`costs.measured`, the only part that imports PyTorch). May import graph; `costs.measured` also

@@ -70,7 +70,7 @@ class Contents:
             return self.put_first(storage, content)
         old = mark.content
         for reader in old.readers:
-            reader.let_go(old)
+            reader.drop(old)
         self._lost(old)
         mark.becomes(content)
         if old in self._before:
@@ -103,7 +103,7 @@ class Contents:
         return [*found.values()]
 
     def notice_ends(self) -> None:
-        """Catch up with what the program has let go of."""
+        """Catch up with what the program has freed."""
         while self._ended:
             content = self._ended.popleft().content
             self._lost(content)

@@ -1,4 +1,4 @@
-"""What a region asks of its runtime, in whichever language that is, and what is alike in both.
+"""The interface of both runtimes of a region (Python and C++), and the code they share.
 
 Parameters are known and their gradients stay, an optimizer's step ends a training step, and errors
 have the same words.
@@ -146,7 +146,7 @@ class Core(ABC):
         last = room.refusals()
         asked_bytes, held_bytes = last.asked_bytes, last.held_bytes
         again = self.refused
-        what = f"{name} (for which {again} runs again)" if again else name
+        operator = f"{name} (for which {again} runs again)" if again else name
         kept_bytes, needed_bytes = self.weights()
         own_bytes = held_bytes - kept_bytes - needed_bytes
         own = f"; {format_bytes(own_bytes)} it had taken itself by then" if own_bytes > 0 else ""
@@ -157,12 +157,12 @@ class Core(ABC):
             else "parameters and the optimizer's state are as they were"
         )
         return BudgetExceeded(
-            f"{what} needs {format_bytes(asked_bytes)} more, but {format_bytes(held_bytes)} of the "
-            f"budget of {format_bytes(room.limit_bytes)} are held and nothing more can be evicted: "
-            f"{format_bytes(kept_bytes)} are parameters, inputs, gradients and other tensors that "
-            f"cannot be computed again; {format_bytes(needed_bytes)} are read by the operator and "
-            f"those that wait for it, or are too small to evict{own}. Raise the budget or make the "
-            f"batch smaller; {state}",
+            f"{operator} needs {format_bytes(asked_bytes)} more, but {format_bytes(held_bytes)} of "
+            f"the budget of {format_bytes(room.limit_bytes)} are held and nothing more can be "
+            f"evicted. {format_bytes(kept_bytes)} are parameters, inputs, gradients and other "
+            f"tensors that cannot be computed again. {format_bytes(needed_bytes)} are read by the "
+            f"operator and those that wait for it, or are too small to evict{own}. Raise the "
+            f"budget or make the batch smaller; {state}",
             budget_bytes=room.limit_bytes,
             measured_bytes=held_bytes + asked_bytes,
         )

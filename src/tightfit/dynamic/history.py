@@ -1,4 +1,4 @@
-"""What the runtime remembers: contents of storages, and the calls that made them.
+"""The history of a region: contents of storages, and the calls that made them.
 
 A storage that is written in place gets a new content; the old one can be computed again into
 memory of its own. Views are not remembered: they share the storage that they view.
@@ -42,12 +42,13 @@ class Content:
     """One content of one storage.
 
     `maker`: what computes it; None: it cannot be computed again, and stays. `is_backward`: whether
-    it is a gradient under way. `is_blank`: no write to it was seen. `used_at`, `last_op`:
+    it is a gradient in flight. `is_blank`: no write to it was seen. `used_at`, `last_op`:
     the clock, and the number of operators that had run, when it was last used.
     """
 
     is_resident = True
     is_held = True
+    is_blank = False
     locks = 0
     fast_locks = 0
     node: tuple[Any, int] | None = None
@@ -62,20 +63,18 @@ class Content:
         size_bytes: int,
         maker: Call | None,
         is_backward: bool = False,
-        is_blank: bool = False,
         used_at: int = 0,
         last_op: int = 0,
     ) -> None:
         self.size_bytes = size_bytes
         self.maker = maker
         self.is_backward = is_backward
-        self.is_blank = is_blank
         self.used_at = used_at
         self.last_op = last_op
 
     @property
     def memory(self) -> torch.UntypedStorage | None:
-        """Its storage, or the one it is to return to; None if that is gone."""
+        """Its storage, or that to which it is to return; None if that is gone."""
         if self._own is not None:
             return self._own
         return None if self._mark is None else self._mark()
@@ -89,6 +88,10 @@ class Content:
     def readers(self) -> Iterator[Call]:
         """The calls that read it and may be needed again."""
         return (call for ref in self._readers or () if (call := ref()) is not None)
+
+    def leave_blank(self) -> None:
+        """It was made without being written, as by ``torch.empty``."""
+        self.is_blank = True
 
     def lie_in(self, mark: StorageMark) -> None:
         """Become the content of a storage that the program holds."""
@@ -279,7 +282,7 @@ class Call:
         """Hold nothing for its results."""
         self._kept_back = None
 
-    def let_go(self, content: Content) -> None:
+    def drop(self, content: Content) -> None:
         """A content that it reads has memory of its own now."""
         for kept in (self._kept, self._kept_back):
             if kept is not None:

@@ -14,7 +14,7 @@ __all__ = ["Counts", "Ledger", "OnlineReport"]
 
 @dataclass(frozen=True)
 class OnlineReport:
-    """What happened in a region so far.
+    """The counters of a region so far.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The arguments of a call about to run: what it reads, what it overwrites."""
+"""The arguments of a call about to run: contents it reads, contents it overwrites."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class Noted:
         if drawn_from is not None:
             call.drew_from(*drawn_from)
         if self._written:
-            call.overwrote([what for what, _ in self._written.values()])
+            call.overwrote([content for content, _ in self._written.values()])
         return call
 
     def fix(self, dtype: torch.dtype) -> None:
-        """What is computed from nothing has this type, whatever the default is later."""
+        """Tensors computed without inputs have this type, also if the default changes later."""
         if not self.reads and self.kwargs.get("dtype") is None:
             self.kwargs = {**self.kwargs, "dtype": dtype}
 

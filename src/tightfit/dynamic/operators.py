@@ -1,4 +1,4 @@
-"""What the runtime must know of an operator, read once from its schema."""
+"""Properties of an operator that the runtime needs, read once from its schema."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Operator:
-    """What the runtime must know of an operator."""
+    """The properties of an operator that the runtime needs."""
 
     name: str  # as torch writes it
     is_composite: bool  # it is made of others, which are seen one by one

@@ -1,7 +1,8 @@
-"""What may be evicted, and who goes first: the policies of `eviction/` at work.
+"""The contents that may be evicted, in the order of the policies of `eviction/`.
 
-Two things are added to a policy's score, which the runtime needs to be stable: what the last few
-operators have used goes last, and so do gradients under way, whatever the policy says of them.
+Two things are added to a policy's score, which the runtime needs to be stable. Tensors that the
+last few operators have used are evicted last, and so are gradients in flight, independently of the
+policy.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ _SHARE_OF_SAMPLE = 4
 class Candidates:
     """Which contents an eviction looks at.
 
-    `smallest_bytes`: smaller ones are left alone. `are_all_scored`: whether every candidate is
-    scored at every eviction. False: a sample as large as the square root of their number, but of
-    64 at least (Kirisame et al., appendix E.2).
+    `smallest_bytes`: smaller contents are left alone. `are_all_scored`: whether every candidate is
+    scored at every eviction. False: a sample as large as the square root of their number, but of 64
+    at least (Kirisame et al., appendix E.2).
     """
 
     smallest_bytes: int
@@ -74,7 +75,7 @@ class Pool:
         position = self._positions.pop(content, None)
         if position is not None:
             last = self._contents.pop()
-            if last is not content:  # the last one takes its place
+            if last is not content:  # the last takes its place
                 self._contents[position] = last
                 self._positions[last] = position
         if self._retired:
@@ -120,7 +121,7 @@ class Pool:
                 self.drop(content)
 
     def ended(self, content: Content) -> None:
-        """The program has let go of a content that was resident."""
+        """The program has freed a content that was resident."""
         self.withdraw(content)
         content.lose_storage()
         self.left(content)
@@ -168,7 +169,7 @@ class Pool:
         return ranked
 
     def _next(self, ranked: list[tuple[float, int, Content]]) -> Content:
-        """Take the one with the least score; scores rise when neighbours are evicted."""
+        """Take the content with the least score; scores rise when neighbours are evicted."""
         while self._policy.cost is not Cost.RANDOM:
             before, order, content = ranked[0]
             score = self._score(content)
@@ -201,7 +202,7 @@ class Pool:
     def _first_turn(self, contents: list[Content]) -> tuple[int, list[Content]]:
         """Return the first turn that any of them has, and those whose turn it is.
 
-        Gradients under way and what was just used go only if nothing else may; what a call waits
+        Gradients in flight and what was just used go only if nothing else may; what a call waits
         for goes last of all: it will have to come back.
         """
         latest = self._ledger.operators - _RECENT_OPS

@@ -1,4 +1,4 @@
-"""A PyTorch program written down while it runs: its ops, their bytes and times, what it lets go.
+"""Records a PyTorch program while it runs: its ops, their bytes and times, its frees.
 
 A name of the log stands for a storage, or for a view of it with its own sizes and strides. It is
 released when the storage is not held any more: no tensor and no graph of autograd.
@@ -68,8 +68,8 @@ class _Ending:
 class Recorder(private.TorchDispatchMode):
     """Records the ops that run while it is entered.
 
-    `step`: record only what runs from the end of the optimizer step before this one to its
-    beginning: forward and backward of one training step. None: everything.
+    `step`: record only what runs from the end of the previous optimizer step to the beginning of
+    this step: forward and backward of one training step. None: everything.
     """
 
     def __init__(self, step: int | None = None) -> None:

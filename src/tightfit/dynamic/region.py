@@ -1,4 +1,4 @@
-"""A region of a program that keeps to a budget: what is set up around it, and taken down."""
+"""A region of a program that keeps to a budget: its set-up and its end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tightfit.units import format_bytes, parse_bytes
 
 __all__ = ["Online"]
 
-_only_one = threading.Lock()
+_one_region_at_a_time = threading.Lock()
 
 
 class Online:
@@ -86,10 +86,10 @@ class Online:
         reason = why_memory_stays()
         if reason:
             raise HookUnavailable(f"memory cannot be taken from tensors: {reason}")
-        if not _only_one.acquire(blocking=False):
+        if not _one_region_at_a_time.acquire(blocking=False):
             raise BadInput("another region keeps to a budget already: regions cannot be nested")
         with contextlib.ExitStack() as around:
-            around.callback(_only_one.release)
+            around.callback(_one_region_at_a_time.release)
             self._set_up(around)
             self._around = around.pop_all()
         return self
@@ -99,11 +99,11 @@ class Online:
         runtime, room = self._runtime, self._room
         exceeded = None
         if error is not None and is_refusal(error):  # a limit that is gone says nothing
-            what = "memory was requested outside PyTorch's operators, and all is evicted."
+            message = "memory was requested outside PyTorch's operators, and all is evicted."
             if room.retries:
-                what = "memory was requested outside PyTorch's operators, which evicts nothing"
-                what += f" on {self._device.type!r}: call region.evict(...) before."
-            exceeded = budget_exceeded(error, what)
+                message = "memory was requested outside PyTorch's operators, which evicts nothing"
+                message += f" on {self._device.type!r}: call region.evict(...) before."
+            exceeded = budget_exceeded(error, message)
         with self._around:
             runtime.end()
             runtime.let_go_of_failed()
@@ -117,7 +117,7 @@ class Online:
             raise BudgetExceeded(
                 f"the program still holds {format_bytes(lost_bytes)} of evicted tensors at the end "
                 f"of the region, which have no room in the budget of "
-                f"{format_bytes(self._budget_bytes)}: end the region where less is held, after the "
+                f"{format_bytes(self._budget_bytes)}. End the region where less is held, after the "
                 "backward pass; their memory is gone",
                 budget_bytes=self._budget_bytes,
                 measured_bytes=self._budget_bytes + lost_bytes,

@@ -120,7 +120,7 @@ class Repeater:
 
     def _made_again(self, frame: _Frame, call: Call) -> list[torch.UntypedStorage]:
         """Run a call, and return what it has written and made."""
-        written = {what: self._to_write(what) for what in call.written}
+        written = {content: self._to_write(content) for content in call.written}
         args = [_tensors_for(value, written, frame) for value in call.args]
         kwargs = {name: _tensors_for(value, written, frame) for name, value in call.kwargs.items()}
         known = {storage_of(tensor)._cdata for tensor in tensors_in([*args, *kwargs.values()])}
@@ -135,19 +135,19 @@ class Repeater:
                 made.append(storage)
         return made
 
-    def _to_write(self, what: Content | Blank) -> torch.UntypedStorage:
+    def _to_write(self, content: Content | Blank) -> torch.UntypedStorage:
         """The memory that a call overwrites: what only it needs, or else a copy.
 
         A copy as well where the call may have to start over.
         """
-        if isinstance(what, Blank):
-            return new_memory(what.size_bytes, what.device)
-        storage = what.memory
+        if isinstance(content, Blank):
+            return new_memory(content.size_bytes, content.device)
+        storage = content.memory
         assert storage is not None
         if self._room.retries:
             return copy_of(storage)
-        if what.is_private and what.locks == 1 and what.maker is not None:
-            self._pool.drop(what)
+        if content.is_private and content.locks == 1 and content.maker is not None:
+            self._pool.drop(content)
             return storage
         return copy_of(storage)
 

@@ -49,9 +49,9 @@ class Room(ABC):
         self._peak_bytes = self._recent_peak_bytes = 0
         self._tally = self._new_tally()
 
-    def has(self, what: torch.Tensor | torch.UntypedStorage) -> bool:
+    def has(self, memory: torch.Tensor | torch.UntypedStorage) -> bool:
         """Whether something is on this device."""
-        return what.device == self.device
+        return memory.device == self.device
 
     @property
     def held_bytes(self) -> int:

@@ -1,8 +1,8 @@
 """Dynamic tensor rematerialisation on plain tensors: every operator seen, memory taken when full.
 
-Kirisame et al. (2021), sections 2 and 5, on unpatched PyTorch: a mode sees operators below
-autograd, the allocator asks for room when the budget is reached, and eviction takes the memory
-from under a tensor, so that all its views and aliases lose and regain it together.
+Kirisame et al. (2021), sections 2 and 5, on unpatched PyTorch. A mode sees operators below
+autograd, and the allocator asks for room when the budget is reached. Eviction takes the memory from
+under a tensor, so that all its views and aliases lose and regain it together.
 """
 
 from __future__ import annotations
@@ -260,10 +260,10 @@ class Runtime(Core, private.TorchDispatchMode):
             call = noted.call(func, cost, drawn_from, with_grad)
         is_backward = not with_grad and engine.in_backward()
         now = self._ledger.clock, self._ledger.operators
-        made = [
-            Content(storage.nbytes(), call, is_backward, operator.makes_blank, *now)
-            for storage in changed
-        ]
+        made = [Content(storage.nbytes(), call, is_backward, *now) for storage in changed]
+        if operator.makes_blank:
+            for content in made:
+                content.leave_blank()
         if call is not None:
             call.made(made)
         put = self._contents.put_first if changed is fresh else self._contents.put

@@ -1,4 +1,4 @@
-"""What stays: contents brought back for good, and contents that are about to be written over."""
+"""Contents that stay: brought back for good, or about to be written over."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Settled:
         if readers:
             content.move(self._room.in_room(lambda: copy_of(storage)))
             for reader in readers:
-                reader.let_go(content)
+                reader.drop(content)
             self._contents.put(storage, Content(storage.nbytes(), None))
 
 

@@ -1,4 +1,5 @@
-"""What Dynamo calls with each graph: at its first call it is handed on, or runs plainly.
+"""The backend that Dynamo calls with each graph: at its first call it is handed on, or runs
+plainly.
 
 Nothing is decided while Dynamo compiles, so errors reach the user as they are.
 """
@@ -31,7 +32,7 @@ __all__ = [
 GraphCall = Callable[[Sequence[Any]], Any]
 """Runs one call of a graph, given its inputs."""
 HandOver = Callable[[HandedGraph], GraphCall]
-"""Takes a graph whose first call is under way."""
+"""Takes a graph whose first call is running."""
 
 
 def handing_over_to(

@@ -50,7 +50,7 @@ class Following:
         self.unguarded = Unguarded(modules)
 
     def call(self) -> tuple[int, Any]:
-        """Return the number of the call under way, and what it was given."""
+        """Return the number of the current call, and what it was given."""
         return self._call
 
     def begin(self, given: Any) -> None:
@@ -58,14 +58,14 @@ class Following:
         self._call = self._call[0] + 1, given
 
     def end(self) -> None:
-        """End the call under way."""
+        """End the current call."""
         self._call = self._call[0], None
-        self.let_go_of_errors()
+        self.collect_errors()
 
-    def let_go_of_errors(self) -> None:
+    def collect_errors(self) -> None:
         """Collect what errors in frames hold in cycles, if there were any since the last time.
 
-        Before a graph is run and measured: whatever garbage is freed while it waits for its
+        Before a graph is run and measured: any garbage that is freed while it waits for its
         backward would hide what the loss holds.
         """
         if self._has_skipped:
@@ -111,7 +111,7 @@ class Following:
         try:
             self._one_ops.decide(forward, given is not None and only_computes(given))
         finally:
-            self._account.let_go()
+            self._account.lift_limit()
         gc.collect()  # what was looked at holds tensors in cycles
 
     def follow_all_again(self) -> bool:
@@ -129,7 +129,7 @@ class Following:
     def following(self) -> Iterator[None]:
         """Let the limit rest: what is looked at are shapes."""
         self.unguarded.look()
-        self._account.let_go()
+        self._account.lift_limit()
         try:
             yield
         finally:
@@ -139,7 +139,7 @@ class Following:
 class Unlimited(Protocol):
     """What has a limit that may rest."""
 
-    def let_go(self) -> None:
+    def lift_limit(self) -> None:
         """Refuse nothing."""
         ...
 
@@ -227,5 +227,5 @@ def _too_many_graphs(name: str) -> CaptureError:
     return CaptureError(
         f"{name} runs other operators in ever new calls: Dynamo has made as many graphs of it as "
         "it may. Way out: fit what is inside it and always the same (methods=, or inner modules), "
-        "or pass what changes as a tensor"
+        "or pass the changing values as tensors"
     )

@@ -1,4 +1,4 @@
-"""What Dynamo has found of a frame, kept in a file for other processes.
+"""The frame cache: Dynamo's result for a frame, kept in a file for other processes.
 
 A file is named for what a frame is called with and for what its guards asked of their values.
 Where all of that is the same, Dynamo's code and its graph serve again, and the guards are made of
@@ -21,10 +21,10 @@ from tightfit.capture.calls.signature import tensor_signature
 from tightfit.capture.origins import module_names
 from tightfit.capture.recall.installation import installation, memory_of, sees_operators
 from tightfit.capture.recall.trace_files import (
+    ignoring_errors,
     note_use,
     read_trace,
     trace_folder,
-    whatever_happens,
     write_trace,
 )
 from tightfit.capture.recall.values import NotKept, packed, unpacked
@@ -51,7 +51,7 @@ class KeptFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     asked: str  # a digest of what guards asked of their values
     files: list[Any]  # those of installed code that was followed: size and date
     code: bytes
-    # Classes and fields; one that belongs to another one has its place in this list as a field
+    # Classes and fields; one that belongs to another has its place in this list as a field
     sources: list[tuple[str, list[Any]]]
     guards: list[tuple[int, str, dict[str, Any]]]
     sizes: list[tuple[int, Any, Any]]
@@ -74,14 +74,14 @@ class FrameCache:
 
     def key(self, frame: Any) -> str | None:
         """Return what a frame is kept under; None if it is not to be kept."""
-        with whatever_happens("what Dynamo finds is not kept"):
+        with ignoring_errors("what Dynamo finds is not kept"):
             return _digest(packed(self._described(frame)))
         return None
 
     def find(self, key: str, frame: Any) -> tuple[frames.Frame, Callable[..., Any]] | None:
         """Return what was kept of a frame and what runs its graph, if all holds again."""
         for path in sorted(trace_folder().glob(f"{key}-*{_SUFFIX}"), key=_date)[-_MOST_ALIKE:]:
-            with whatever_happens(f"{path} is not used"):
+            with ignoring_errors(f"{path} is not used"):
                 kept = read_trace(path, KeptFrame, _FORMAT)
                 found = _unpacked(kept)
                 if _guard_digest(frame, found, Tokens()) == kept.asked and _are_there(kept.files):
@@ -92,7 +92,7 @@ class FrameCache:
 
     def keep(self, key: str, frame: Any, found: frames.Frame, graph: DynamoGraph) -> None:
         """Keep what was found of a frame, if it means anything in another process."""
-        with whatever_happens("what Dynamo has found is not kept"):
+        with ignoring_errors("what Dynamo has found is not kept"):
             tokens = Tokens()
             asked = _guard_digest(frame, found, tokens)
             tokens.cover(found.traced)

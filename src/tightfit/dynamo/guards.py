@@ -1,4 +1,4 @@
-"""What graphs depend on and Dynamo does not guard: looked at in every call.
+"""Guards that Dynamo does not install: checked in every call.
 
 Settings of kernels, the hooks of all modules, the methods of classes and of tensors, the
 environment.
@@ -65,7 +65,7 @@ class Unguarded:
         self._last = None  # look closely in the next call
 
     def now(self) -> int:
-        """Return a number for what graphs depend on: another one asks for graphs of its own."""
+        """Return a number for what graphs depend on: each number has graphs of its own."""
         seen = (
             [*map(dict_version, self._dictionaries)],
             [*map(_code_of, self._functions)],

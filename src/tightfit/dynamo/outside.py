@@ -1,4 +1,5 @@
-"""What ran outside of every plan: by module and by reason, said once and kept for the report."""
+"""Code that ran outside of every plan: by module and reason, announced once, kept for the
+report."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ class Outside:
     def reasons(self) -> dict[str, str]:
         """Return why something ran as plain Python, by what it was."""
         for name in self._unplanned:
-            what = f"module {name!r}" if name else "the outermost module"
-            self._reasons.setdefault(what, _UNPLANNED)
+            place = f"module {name!r}" if name else "the outermost module"
+            self._reasons.setdefault(place, _UNPLANNED)
         return dict(self._reasons)
 
     @property
@@ -56,8 +57,8 @@ class Outside:
 
     def nothing_planned(self) -> BadInput:
         """Return what says that there is nothing to report but what ran as plain Python."""
-        text = "; ".join(f"{what}: {why}" for what, why in self.reasons().items())
-        return BadInput(f"nothing is planned yet; what ran outside of every plan: {text}")
+        text = "; ".join(f"{place}: {why}" for place, why in self.reasons().items())
+        return BadInput(f"nothing is planned yet; ran outside of every plan: {text}")
 
     def watch(self, is_planned: Callable[[torch.Tensor], bool]) -> None:
         """Note which parameters get their first gradient although no plan has made it."""
@@ -79,7 +80,7 @@ class Outside:
 
     def _say_unplanned(self) -> None:
         before = dict(self._reasons)
-        text = [what for what in self.reasons() if what not in before]
+        text = [place for place in self.reasons() if place not in before]
         if text:
             announce(f"{self._name}: outside of every plan, {_UNPLANNED}: {', '.join(text)}")
 
@@ -134,28 +135,28 @@ class Outside:
         """Whether a call of the whole is within what no plan can follow; then that is noted."""
         around = _around_call()
         if around is not None:
-            what, why = around
-            self._note(f"a call within {what}", why)
+            place, why = around
+            self._note(f"a call within {place}", why)
         return around is not None
 
     def varies(self) -> None:
         """Note that numbers decide in every call what a graph runs."""
         self._note(
             "a graph",
-            "numbers change in every call what it runs (tightfit.opaque: one op)",
+            "numbers change its operators in every call (tightfit.opaque: one op)",
         )
 
-    def _leave(self, what: str, reason: str) -> None:
+    def _leave(self, place: str, reason: str) -> None:
         """Note a frame or a graph that is plain Python from now on."""
-        self.left += what not in self._reasons
-        self._note(what, reason)
+        self.left += place not in self._reasons
+        self._note(place, reason)
 
-    def _note(self, what: str, reason: str) -> None:
+    def _note(self, place: str, reason: str) -> None:
         first = reason.strip().splitlines()[0][:_LONGEST]
-        if what in self._reasons:
+        if place in self._reasons:
             return
-        self._reasons[what] = first
-        announce(f"{self._name}: {what} runs eagerly, outside of every plan: {first}")
+        self._reasons[place] = first
+        announce(f"{self._name}: {place} runs eagerly, outside of every plan: {first}")
 
 
 def _note_first_gradient(parameter: torch.Tensor, name: str, outside: weakref.ref[Outside]) -> None:

@@ -49,7 +49,7 @@ def _drops_nothing(
 
 
 def _may_be_written(target: fx.Node, value: fx.Node) -> bool:
-    """Whether one tensor's values may be written into the other one, and are used nowhere else."""
+    """Whether one tensor's values may be written into the other, and are used nowhere else."""
     old, new = private.example_of(target), private.example_of(value)
     is_alike = (old.shape, old.stride(), old.dtype) == (new.shape, new.stride(), new.dtype)
     is_shared = value.op == "placeholder" or any(user.op == "output" for user in value.users)

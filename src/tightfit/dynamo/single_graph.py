@@ -75,7 +75,7 @@ def without_graph(name: str, modules: Mapping[str, nn.Module]) -> CaptureError:
 class _NoLimit:
     """Nothing is limited: no memory is taken."""
 
-    def let_go(self) -> None:
+    def lift_limit(self) -> None:
         """Do nothing."""
 
     def enforce(self) -> None:

@@ -1,6 +1,6 @@
 """Tokens that describe values, so that another process can compare them with its own.
 
-A token is only ever compared with another one: nothing is looked up by it.
+A token is only ever compared with another token: nothing is looked up by it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Tokens:
     def of(self, value: Any) -> Any:
         """Return the token of a value.
 
-        Raises `NotKept` if nothing tells it from another one.
+        Raises `NotKept` if nothing tells it from other values.
         """
         if isinstance(value, type):
             return self._class(value)
@@ -66,7 +66,7 @@ class Tokens:
         return packed(value)
 
     def cover(self, traced: Sequence[types.CodeType]) -> None:
-        """Make sure that the tokens so far describe whatever was followed.
+        """Make sure that the tokens so far describe all that was followed.
 
         Raises `NotKept` if it is not: code that no class and no guard leads to, or that reads the
         environment.
@@ -168,7 +168,7 @@ def files_of(traced: Sequence[types.CodeType]) -> list[Any]:
 
 @functools.lru_cache(maxsize=8192)
 def digest_of(code: types.CodeType) -> str:
-    """Return what tells code from other code; where it stands in a file does not matter."""
+    """Return what tells code from other code; its place in a file does not matter."""
     parts = (
         code.co_name,
         code.co_flags,

@@ -1,6 +1,6 @@
 """Online eviction (DTR): recorded programs, policies, and what a policy would do with a program.
 
-`log` reads and writes instruction logs; `policies` holds the scores, one family a file; `simulator`
+`log` reads and writes instruction logs; `policies` holds the scores, one family a file. `simulator`
 replays a log in a budget with the C++ core, and `reference` is the same in readable Python, with
 which tests compare it. No PyTorch, so that planners, simulator and a runtime share one set.
 """

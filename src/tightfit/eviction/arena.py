@@ -19,8 +19,9 @@ GRANULARITY_BYTES = 512
 
 Placement: TypeAlias = Literal["bytes", "arena", "neighbours", "window", "mixed"]
 """What an eviction must bring: bytes, or a hole in an arena of the budget's size. There a score's
-bytes are the storage's own (``"arena"``), or with the holes next to it (``"neighbours"``); or the
-neighbours that cost least go together (``"window"``), always or, ``"mixed"``, if bytes do not lack.
+bytes are the storage's own (``"arena"``), or with the holes next to it (``"neighbours"``). Or the
+neighbours that cost least are evicted together: always (``"window"``), or if enough bytes are free
+in all (``"mixed"``).
 """
 
 

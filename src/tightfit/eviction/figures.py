@@ -11,7 +11,7 @@ from tightfit.eviction.policies.baselines import BASELINES
 from tightfit.eviction.policies.dtr import DTR
 from tightfit.eviction.policies.improved import IMPROVED
 from tightfit.eviction.policies.policy import Policy
-from tightfit.eviction.replayed import Deallocation, Replayed
+from tightfit.eviction.replayed import Deallocation, Replayed, Rules
 from tightfit.eviction.simulator import Simulator
 
 __all__ = ["COMPARISONS", "Compared", "Comparison", "sweep"]
@@ -63,7 +63,7 @@ def sweep(simulator: Simulator, ratios: Sequence[float], *, seed: int = 0) -> It
                     found = simulator.simulate(
                         policy,
                         simulator.budget_at(ratio),
-                        deallocation=deallocation,
+                        Rules(deallocation),
                         seed=seed,
                     )
                     yield Compared(comparison, line, ratio, found)

@@ -1,16 +1,32 @@
-"""What a simulation is asked and what it finds."""
+"""The rules and the results of a simulation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
-__all__ = ["Deallocation", "Moment", "MomentKind", "Replayed", "Status"]
+from tightfit.eviction.arena import Placement
+
+__all__ = ["Deallocation", "Moment", "MomentKind", "Replayed", "Rules", "Status"]
 
 Status: TypeAlias = Literal["ok", "oom", "thrash"]
 
 Deallocation: TypeAlias = Literal["eager", "banish", "ignore"]
 """What happens when the program drops its last hold of a storage (appendix C.5)."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """By what rules a program is replayed in a budget."""
+
+    # When the program drops its last hold of a storage, it is evicted (``"eager"``), gone for good
+    # as soon as nothing evicted may need it (``"banish"``), or nothing happens (``"ignore"``)
+    deallocation: Deallocation = "eager"
+    # ``"bytes"``: memory is a number, as in the paper. Else the budget is an arena, and an eviction
+    # must make a hole in it
+    placement: Placement = "bytes"
+    # Give up when the time computed exceeds the program's own by this factor
+    thrash: float = 2.0
 
 
 MomentKind: TypeAlias = Literal["evict", "evict_eager", "remat", "remat_sibling"]
@@ -30,7 +46,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """What came of one replay."""
+    """The result of one replay."""
 
     # ``"ok"``; ``"oom"``: nothing was left to evict; ``"thrash"``: recomputation came to cost more
     # than the limit. What follows then counts up to that point.

@@ -14,9 +14,18 @@ from tightfit.eviction.log.views import without_views
 from tightfit.eviction.policies.policy import Policy
 from tightfit.eviction.reference.replay import simulate_in_python
 from tightfit.eviction.reference.state import Ledger
-from tightfit.eviction.replayed import Deallocation, Moment, MomentKind, Replayed, Status
+from tightfit.eviction.replayed import (
+    Deallocation,
+    Moment,
+    MomentKind,
+    Replayed,
+    Rules,
+    Status,
+)
 
 __all__ = ["Simulator"]
+
+USUAL_RULES = Rules()
 
 _STATUS: tuple[Status, ...] = get_args(Status)
 _DEALLOCATION: tuple[Deallocation, ...] = get_args(Deallocation)
@@ -38,38 +47,17 @@ class Simulator:
         self,
         policy: Policy,
         budget_bytes: int,
+        rules: Rules = USUAL_RULES,
         *,
-        deallocation: Deallocation = "eager",
-        placement: Placement = "bytes",
-        thrash: float = 2.0,
         seed: int = 0,
         with_moments: bool = False,
-        in_python: bool = False,
     ) -> Replayed:
         """Return what happens when the program runs in a budget.
 
-        `budget_bytes`: bytes for everything resident, constants included. `deallocation`: when the
-        program drops its last hold of a storage it is evicted (``"eager"``), gone for good as soon
-        as nothing evicted may need it (``"banish"``), or nothing happens. `placement`: ``"bytes"``:
-        memory is a number, as in the paper. Otherwise the budget is an arena, and an eviction must
-        make a hole in it (`tightfit.eviction.arena.Placement`). `thrash`: give up when the time
-        computed exceeds the program's own by this factor. `seed`: of the random policy.
-        `with_moments`: also return every eviction and rematerialisation. `in_python`: use the
-        readable reference instead of the C++ core: the same result, slowly. Raises `BadInput` if
-        the log uses a tensor that banishing has freed.
+        `budget_bytes`: bytes for everything resident, constants included. `seed`: of the random
+        policy. `with_moments`: also return every eviction and rematerialisation. Raises `BadInput`
+        if the log uses a tensor that banishing has freed.
         """
-        draw = random.Random(seed).randrange
-        most_again_ns = int(self.log.base_cost_ns * (thrash - 1.0))
-        if in_python:
-            log = self.log if policy.views_run_again else self._log_without_views
-            return simulate_in_python(
-                log,
-                policy,
-                Ledger(budget_bytes, most_again_ns),
-                deallocation=deallocation,
-                placement=placement,
-                draw=draw,
-            )
         try:
             counts, moments = _engine.replay(
                 self._recorded if policy.views_run_again else self._recorded_without_views,
@@ -78,11 +66,11 @@ class Simulator:
                 by_staleness=policy.by_staleness,
                 keeps_dead=policy.keeps_dead,
                 backward_last=policy.backward_last,
-                deallocation=_DEALLOCATION.index(deallocation),
-                placement=_PLACEMENTS.index(placement),
+                deallocation=_DEALLOCATION.index(rules.deallocation),
+                placement=_PLACEMENTS.index(rules.placement),
                 budget=budget_bytes,
-                most_again=most_again_ns,
-                draw=draw,
+                most_again=self._most_again_ns(rules),
+                draw=random.Random(seed).randrange,
                 with_moments=with_moments,
             )
         except ValueError as error:
@@ -102,6 +90,23 @@ class Simulator:
             max_depth=counts.max_depth,
             moments=tuple(Moment(_MOMENTS[kind], *rest) for kind, *rest in moments),
         )
+
+    def simulate_in_python(
+        self, policy: Policy, budget_bytes: int, rules: Rules = USUAL_RULES, *, seed: int = 0
+    ) -> Replayed:
+        """Return what `simulate` does, moments included, by the readable reference: slowly."""
+        return simulate_in_python(
+            self.log if policy.views_run_again else self._log_without_views,
+            policy,
+            Ledger(budget_bytes, self._most_again_ns(rules)),
+            deallocation=rules.deallocation,
+            placement=rules.placement,
+            draw=random.Random(seed).randrange,
+        )
+
+    def _most_again_ns(self, rules: Rules) -> int:
+        """Return the nanoseconds that may be spent on computing again."""
+        return int(self.log.base_cost_ns * (rules.thrash - 1.0))
 
     @cached_property
     def _log_without_views(self) -> Log:

@@ -1,7 +1,7 @@
 """A call run again, plainly, for a backward that is to be differentiated itself.
 
 A plan computes gradients without a history: with ``create_graph=True`` they would come out as
-constants. Such a backward lets go of what the plan keeps, runs the forward once more under autograd
+constants. Such a backward frees the plan's saved tensors, runs the forward once more under autograd
 and differentiates that. From then on the call is held as plain PyTorch holds it.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["DifferentiatedCall", "RanPlainly", "Repeated"]
 
 @dataclass(frozen=True)
 class RanPlainly:
-    """What a forward that was run again under autograd has given."""
+    """The results of a forward that was run again under autograd."""
 
     outputs: Sequence[Any]  # what it has returned, flattened
     inputs: Sequence[Any]  # its placeholders
@@ -39,7 +39,7 @@ class Repeated(Protocol):
     """Runs a call again in its backward, where its plan does not do."""
 
     def plainly(self, instead: Callable[[Any, Any, int], Any]) -> RanPlainly:
-        """Run it under autograd, on what stands for those inputs that other calls have made.
+        """Run it under autograd, on stand-ins for those inputs that other calls have made.
 
         `instead` is given an input, or None if it is gone, and which output of which run it was.
         """
@@ -49,7 +49,7 @@ class Repeated(Protocol):
         """Run its forward once more, drawing what it drew; return its raw outputs."""
         ...
 
-    def otherwise(self, came: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor | None]:
+    def replanned(self, came: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor | None]:
         """Plan it for the gradients of outputs that came; return those of placeholders."""
         ...
 
@@ -165,10 +165,10 @@ class DifferentiatedCall:
         own, self._computed = self._computed[1], (-1, {})
         if not engine.keeps_graph():
             for call in calls:
-                call._let_go()
+                call._release()
         return own
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Hold nothing any more, as plain PyTorch after a backward that keeps no graph."""
         self._owners, self._ends, self._outputs = {}, set(), {}
         self._before, self._repeated, self._is_over = (), None, True
@@ -308,7 +308,7 @@ def _has_history(x: Any) -> bool:
 def _of_several() -> TightfitError:
     return TightfitError(
         "outputs of several graphs of a model go back together in a backward that is "
-        "differentiated (create_graph=True): they meet inside, where plain PyTorch adds in another "
+        "differentiated (create_graph=True). They meet inside, where plain PyTorch adds in another "
         "order, and gradients would differ in their last bits. Put together inside of the fitted "
         "module what the derivative is taken of (have it return their sum, say), or take the "
         f"derivative inside of it. {WITHOUT_A_PLAN}"
@@ -318,7 +318,7 @@ def _of_several() -> TightfitError:
 def _used_with(how: str) -> TightfitError:
     return TightfitError(
         "a loss goes back through an output of a tightfit step together with its derivative "
-        f"(create_graph=True), {how}: both meet inside of the step, and gradients would differ in "
+        f"(create_graph=True), {how}. Both meet inside of the step, and gradients would differ in "
         "their last bits. Take the derivative inside of what is planned (tightfit.step), or call "
         f"the model once more for what else takes its output. {WITHOUT_A_PLAN}"
     )

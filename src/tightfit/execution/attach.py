@@ -121,7 +121,7 @@ def _planned_function(module: nn.Module) -> Any:
 
 
 def attached(module: nn.Module) -> Attached | None:
-    """Return what is attached to a module, or None."""
+    """Return the attachment of a module, or None."""
     attachment = module.__dict__.get(_KEY)
     if attachment is None or _planned_function(module) is None:
         return None
@@ -129,7 +129,7 @@ def attached(module: nn.Module) -> Attached | None:
 
 
 def attached_methods(module: nn.Module) -> Mapping[str, Attached]:
-    """Return what runs in place of a fitted module's methods, but for its forward."""
+    """Return the replacements of a fitted module's methods, but for its forward."""
     attachment = module.__dict__.get(_KEY)
     methods = {} if attachment is None else attachment.methods
     return {name: method for name, method in methods.items() if method is not None}
@@ -161,9 +161,9 @@ def own_methods(kind: type) -> list[str]:
     """Return the names of the public methods that a class of modules has of its own."""
     found = {
         name: None
-        for one in kind.__mro__
-        if one not in nn.Module.__mro__
-        for name, method in vars(one).items()
+        for base in kind.__mro__
+        if base not in nn.Module.__mro__
+        for name, method in vars(base).items()
         if inspect.isfunction(method) and not name.startswith("_") and name != "forward"
     }
     return [name for name in found if name not in vars(nn.Module)]
@@ -215,8 +215,9 @@ def attach_part(module: nn.Module, part: Attached) -> None:
 def refuse_unfittable(module: nn.Module) -> None:
     """Refuse a module whose forward cannot be replaced.
 
-    Raises `BadInput` if an ancestor or a child of the module is fitted, if the module is compiled
-    or wrapped, if its forward was replaced by other code, or if it has no weights yet.
+    Raises `BadInput` if an ancestor or a child of the module is fitted, or if the module is
+    compiled or wrapped. So does a forward that other code has replaced, and a module without
+    weights yet.
     """
     _refuse_lazy(module)
     _refuse_wrapped(module)
@@ -347,17 +348,17 @@ def _refuse_nested(module: nn.Module) -> None:
                 "then covers the whole model"
             )
     if _fitted_around(module) is not None:
-        gc.collect()  # a model that was let go of is not fitted
+        gc.collect()  # a model that was freed is not fitted
     other = _fitted_around(module)
     if other is not None:
         raise BadInput(
             f"the module is part of a fitted {type(other).__name__}, whose plan covers it: "
-            "tightfit.unfit that first, or leave this one alone"
+            "tightfit.unfit that first, or leave this module alone"
         )
 
 
 def _fitted_around(module: nn.Module) -> nn.Module | None:
-    """Return a fitted module that holds another one."""
+    """Return a fitted module that contains another module."""
     return next(
         (o for o in list(_FITTED) if o is not module and any(m is module for m in o.modules())),
         None,
@@ -379,7 +380,8 @@ def detach(module: nn.Module) -> bool:
 
 
 def put_aside(module: nn.Module) -> Callable[[], None]:
-    """Give a fitted module its own forward back for a while; return what fits it again as it was.
+    """Give a fitted module its own forward back for a while; return a function that fits it again
+    as it was.
 
     What is attached to it stays as it is meanwhile, captured steps and plans included.
     """

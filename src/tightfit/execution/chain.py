@@ -1,4 +1,4 @@
-"""What a tensor, or a node of autograd's, tells of the planned call that has made it."""
+"""The planned call that has made a tensor or a node of autograd."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class ChangingBuffers:
 
 
 class Unchanged:
-    """What a call keeps for its backward must be what it was, or be copied.
+    """Saved tensors of a call must be unchanged at its backward, or be copied.
 
     `saved`: what it keeps, at the end of its forward. `kept`: the placeholders that come first in
     it.
@@ -75,7 +75,7 @@ class Unchanged:
             _HELD.add(self)
 
     def check(self, *, with_copies: bool) -> None:
-        """Refuse a backward that would read what has changed.
+        """Refuse a backward that would read changed tensors.
 
         Raises `TightfitError`: names it.
         """
@@ -89,14 +89,14 @@ class Unchanged:
             raise refused.changed(source, tuple(tensor.shape))
 
     def read_copies(self, saved: list[Any]) -> None:
-        """Put copies in the place of what has changed, and let go of the others."""
+        """Put copies in the place of what has changed, and free the others."""
         changed = self._changed()
         for place in changed:
             saved[place] = self._copies[place]
         self._changing.saw(self._kept, changed)
-        self.let_go()
+        self.release()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Hold no copies."""
         self._copies.clear()
 
@@ -109,9 +109,9 @@ class Unchanged:
 _HELD: weakref.WeakSet[Unchanged] = weakref.WeakSet()
 
 
-def _let_go() -> None:
+def _release_all() -> None:
     while _HELD:
-        _HELD.pop().let_go()
+        _HELD.pop().release()
 
 
-before_refusals(_let_go)
+before_refusals(_release_all)

@@ -1,9 +1,9 @@
 """Watch the true peak of planned steps and compare it with the plan and the budget.
 
-A step's window runs from one planned forward to the next, so the optimizer step and whatever user
-code holds in between are inside; it ends with its backward where a model trains next that has a
-budget of its own. The guard adds up what is resident the whole step (inspected) and what the
-allocator gave out on top (metered).
+A step's window runs from one planned forward to the next, so the optimizer step and all that user
+code holds in between are inside. It ends with its backward where a model with a budget of its own
+trains next. The guard adds up what is resident the whole step (inspected) and what the allocator
+gave out on top (metered).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class StepPeaks:
-    """What one step held, in bytes on top of its start."""
+    """The peaks of one step, in bytes on top of its start."""
 
     constant_bytes: int  # what was resident at the start of the step
     # forward_bytes, between_bytes, backward_bytes, after_bytes: peaks of the forward program, of
@@ -46,7 +46,7 @@ class StepPeaks:
     between_bytes: int = 0
     backward_bytes: int = 0
     after_bytes: int = 0
-    # The budgets of other callables whose steps were under way at the same time: who holds what
+    # The budgets of other callables whose steps were running at the same time: who holds what
     # is unknown, so all of them keep to the sum
     other_budgets_bytes: int = 0
     # Whether any of them ran a forward or a backward meanwhile: peaks may be theirs
@@ -83,7 +83,7 @@ class Opened(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether a backward may still come or is under way."""
+        """Whether a backward may still come or is running."""
         ...
 
 
@@ -92,7 +92,7 @@ _GUARDS: WeakSet[Guard] = WeakSet()
 
 @contextlib.contextmanager
 def left_out() -> Iterator[None]:
-    """Leave out of every step that is measured what is done to plan another one."""
+    """Leave out of every step that is measured what is done to plan another."""
     guards = list(_GUARDS)
     for guard in guards:
         guard.take_peak()
@@ -119,9 +119,9 @@ class _Exceeded:
         """Raise, or warn the first time."""
         parts = {
             "in the forward program": step.forward_bytes,
-            "between forward and backward (the loss and what it keeps)": step.between_bytes,
+            "between forward and backward (the loss and its saved tensors)": step.between_bytes,
             "in the backward program": step.backward_bytes,
-            "after backward (the optimizer step and what user code keeps)": step.after_bytes,
+            "after backward (the optimizer step and tensors of user code)": step.after_bytes,
         }
         where = where or max(parts, key=parts.__getitem__)
         message = (
@@ -148,11 +148,11 @@ class _Unmetered:
         self._start_bytes = 0
 
     def begin(self) -> None:
-        """Note what is held as a step begins."""
+        """Note the bytes held as a step begins."""
         self._start_bytes = self._now_bytes()
 
     def released_bytes(self) -> int:
-        """Return what was released since the step began."""
+        """Return the bytes released since the step began."""
         return max(0, self._start_bytes - self._now_bytes())
 
 
@@ -162,7 +162,7 @@ class Guard:
     `device`: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. `on_exceed`: ``"raise"`` or ``"warn"``.
     `advice`: what to try, for the message of a step that exceeded the budget. `unmetered_bytes`:
     returns what the constants hold now that was allocated before there was a meter. `steps`: the
-    last ones of which every peak is known: not those that were only checked.
+    last of which every peak is known: not those that were only checked.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class Guard:
         *,
         is_known: bool = False,
     ) -> None:
-        """Close the window of the step before and open a new one.
+        """Close the window of the previous step and open a new window.
 
         Steps of models with budgets of their own that have had their backward are over.
 
@@ -246,7 +246,7 @@ class Guard:
 
     @property
     def is_learning(self) -> bool:
-        """Whether every peak of the step under way will be known."""
+        """Whether every peak of the current step will be known."""
         return not self._is_checked_only
 
     def change_budget(self, budget_bytes: int) -> None:
@@ -273,7 +273,7 @@ class Guard:
             self._open["boundary_bytes"] = self.live_bytes()
 
     def before_backward(self) -> None:
-        """Note what user code held between forward and backward."""
+        """Note the bytes that user code held between forward and backward."""
         for other in self._others():
             other._end_after_backward()
         if self.meter is not None and self._open is not None:
@@ -289,7 +289,7 @@ class Guard:
             self._disturb_others()
 
     def live_bytes(self) -> int:
-        """Return what is held now on top of the start of the open step."""
+        """Return the bytes held now on top of the start of the open step."""
         return self.meter.live_bytes() - (self._start or 0) if self.meter is not None else 0
 
     def take_peak(self) -> int:
@@ -297,7 +297,7 @@ class Guard:
         return self._turn(self._phase, self._phase)
 
     def held_bytes(self) -> int:
-        """Return what is held now: the constants of the open step and what came on top."""
+        """Return the bytes held now: the constants of the open step and those on top."""
         if self.meter is None or self._open is None:
             return 0
         return self._open["constant_bytes"] + self.live_bytes()
@@ -317,7 +317,7 @@ class Guard:
         self._reset_peak()
 
     def close(self, where: str | None = None) -> StepPeaks | None:
-        """End the window of the open step; return what it held, at least if it was only checked.
+        """End the window of the open step; return its peaks, lower bounds if it was only checked.
 
         `where`: where its peak was, if the caller knows better. Raises `BudgetExceeded` if it held
         more than the budget and the user asked to raise.
@@ -325,7 +325,7 @@ class Guard:
         if self._open is None or self.meter is None:
             return None
         self._turn("after", "after")
-        # weights that user code has replaced: the new ones are metered, and the old ones were not
+        # weights that user code has replaced: the new are metered, and the old were not
         self._open["after_bytes"] -= self._unmetered.released_bytes()
         other_budgets_bytes = 0
         if self._other_budgets:
@@ -355,13 +355,13 @@ class Guard:
         ]
 
     def _meet(self, other: Guard) -> None:
-        """Note of two steps that one begins while the other one is under way, if it is."""
+        """Note of two steps that one begins while the other is running, if it is."""
         if self._open is not None and any(run.is_open for run in self._runs):
             self._other_budgets.add(other)
             other._other_budgets.add(self)
 
     def _disturb_others(self) -> None:
-        """Let others know that this one begins or ends a program before their backward is over."""
+        """Let others know that this step begins or ends a program before their backward is over."""
         for other in self._others():
             other._others_ran |= other._phase not in ("after", "over")
 

@@ -126,7 +126,7 @@ class _Lowering:
             match step:
                 case Compute():
                     self._compute(number, step)
-                    self._let_go_of_returned(number)
+                    self._free_returned(number)
                 case Free(value):
                     self.moves.end(value)
                     self.writer.release(value)
@@ -173,8 +173,8 @@ class _Lowering:
         if self.clock is not None:
             function.emit(f"clock({step.op}, {step.alternative})")
 
-    def _let_go_of_returned(self, now: int) -> None:
-        """Let go in the backward of what the forward has returned and nothing more reads.
+    def _free_returned(self, now: int) -> None:
+        """Free in the backward what the forward has returned and nothing more reads.
 
         A plan counts it to the end, as the caller may hold it.
         """
@@ -311,7 +311,7 @@ class _Moves:
                 self.end(value)
 
     def end(self, value: ValueId | None) -> None:
-        """Wait until nothing of a value is under way."""
+        """Wait until no transfer of a value is in flight."""
         if value in self._storing or value in self._loading:
             self._writer.function.emit(f"far.wait({value})")
             if self._is_timed:
@@ -321,7 +321,7 @@ class _Moves:
 
 
 class _RepeatedDraws:
-    """Lets ops that draw random numbers draw the same ones when they are computed again."""
+    """Lets ops that draw random numbers draw the same numbers when they are computed again."""
 
     def __init__(self, captured: Captured, plan: Plan, writer: Writer) -> None:
         counts = Counter(step.op for step in plan.instructions if isinstance(step, Compute))
@@ -380,7 +380,7 @@ def _last_reads(captured: Captured, plan: Plan) -> dict[int, int]:
 
 
 def _last_uses_of_returned(captured: Captured, plan: Plan) -> dict[int, list[ValueId]]:
-    """Return which returned values each instruction of a plan is the last one to read."""
+    """Return which returned values each instruction of a plan is the last to read."""
     returned = {value.id for value in captured.graph.values if value.fate == "returned"}
     last: dict[ValueId, int] = {}
     for number, step in enumerate(plan.instructions):

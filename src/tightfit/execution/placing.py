@@ -1,4 +1,4 @@
-"""A program whose requests are led to their places: what is called before and around it."""
+"""Hooks around a program whose requests are led to their places."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def placed_program(program: Program, turns: Turns, places: Places) -> Program:
 def placed_runner(
     runner: Runner, plan: Plan, places: Places, instructions: Collection[int]
 ) -> Runner:
-    """Return what runs a plan at its addresses, and says what comes before some instructions."""
+    """Return the runner of a plan at its addresses, with the actions before some instructions."""
     turns = Turns()
     program = lower(runner.captured, plan, turn=turns, turns=instructions)
     return Runner(runner.captured, placed_program(program, turns, places))

@@ -13,7 +13,7 @@ class Reached:
     """What the backwards of one call have reached.
 
     `backwards`: how many have begun. `is_retained`: whether the last of them may be followed by
-    another one. `missing`, `unplanned`: the outputs without a gradient that were planned to have
+    another. `missing`, `unplanned`: the outputs without a gradient that were planned to have
     one in the last backward, and those with one that were not.
     """
 

@@ -1,4 +1,4 @@
-"""What a backward of a planned call is refused for, in words."""
+"""The errors of a refused backward of a planned call."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ def looks_at_parts() -> TightfitError:
     """Return the error for a hook that looks at a part of a gradient."""
     return TightfitError(
         "an output has a hook on its gradient, or is to keep it (retain_grad), and other "
-        "outputs of the same planned step are computed of it: that part of its gradient "
+        "outputs of the same planned step are computed from it. That part of its gradient "
         "never leaves the step. Way out: return only one of them, or compute the other "
         f"outside. {WITHOUT_A_PLAN}"
     )
 
 
-def second_time(*, is_let_go: bool) -> TightfitError:
-    """Return the error that a backward came after another one.
+def second_time(*, is_freed: bool) -> TightfitError:
+    """Return the error that a second backward came.
 
-    `is_let_go`: whether that one was to keep what it had (retain_graph).
+    `is_freed`: whether the first was to keep the saved tensors (retain_graph).
     """
     why, first = "", "say retain_graph=True to the first, "
-    if is_let_go:
+    if is_freed:
         why = (
-            ", whatever retain_graph says: its parameters are spread over processes (fully_shard) "
+            ", even with retain_graph=True: its parameters are spread over processes (fully_shard) "
             "and are not there any more"
         )
         first = ""
@@ -51,17 +51,17 @@ def changed(source: Source | None, shape: tuple[int, ...]) -> TightfitError:
 
     `source`: the placeholder that it is; None: it is none.
     """
-    what = f"a tensor that the forward returned or was given (shape {shape})"
+    name = f"a tensor that the forward returned or was given (shape {shape})"
     way_out = "change parameters after backward, and clone outputs before changing them"
     if source is not None and source.kind == "input":
-        what = f"{source.name} (shape {shape})"
+        name = f"{source.name} (shape {shape})"
         way_out = "give the model a copy of it (x.clone()), or change a copy"
     elif source is not None:
-        what = f"{source.kind} {source.name}"
+        name = f"{source.kind} {source.name}"
         way_out = "change it after backward"
     return TightfitError(
-        f"{what} was changed in place between forward and backward, and the plan computes "
-        f"what it has let go of from it again: gradients would be wrong. Way out: {way_out}. "
+        f"{name} was changed in place between forward and backward, and the plan computes "
+        f"freed values from it again: gradients would be wrong. Way out: {way_out}. "
         f"{WITHOUT_A_PLAN}"
     )
 

@@ -1,8 +1,8 @@
-"""What a planned call returns and changes, made of what its program returns.
+"""Outputs and mutations of a planned call, made from the results of its program.
 
-AOTAutograd's runtime wrapper runs around the chain of autograd nodes. What leaves as an output of
-the chain has a history of its own; views of inputs and of other outputs are made again outside of
-it, so that autograd knows them for what they are.
+AOTAutograd's runtime wrapper runs around the chain of autograd nodes. An output of the chain has a
+history of its own. Views of inputs and of other outputs are made again outside of it, so that
+autograd knows them for what they are.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Returned:
     """Makes the outputs of one captured step.
 
     `chain`: runs the chain of nodes on the inputs and what more follows them; returns the raw
-    outputs by their positions. `canonical`: of each raw output that leaves the chain, the one that
-    is returned in place of all that are the same.
+    outputs by their positions. `canonical`: of each raw output that leaves the chain, the output
+    that is returned in place of all that are the same.
     """
 
     def __init__(self, joint: JointGraph, chain: Callable[[list[Any]], Mapping[int, Any]]) -> None:
@@ -103,7 +103,7 @@ class Returned:
         )
 
     def without_history(self, leaving: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return what of that which leaves the chain is not differentiable."""
+        """Return the outputs of the chain that are not differentiable."""
         return [leaving[n] for n in self._fixed]
 
     def _run(self, given: list[Any]) -> list[Any]:

@@ -15,10 +15,10 @@ class RunState(Enum):
     | NEW | no forward has run | |
     | AWAITS_BACKWARD | the forward has run | NEW |
     | IN_BACKWARD | the planned backward runs | AWAITS_BACKWARD, RETAINED |
-    | OTHERWISE | it runs again: outputs have gradients that were to have none | the same |
+    | REPLANNED | it runs again: outputs have gradients that were to have none | the same |
     | ONCE_MORE | it runs again: a backward has been before (`retain_graph`) | the same |
     | DIFFERENTIATED | it runs again under autograd: its gradients have a history | the same |
-    | RETAINED | a backward has ended, and another one may come | a backward |
+    | RETAINED | a backward has ended, and another may come | a backward |
     | DONE | the last backward has ended | a backward |
     | REFUSED | a backward cannot be run, and an error says so | AWAITS_BACKWARD, RETAINED |
     | FAILED | an error has ended a backward | any |
@@ -27,7 +27,7 @@ class RunState(Enum):
     NEW = auto()
     AWAITS_BACKWARD = auto()
     IN_BACKWARD = auto()
-    OTHERWISE = auto()
+    REPLANNED = auto()
     ONCE_MORE = auto()
     DIFFERENTIATED = auto()
     RETAINED = auto()
@@ -42,5 +42,5 @@ class RunState(Enum):
 
     @property
     def is_open(self) -> bool:
-        """Whether the planned backward is to come, or under way."""
+        """Whether the planned backward is to come, or running."""
         return self in (RunState.AWAITS_BACKWARD, RunState.IN_BACKWARD)

@@ -1,9 +1,9 @@
 """Run a lowered plan behind autograd, as ordinary PyTorch training.
 
 A step is a chain of autograd nodes, one for each group of gradients the plan hands over. The last
-one made is the visible output; when backward reaches it, the backward generator starts, and each
-node passes on the gradients that are finished by then, so that they are accumulated, hooked and
-freed while the rest of backward goes on.
+node made is the visible output. When backward reaches it, the backward generator starts, and each
+node passes on the gradients that are finished by then. So they are accumulated, hooked and freed
+while the rest of backward goes on.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tightfit.execution.again import DifferentiatedCall, Repeated
 from tightfit.execution.chain import Chained, goes_on_through
 from tightfit.execution.changing import ChangingBuffers, Unchanged
 from tightfit.execution.lower import Program
-from tightfit.execution.otherwise import grouped, refuse_others, tangent, unplanned
 from tightfit.execution.reached import Reached
+from tightfit.execution.replanned import grouped, refuse_others, tangent, unplanned
 from tightfit.execution.returned import (
     Returned,
     inputs_viewed,
@@ -119,7 +119,7 @@ class Runner:
             self._mixed.clear()
             announce(
                 f"outputs of {self.captured.graph.name} are views of one tensor, which the plan "
-                "itself reads: what code outside adds up of them comes before what the plan adds, "
+                "itself reads. Gradients that code outside adds up come before those of the plan, "
                 "in another order than plain PyTorch, so that last bits may differ. Put that code "
                 "into the plan (tightfit.step)"
             )
@@ -143,7 +143,7 @@ class Run(Chained):
 
     `on_start`, `on_finish`: called when backward begins and when its last gradient has been handed
     over. `repeated`: runs the call again: for a backward that is to be differentiated, that has
-    gradients of other outputs than planned for, or that comes after another one (retain_graph).
+    gradients of other outputs than planned for, or that comes after another (retain_graph).
     """
 
     def __init__(
@@ -178,12 +178,12 @@ class Run(Chained):
             self.sums.watch(position, owner)
 
     def take_aliases(self) -> dict[int, Any]:
-        """Return the outputs that are made again outside the program, and let go of them."""
+        """Return the outputs that are made again outside the program, and drop them."""
         aliases, self.aliases = self.aliases, {}
         return aliases
 
     def forward(self, node: Any) -> tuple[torch.Tensor, ...]:
-        """Run the forward program; keep what backward needs.
+        """Run the forward program; keep the saved tensors.
 
         `node`: the call's first node in autograd's graph.
         """
@@ -236,9 +236,9 @@ class Run(Chained):
         self._check_startable(with_copies=True)
         if self._note_gradients(by_position) or self.reached.backwards > 1:
             self._check_startable()
-            self._start_otherwise(by_position, node)
+            self._start_rerun(by_position, node)
             return
-        self._let_go_of_repeated()
+        self._drop_repeated()
         if self.unchanged is not None:
             self.unchanged.read_copies(self.saved or [])
         runner.look_at_views(by_position)
@@ -261,8 +261,8 @@ class Run(Chained):
                 lambda: self._end(RunState.DONE) if self.generator is running else None
             )
 
-    def _let_go_of_repeated(self) -> None:
-        """Let go of what would run the call again, unless another backward may come."""
+    def _drop_repeated(self) -> None:
+        """Drop what would run the call again, unless another backward may come."""
         if not self.reached.is_retained:
             self._repeated = None
         elif self._repeated is not None:
@@ -283,8 +283,8 @@ class Run(Chained):
         except BaseException as error:
             self._end(RunState.FAILED)
             if is_refusal(error):
-                what = "A backward that is differentiated itself takes what plain PyTorch takes."
-                raise budget_exceeded(error, what) from error
+                message = "A backward that is differentiated itself takes what plain PyTorch takes."
+                raise budget_exceeded(error, message) from error
             raise
         if self.state is not RunState.DIFFERENTIATED:
             self._end(RunState.DIFFERENTIATED)
@@ -339,8 +339,8 @@ class Run(Chained):
 
     def _check_startable(self, *, with_copies: bool = False) -> None:
         if not self.state.may_begin_backward:
-            is_let_go = self.reached.is_retained and self.state is RunState.DONE
-            raise refused.second_time(is_let_go=is_let_go)
+            is_freed = self.reached.is_retained and self.state is RunState.DONE
+            raise refused.second_time(is_freed=is_freed)
         if torch.is_grad_enabled() and self._repeated is None:
             raise refused.differentiated()
         if self.unchanged is not None:
@@ -362,14 +362,14 @@ class Run(Chained):
         self.on_start(self)
         raise unplanned(late[0])
 
-    def _start_otherwise(self, by_position: dict[int, torch.Tensor | None], node: Any) -> None:
+    def _start_rerun(self, by_position: dict[int, torch.Tensor | None], node: Any) -> None:
         """Run the call again: outputs have gradients that were to have none, or others before."""
         runner, repeated, reached = self.runner, self._repeated, self.reached
         assert runner is not None
         if repeated is None:
             self._refuse(reached.unplanned)
             return
-        self.state = RunState.OTHERWISE if reached.unplanned else RunState.ONCE_MORE
+        self.state = RunState.REPLANNED if reached.unplanned else RunState.ONCE_MORE
         self.saved = self.unchanged = None
         self.on_start(self)
         groups = runner.program.groups
@@ -377,7 +377,7 @@ class Run(Chained):
         by_position.clear()
         try:
             if reached.unplanned:
-                found = repeated.otherwise(came)
+                found = repeated.replanned(came)
                 refuse_others(found, groups, reached.unplanned)
                 self.generator = ([found.get(p) for p in group] for group in groups or ((),))
             else:
@@ -387,10 +387,10 @@ class Run(Chained):
         except BaseException as error:
             self._end(RunState.FAILED)
             if is_refusal(error):
-                what = "A loss took an output that was planned to have no gradient."
+                message = "A loss took an output that was planned to have no gradient."
                 if reached.backwards > 1:
-                    what = "A further backward (retain_graph=True) runs the forward again."
-                raise budget_exceeded(error, what) from error
+                    message = "A further backward (retain_graph=True) runs the forward again."
+                raise budget_exceeded(error, message) from error
             raise
         self._end_with_backward()
 
@@ -406,12 +406,12 @@ class Run(Chained):
             with private.without_autocast():
                 gradients = next(self.generator, [])
                 if index + 1 >= len(groups):
-                    next(self.generator, None)  # the optimizer may step until after the last ones
+                    next(self.generator, None)  # the optimizer may step until after the last
         except BaseException as error:
             self._end(RunState.FAILED)
             if is_refusal(error):
-                what = "The backward was stopped before it took more than was planned for."
-                raise budget_exceeded(error, what + self.runner.afterwards) from error
+                message = "The backward was stopped before it took more than was planned for."
+                raise budget_exceeded(error, message + self.runner.afterwards) from error
             raise
         positions = groups[index] if groups else ()
         if self.reached.missing:
@@ -419,7 +419,7 @@ class Run(Chained):
             for place, position in enumerate(positions):
                 if position in nothing:
                     gradients[place] = None
-        if self.sums is not None and self.state is not RunState.OTHERWISE:
+        if self.sums is not None and self.state is not RunState.REPLANNED:
             self.sums.hand_over(positions, gradients)
         if index + 1 >= len(groups):
             self._end(RunState.DONE)
@@ -453,7 +453,7 @@ class Run(Chained):
 
     @property
     def is_open(self) -> bool:
-        """Whether a backward may still come or is under way."""
+        """Whether a backward may still come or is running."""
         return self.state.is_open
 
 

@@ -44,7 +44,7 @@ def refuse_other_backward(
     without = runner.without_gradient(missing).intersection(runner.stepped) if missing else ()
     why = None
     if state is not RunState.AWAITS_BACKWARD:
-        why = "a second backward through a call whose first one has stepped its parameters"
+        why = "a second backward through a call whose first backward has stepped its parameters"
     elif torch.is_grad_enabled():
         why = "a backward that is differentiated itself (create_graph=True)"
     elif not _reaches_all(node.next_functions[-len(runner.stepped) :]):
@@ -55,7 +55,7 @@ def refuse_other_backward(
     if why is not None:
         raise TightfitError(
             f"{runner.captured.graph.name} is fitted with update_in_backward=True, and this is "
-            f"{why}: plain PyTorch would step otherwise. {_OTHERWISE}"
+            f"{why}: plain PyTorch would step differently. {_OTHERWISE}"
         )
     runner.captured.stepper.before_backward()
 

@@ -2,8 +2,8 @@
 
 Autograd adds up what comes for a tensor in one backward term by term, whichever call a term is of.
 A plan hands over the sum of its own terms. So where the gradient of one call is on its way already,
-the plan of the next one goes on with it: it adds its terms to that one, in place, and hands over
-nothing.
+the plan of the next call goes on with it. It adds its terms to that gradient, in place, and hands
+over nothing.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Sums:
         gradient that came later was added into ours, as plain PyTorch does.
         """
         self._watched.add(position)
-        waiting = weakref.ref(self)  # the parameter must not keep a call that is let go of
+        waiting = weakref.ref(self)  # the parameter must not keep a call alive
 
         def arrived(gradient: torch.Tensor) -> None:
             handle.remove()
@@ -272,7 +272,7 @@ class Sums:
         return _in_one_memory(self._gradients)
 
     def end(self, *, goes_on: bool) -> None:
-        """Let go of all but what is said once gradients arrive; `goes_on`: more backwards come."""
+        """Drop all but what is said once gradients arrive; `goes_on`: more backwards come."""
         if not goes_on:
             _OPEN.discard(self)
         self._noted.clear()

@@ -1,4 +1,4 @@
-"""Run programs of a step without leaving a trace, and measure what they hold and take."""
+"""Run programs of a step without side effects, and measure their memory and time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENOUGH_S = 5.0  # of running all programs, beyond the fewest rounds
 
 @dataclass(frozen=True)
 class TrialPeaks:
-    """What one run held on top of what was there before it, in bytes."""
+    """The peaks of one run, in bytes on top of its start."""
 
     # forward_bytes, boundary_bytes, backward_bytes: the peak of the forward pass, what was alive
     # behind it, the peak of the backward pass
@@ -70,9 +70,9 @@ def time_programs(
 ) -> list[float]:
     """Return the seconds that each of several programs of a step takes, forward and backward.
 
-    They run in turns, so that what else the machine does meets all of them, each twice in a row,
-    so that the second run finds the heap as the first has left it. The fastest second run of each
-    counts: processor time, or time of the device on a GPU. See `try_program`.
+    They run in turns, so that other load of the machine affects all of them. Each runs twice in a
+    row, so that the second run finds the heap as the first has left it. The fastest second run of
+    each counts: processor time, or time of the device on a GPU. See `try_program`.
     """
     times: list[list[float]] = [[] for _ in programs]
     with _without_trace(captured, inputs) as (given, device):

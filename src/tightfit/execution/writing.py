@@ -44,7 +44,7 @@ class Function:
         self.lines.append("    " + line)
 
     def emit_release(self, names: Sequence[str]) -> None:
-        """Let go of what names hold."""
+        """Free what names hold."""
         self.emit(" = ".join(names) + " = None")
 
     def emit_hand_over(self, gradients: Sequence[str], names: Sequence[str]) -> None:
@@ -80,7 +80,7 @@ class Writer:
     """Writes a forward function and then a backward one.
 
     `names`: what the code takes from outside; constants that turn up are added. `forward`,
-    `backward`, `function`: both functions, and the one that is being written. `saved`: what the
+    `backward`, `function`: both functions, and that which is being written. `saved`: what the
     forward function keeps for the backward one: its name, and how it is kept.
     """
 
@@ -133,7 +133,7 @@ class Writer:
         return names
 
     def release(self, value: ValueId) -> None:
-        """Let go of a value."""
+        """Free a value."""
         names = self.forget(value)
         if names:
             self.function.emit_release(names)
@@ -225,7 +225,7 @@ class Writer:
 
 
 def _undone(node: fx.Node) -> fx.Node | None:
-    """Return what a view gives back because it turns about what another one has turned."""
+    """Return what a view gives back because it turns about what another has turned."""
     before = node.args[0]
     if node.target not in _TURNS or not isinstance(before, fx.Node) or not is_view(before):
         return None

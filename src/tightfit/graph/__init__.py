@@ -1,4 +1,4 @@
-"""The graph of a training step: its values, ops and segments, and what follows from them alone.
+"""The graph of a training step: its values, ops and segments, and properties derived from them.
 
 In: records, or a graph file. Out: a valid, frozen `Graph`; liveness, the fingerprint that plans
 carry, and names for people. May import the foundation only, never torch.

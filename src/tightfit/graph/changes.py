@@ -1,4 +1,4 @@
-"""Constants that an op writes over, and what may still need their old content until then."""
+"""Constants that an op writes over, and the ops that need their old content before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graph's identity: what a plan depends on, and nothing else."""
+"""A graph's fingerprint: a hash of all that a plan depends on, and nothing else."""
 
 from __future__ import annotations
 

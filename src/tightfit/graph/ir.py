@@ -97,7 +97,7 @@ class Alternative(_Frozen, frozen=True):
     # write more (a mask) or less (a recomputation without the statistics) than the default.
     reads: tuple[ValueId, ...]
     writes: tuple[ValueId, ...]
-    name: str = "default"  # ``"default"`` for the first one, else such as ``"relu.mask1"``
+    name: str = "default"  # ``"default"`` for the first, else such as ``"relu.mask1"``
     # The read value whose storage the first written one takes over (equal sizes); that value is
     # gone afterwards
     overwrites: ValueId | None = None
@@ -161,7 +161,7 @@ class Device(_Frozen, frozen=True):
     name: str = ""  # a name for people
 
     def rounded(self, size_bytes: int) -> int:
-        """Return what the allocator takes for a size."""
+        """Return the bytes that the allocator takes for a size."""
         return rounded_up(size_bytes, self.granularity_bytes)
 
 
@@ -193,7 +193,7 @@ class Graph(_Frozen, frozen=True):
         )
 
     def with_outside(self, outside_bytes: int) -> Graph:
-        """Return the graph with what user code holds when backward is entered."""
+        """Return the graph with the bytes of user code when backward is entered."""
         segments = tuple(
             msgspec.structs.replace(s, outside_bytes=outside_bytes) if s.phase == "backward" else s
             for s in self.segments

@@ -1,4 +1,4 @@
-"""Who makes and reads each value, and what is alive when a step recomputes nothing."""
+"""Producers, readers and live bytes of values when a step recomputes nothing."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ _LARGEST_BYTES = 2**56
 def validate_graph(graph: Graph) -> Graph:
     """Return the graph unchanged if it keeps every rule of the format.
 
-    Raises `InvalidGraph`: names the first broken rule and where: ids that are no positions, unknown
-    ids, a value with no or two producers, an op that reads a later value (a cycle), sizes that are
-    negative or not rounded, a written-back value without a target, a constant that is needed after
-    an op has changed it, linked choices that overlap, constants that are not counted.
+    Raises `InvalidGraph`, which names the first broken rule and where. Rules are about ids
+    (positions, all known), producers (one for each value), the order of ops (no cycle) and sizes
+    (rounded, not negative). Others are about targets of written-back values, constants (counted,
+    not needed after an op has changed them) and linked choices (no overlap).
     """
     if graph.format != FORMAT:
         raise InvalidGraph(
@@ -54,7 +54,7 @@ def _check_segments(graph: Graph) -> None:
         raise InvalidGraph("a graph needs at least one segment")
     for position, segment in enumerate(graph.segments):
         if segment.id != position:
-            raise InvalidGraph(f"segment {segment.id} stands at position {position}")
+            raise InvalidGraph(f"segment {segment.id} is at position {position}")
         if segment.outside_bytes < 0:
             raise InvalidGraph(f"segment {position}: outside_bytes is negative")
 
@@ -62,7 +62,7 @@ def _check_segments(graph: Graph) -> None:
 def _check_value(graph: Graph, position: int, value: Value) -> None:
     where = f"value {value.id} ({value.name!r})"
     if value.id != position:
-        raise InvalidGraph(f"{where} stands at position {position}; ids are positions")
+        raise InvalidGraph(f"{where} is at position {position}; ids are positions")
     if not 0 <= value.size_bytes <= _LARGEST_BYTES:
         raise InvalidGraph(f"{where}: size_bytes {value.size_bytes} is out of range")
     if not value.is_constant and value.size_bytes % graph.device.granularity_bytes:
@@ -96,7 +96,7 @@ def _check_ops(graph: Graph) -> dict[int, int]:
     for position, op in enumerate(graph.ops):
         where = f"op {op.id} ({op.target!r})"
         if op.id != position:
-            raise InvalidGraph(f"{where} stands at position {position}; ids are positions")
+            raise InvalidGraph(f"{where} is at position {position}; ids are positions")
         if not 0 <= op.segment < len(graph.segments):
             raise InvalidGraph(f"{where}: segment {op.segment} does not exist")
         if op.segment < segment:
@@ -182,7 +182,7 @@ def _check_producers(graph: Graph, producers: dict[int, int]) -> None:
                 if producers[value] >= op.id and not own:
                     raise InvalidGraph(
                         f"op {op.id} ({op.target!r}) reads value {value} ({source.name!r}) of "
-                        f"op {producers[value]}: the ops form a cycle or stand out of order"
+                        f"op {producers[value]}: the ops form a cycle or are out of order"
                     )
 
 

@@ -1,4 +1,4 @@
-"""What other libraries ask for by entry point: nothing, unless ``TIGHTFIT_BUDGET`` is set.
+"""Entry points for other libraries: without effect unless ``TIGHTFIT_BUDGET`` is set.
 
 ``TIGHTFIT_BUDGET=8GiB python train.py`` gives every trainer of Lightning its callback.
 """

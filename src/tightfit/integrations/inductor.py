@@ -62,7 +62,7 @@ class Partitioner(partitioning.CustomPartitionerFn):
 
 @contextlib.contextmanager
 def budget(size: int | str) -> Iterator[Partitioner]:
-    """Let whatever is compiled in this context keep to a budget.
+    """Let all that is compiled in this context keep to a budget.
 
     Parameters
     ----------

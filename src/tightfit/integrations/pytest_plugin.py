@@ -1,6 +1,6 @@
 """A mark that limits what a test may allocate: ``@pytest.mark.training_memory("8GiB")``.
 
-Inert unless a test uses it: neither PyTorch nor the allocator's hook is touched otherwise.
+Inert unless a test uses it: without it neither PyTorch nor the allocator's hook is touched.
 """
 
 from __future__ import annotations

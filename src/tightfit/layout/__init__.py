@@ -1,4 +1,4 @@
-"""Where each byte is: blocks with lifetimes go in, an offset for each of them comes out.
+"""Layouts: from blocks with lifetimes to an offset for each of them.
 
 `blocks` has the values, `largest_load` the bound that no layout is below; blocks come from files
 (`io`), from a plan (`of_plan`) or from what an allocator recorded (`history`). `packers` find

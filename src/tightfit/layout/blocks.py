@@ -1,4 +1,4 @@
-"""Blocks of memory with lifetimes, layouts of them, and what was found for some blocks."""
+"""Blocks of memory with lifetimes, layouts of them, and results of packers."""
 
 from __future__ import annotations
 

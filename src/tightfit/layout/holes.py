@@ -1,11 +1,11 @@
-"""Leave free memory open only where the next op is to find it: what an allocator can be led by.
+"""Fillers: they leave memory free only where the next op is to find it, which leads an allocator.
 
-An allocator that takes no address uses the smallest free stretch that is large enough.
-Where everything that is free is held by fillers but for the places of the op that runs next, it
-can take no other. Fillers are ordinary requests themselves: what was freed since is held again by
-requests of just its size. Then one filler at a time is let go of, and what is in front of a
-place, the place and the rest are requested one after the other, from the only free stretch there
-is. What a step's fillers are follows from its layout alone.
+An allocator that takes no address uses the smallest free stretch that is large enough. Where
+everything that is free is held by fillers but for the places of the op that runs next, it can take
+no other. Fillers are ordinary requests themselves: what was freed since is held again by requests
+of just its size. Then one filler at a time is freed. The bytes before a place, the place and the
+rest are requested one after the other, from the only free stretch there is. What a step's fillers
+are follows from its layout alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SMALL_BYTES = 1 << 20
 """Up to this, PyTorch's CUDA allocator serves requests from segments of their own."""
 
 CELL_BYTES = 2 << 20
-"""Divides every place: whatever is free between places is then larger than small."""
+"""Divides every place: all that is free between places is then larger than small."""
 
 LEAST_BYTES = 10 << 20
 """From this on, a segment of the allocator is as large as what was asked for, in cells."""
@@ -68,7 +68,7 @@ class Filler:
 class Opening:
     """One free stretch, made of fillers, that is divided again."""
 
-    # Fillers to let go of: they are adjacent, and nothing else is free then
+    # Fillers to free: they are adjacent, and nothing else is free then
     drops: tuple[int, ...]
     # To hold then, from its begin to its end; places of the instruction are among them
     pieces: tuple[Filler, ...]
@@ -76,13 +76,13 @@ class Opening:
 
 @dataclass(frozen=True)
 class Turn:
-    """What is done before an instruction."""
+    """The requests and frees before an instruction."""
 
     # Whether the instruction's requests are in the arena; if not, nothing else is done
     is_inside: bool
     # What has become free since the turn before, each of it to be held first
     refills: tuple[Filler, ...] = ()
-    # To make then, one after the other. Their places are let go of at last.
+    # To make then, one after the other. Their places are freed at last.
     openings: tuple[Opening, ...] = ()
 
 
@@ -96,7 +96,7 @@ class Script:
     outside_bytes: int  # the most that the step holds outside of it at one time
     peak_bytes: int  # the most that it holds at one time in both
     places: tuple[int, ...]  # of each block
-    # By the number of the instruction. Before the first one, filler 0 holds everything.
+    # By the number of the instruction. Before the first, filler 0 holds everything.
     turns: Mapping[int, Turn]
 
     @property
@@ -115,9 +115,9 @@ def script_of_plan(
 ) -> Script:
     """Lay a plan out and return its fillers.
 
-    Small blocks are elsewhere, and so does everything that an op requests of which a large output
-    may outlive the step: what the caller gets, and gradients if they are not to be inside. What
-    user code holds within the step comes in addition to the arena, all of which is held then.
+    Small blocks are elsewhere. So is everything that an op requests of which a large output may
+    outlive the step: outputs for the caller, and gradients if they are not to be inside. What user
+    code holds within the step comes in addition to the arena, all of which is held then.
 
     `with_gradients`: whether gradients that the plan hands over are inside. `elsewhere`: further
     instructions whose requests are elsewhere.

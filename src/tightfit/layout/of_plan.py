@@ -1,4 +1,4 @@
-"""The blocks of a plan: every lifetime of every value, and what ops need while they run."""
+"""The blocks of a plan: every lifetime of every value, and the workspaces of ops."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def plan_within(
     outside_bytes: int = 0,
     height_of: Callable[[Plan], int] | None = None,
 ) -> LaidOut:
-    """Plan so that the layout, and what is outside of it, are within the budget.
+    """Plan so that the layout, and memory outside of it, are within the budget.
 
     The first round plans with the budget less what is outside. Where the height of what came
     of it exceeds that, the next round plans with as much less than the last plan's peak; there

@@ -1,4 +1,4 @@
-"""Plans: what they are, what they cost, whether they are valid.
+"""Plans: their instructions, their cost, their verification.
 
 In: a `Graph` and the computes a planner has chosen, or a plan file. Out: a frozen `Plan`; what it
 does byte by byte (`simulate`), whether it keeps every rule and its budget (`verify`, which shares

@@ -1,4 +1,4 @@
-"""The verifier's own accounts of bytes: what is alive in near memory, what is in far memory."""
+"""The verifier's own accounts of bytes: values alive in near memory, and in far memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["FarAccount", "NearAccount"]
 
 
 class NearAccount:
-    """What is alive, since when the rest is not, and how many bytes are taken."""
+    """Values alive in near memory, since when the others are not, and the bytes taken."""
 
     def __init__(self, graph: Graph) -> None:
         self.values = graph.values
@@ -54,7 +54,7 @@ class NearAccount:
 
 
 class FarAccount:
-    """What is in far memory: since when, until when, and how many bytes together."""
+    """Values in far memory: since when, until when, and their bytes together."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.values = graph.values

@@ -1,8 +1,8 @@
 """Turn an ordered list of computes into a complete plan.
 
-Whatever method chose the computes, the frees, hand-overs and segment crossings follow from them:
-each instance of a value is freed right after its last reader before its op is computed again.
-No other placement of frees holds fewer bytes at any instant.
+By any method of choosing computes, the frees, hand-overs and segment crossings follow from them.
+Each instance of a value is freed right after its last reader before its op is computed again. No
+other placement of frees holds fewer bytes at any instant.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def _last_uses(
 ) -> list[list[ValueId]]:
     """For each step, the values whose current instance is used there for the last time.
 
-    A value the caller keeps is never listed; one that is written back is kept to the end of its
-    segment by construction and not listed either; a handed-over one is listed where it is final.
+    A value the caller keeps is never listed. A value that is written back is kept to the end of its
+    segment by construction and not listed either. A handed-over value is listed where it is final.
     """
     frees: list[list[ValueId]] = [[] for _ in steps]
     pending: set[ValueId] = set()  # values whose later instance is read, walking backwards
@@ -177,7 +177,7 @@ def _last_uses(
                 _list_once(graph, frees[index], final, value)
             pending.discard(value)
         if isinstance(step, Free):
-            pending.discard(step.value)  # it ends an instance whatever comes later
+            pending.discard(step.value)  # it ends an instance in any case
         for value in reads:
             if graph.values[value].is_constant or value in pending:
                 continue

@@ -33,11 +33,11 @@ _SUFFIX = ".json.gz"
 _IMPORTED = "imported-"
 
 _NEAR = 0.98
-"""A plan for a budget smaller than this share of the one asked for would waste memory."""
+"""A plan for a budget smaller than this share of the requested budget would waste memory."""
 
 
 class PlanKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan is kept under."""
+    """The key of a plan in the cache."""
 
     digest: str  # a hash of everything that decides what a planner answers, measured costs among it
     # graph, device: the graph's fingerprint and the kind of its device: what decides which plans
@@ -80,7 +80,7 @@ def plan_key(
     limits: msgspec.Struct,
     far: Far | None = None,
 ) -> PlanKey:
-    """Return what a plan of a graph is kept under.
+    """Return the cache key of a plan of a graph.
 
     `graph`: counts with its fingerprint, costs, workspaces, constants and what user code holds.
     `limits`: the planner's limits, such as `tightfit.planners.base.Limits`.
@@ -117,7 +117,7 @@ def plan_key(
 def role_key(
     graph: Graph, *, role: str, gradients: Gradients, budget_bytes: int | None = None
 ) -> PlanKey:
-    """Return what a plan is kept under that was used for something, whatever costs were.
+    """Return the cache key of a plan by its use, independent of costs.
 
     `budget_bytes`: the user's, if that matters.
     """
@@ -135,7 +135,7 @@ def role_key(
 
 
 class PlanCache:
-    """A folder of outcomes, bounded in size; whatever is read from it is verified before use.
+    """A folder of outcomes, bounded in size; all that is read from it is verified before use.
 
     `folder`: where; None: ``plans`` in the folder that ``TIGHTFIT_CACHE_DIR`` names, or in the
     platform's cache folder. `largest_bytes`: the least recently used files go once the folder holds
@@ -196,7 +196,7 @@ class PlanCache:
             warnings.warn(f"the plan is not cached: {error}", stacklevel=2)
 
     def kept(self) -> tuple[CacheFile, ...]:
-        """Return what is kept, used last first; what cannot be read is left out."""
+        """Return the files kept, used last first; unreadable files are left out."""
         found: list[CacheFile] = []
         for path in self.folder.glob("*" + _SUFFIX):
             try:
@@ -214,10 +214,10 @@ class PlanCache:
                     entry=entry,
                 )
             )
-        return tuple(sorted(found, key=lambda one: (-one.used_s, one.name)))
+        return tuple(sorted(found, key=lambda file: (-file.used_s, file.name)))
 
     def remove(self, names: Iterable[str]) -> int:
-        """Delete what is kept under these names; return how many files there were."""
+        """Delete the files with these names; return how many there were."""
         paths = [self._path(name) for name in names]
         there = [path for path in paths if path.exists()]
         for path in there:
@@ -227,7 +227,7 @@ class PlanCache:
     def take_in(self, plans: Iterable[CachedPlan]) -> int:
         """Keep plans that were found elsewhere; return how many.
 
-        They are verified when they are used, against the graph at hand.
+        They are verified when they are used, against the graph of the step.
 
         Raises `BadInput` if the folder cannot be written to.
         """
@@ -248,7 +248,7 @@ class PlanCache:
             try:
                 entry = _read(path)
                 outcome = _judged(entry, key, graph)
-            except BadInput:  # damaged, or costs more bytes here than there: this one does not do
+            except BadInput:  # damaged, or costs more bytes here than there: this plan does not do
                 continue
             if outcome is not None:
                 fitting.append(outcome)
@@ -279,7 +279,7 @@ def _judged(entry: CachedPlan, key: PlanKey, graph: Graph) -> Outcome | None:
     plan, other = entry.outcome.plan, entry.key
     same = (other.gradients, other.planner) == (key.gradients, key.planner)
     near = _NEAR * key.budget_bytes <= other.budget_bytes <= key.budget_bytes
-    if plan is None or plan.far is not None or not same or not near:  # its link was another one
+    if plan is None or plan.far is not None or not same or not near:  # its link was another
         return None
     plan = msgspec.structs.replace(plan, budget_bytes=key.budget_bytes)
     verify(plan, graph)

@@ -1,4 +1,4 @@
-"""What a plan does, in numbers people ask for: who holds memory, what is saved, what it costs."""
+"""A plan explained in numbers: holders of memory, bytes saved, and cost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModuleShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What one module contributes."""
+    """The contribution of one module."""
 
     module: str  # the module's name; an operator or a role where no module is known
     held_bytes: int  # bytes of its values alive at the peak of the plan
@@ -81,7 +81,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(plan: Plan, graph: Graph) -> Explanation:
-    """Return what a valid plan of this graph holds, saves and costs.
+    """Return the memory, savings and cost of a valid plan of this graph.
 
     `plan`: a plan that passes `tightfit.plan.verify` on this graph.
     """

@@ -14,7 +14,7 @@ _NOTHING = 1e-9
 
 
 class LessExact(msgspec.Struct, frozen=True):
-    """What a plan with a less exact class of alternatives costs."""
+    """The cost of a plan with a less exact class of alternatives."""
 
     exactness: Exactness  # the class
     # The least that was found, which is that of the exact plan where none was cheaper; None: no
@@ -36,7 +36,7 @@ class LessExact(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """What is gained, for people."""
+        """The gain in words."""
         classed = f"With alternatives of exactness {self.exactness}"
         if self.overhead is None:
             return f"{classed} no plan was found within this budget either."

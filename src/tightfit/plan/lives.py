@@ -1,4 +1,4 @@
-"""What is alive when, as a plan runs: every lifetime of every value, and what ops need besides."""
+"""Lifetimes as a plan runs: of every instance of every value, and the workspaces of ops."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Life(msgspec.Struct, frozen=True):
 
 
 def lives_of(graph: Graph, plan: Plan) -> tuple[Life, ...]:
-    """Return what is alive when in a valid plan, in the order of birth.
+    """Return the lifetimes in a valid plan, in the order of birth.
 
     Instruction i happens at the ticks [2i, 2i + 1): what only lives while it runs lives then,
     what it leaves lives from 2i on. Constants have no life: they are always there. The most bytes
@@ -73,7 +73,7 @@ class _Lives:
         self._ended: list[Life] = []
 
     def compute(self, index: int, instruction: Compute) -> None:
-        """An op writes values; those alive keep their place, and the new one is temporary."""
+        """An op writes values; those alive keep their place, and the new instance is temporary."""
         op = self._graph.ops[instruction.op]
         way = op.alternatives[instruction.alternative]
         is_first = op.id not in self._computed
@@ -97,7 +97,7 @@ class _Lives:
             self._ended.append(Life(lower, self.at + 1, size, "random state", None, op.id))
 
     def end(self, value: ValueId, *, after: int = 0) -> None:
-        """A value is let go of."""
+        """A value is freed."""
         if value in self._alive:
             lower, op = self._alive.pop(value)
             size = self._graph.values[value].size_bytes
@@ -123,7 +123,7 @@ class _Lives:
                 self._alive[value.id] = (self.at + 1, None)
 
     def finished(self) -> tuple[Life, ...]:
-        """Return all lives; what is still alive ends with the step."""
+        """Return all lifetimes; values still alive end with the step."""
         self.at = 2 * len(self._plan.instructions)
         for value in tuple(self._alive):
             self.end(value)

@@ -40,7 +40,7 @@ class Compute(
 ):
     """Run one op with the given alternative and variant of it.
 
-    Values it writes that are still alive keep their old instance; the new one is temporary.
+    Values it writes that are still alive keep their old instance; the new instance is temporary.
     """
 
     op: OpId
@@ -122,7 +122,7 @@ class Far(
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What to compute, recompute and free, in which order, for one step of one graph."""
+    """The instructions of one step of one graph: compute, recompute, free, in order."""
 
     graph: str  # fingerprint of the graph it was made for
     budget_bytes: int  # the budget it keeps, constants included
@@ -137,7 +137,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a planner found."""
+    """The result of a planner."""
 
     plan: Plan | None  # the best verified plan, if any
     # (cost of the plan / cost with nothing recomputed and default alternatives) - 1; ``inf``

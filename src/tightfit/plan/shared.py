@@ -1,4 +1,4 @@
-"""Files of plans that travel between people: several outcomes, each with what it answers."""
+"""Files of plans that people share: several outcomes, each with its key."""
 
 from __future__ import annotations
 

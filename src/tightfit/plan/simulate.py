@@ -29,7 +29,7 @@ __all__ = ["Simulation", "baseline_cost_s", "simulate"]
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens to memory and time when a plan runs."""
+    """Memory and time of a plan when it runs."""
 
     peak_bytes: int  # the most bytes alive at any instant, constants and workspace included
     peak_index: int  # the instruction during which the peak is reached (-1 for an empty plan)
@@ -56,7 +56,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def time_s(self) -> float:
-        """Seconds of the step: its ops, and what they wait for transfers."""
+        """Seconds of the step: its ops, and stalls for transfers."""
         return self.cost_s + self.stall_s
 
     @property
@@ -66,7 +66,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def crossing_bytes(self) -> int:
-        """What is alive between forward and backward."""
+        """Live bytes between forward and backward."""
         return self.after_bytes[self.crossing_index - 1]
 
     @property

@@ -52,11 +52,11 @@ class Link:
         self.transfers.append(Transfer(value, direction, size_bytes, begin_s, end_s))
 
     def wait(self, value: ValueId, cost_s: float) -> None:
-        """Stall until the value's transfer has ended, if one is under way."""
+        """Stall until the value's transfer has ended, if one is running."""
         self._until(self._ends_s.pop(value, 0.0), cost_s)
 
     def wait_for_all(self, cost_s: float) -> None:
-        """Stall until nothing is under way."""
+        """Stall until no transfer is in flight."""
         self._until(max(self._free_s.values()), cost_s)
 
     def _until(self, end_s: float, cost_s: float) -> None:

@@ -3,9 +3,9 @@
 The verifier shares no code with planners, `tightfit.plan.assemble` or `tightfit.plan.simulate`:
 it walks the instructions once with its own set of values alive and its own byte account.
 
-What is near and what is far at an instruction does not depend on how fast a link is: a stored
-value keeps its place until a `Free`, which waits, and a copy far away lasts until an op has
-waited for its last `Load`. So both budgets hold at every instant, whatever transfers really take.
+What is near and what is far at an instruction does not depend on how fast a link is. A stored value
+keeps its place until a `Free`, which waits, and a copy far away lasts until an op has waited for
+its last `Load`. So both budgets hold at every instant, for any real duration of transfers.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ def verify(plan: Plan, graph: Graph) -> None:
 
     `plan`: instructions and the budget they promise to keep, in bytes. `graph`: the step the plan
     was made for; it must be valid (`tightfit.graph.validate_graph`). Raises `PlanMismatch` if the
-    plan was made for a graph with another fingerprint. Raises `InvalidPlan`: names the first broken
-    rule, the instruction, op and value where it is broken; or the peak, the budget, and the modules
-    that hold the most at the peak; or what the plan holds in far memory, and its capacity.
+    plan was made for a graph with another fingerprint. Raises `InvalidPlan`, which names the first
+    broken rule and the instruction, op and value where it is broken. Or it names the peak, the
+    budget, and the modules that hold the most at the peak. Or it names what the plan holds in far
+    memory, and its capacity.
     """
     walk = _checked_walk(plan, graph)
     if walk.peak_bytes > plan.budget_bytes:
@@ -124,7 +125,7 @@ class _Walk:
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self.plan = plan
         self.graph = graph
-        self.index = 0  # the instruction at hand
+        self.index = 0  # the current instruction
         self.segment: SegmentId = -1
         self.memory = NearAccount(graph)
         self.away = FarAccount(graph, plan)
@@ -421,20 +422,22 @@ class _Walk:
         """Name an instruction for people."""
         match self.plan.instructions[index]:
             case Compute(op) if 0 <= op < len(self.graph.ops):
-                what = f"compute of {name_op(self.graph.ops[op])}"
+                instruction_name = f"compute of {name_op(self.graph.ops[op])}"
             case Compute(op, alternative, variant):
-                what = f"compute of op {op}, alternative {alternative}, variant {variant}"
+                instruction_name = (
+                    f"compute of op {op}, alternative {alternative}, variant {variant}"
+                )
             case Free(value):
-                what = f"free of {self.named(value)}"
+                instruction_name = f"free of {self.named(value)}"
             case HandOver(values):
-                what = f"hand-over of {_list(values)}"
+                instruction_name = f"hand-over of {_list(values)}"
             case Enter(segment):
-                what = f"entry of segment {segment}"
+                instruction_name = f"entry of segment {segment}"
             case Store(value):
-                what = f"store of {self.named(value)}"
+                instruction_name = f"store of {self.named(value)}"
             case Load(value):
-                what = f"load of {self.named(value)}"
-        return f"instruction {index} ({what})"
+                instruction_name = f"load of {self.named(value)}"
+        return f"instruction {index} ({instruction_name})"
 
 
 def _list(values: Iterable[ValueId]) -> str:

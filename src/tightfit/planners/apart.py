@@ -20,7 +20,7 @@ _LITTLE_S = 10.0
 
 
 class _PlannerRequest(msgspec.Struct, frozen=True):
-    """What a planner is asked, on its way to the other process."""
+    """The request to a planner in another process."""
 
     name: str
     task: Task
@@ -33,7 +33,7 @@ def plan_apart(
 ) -> Outcome:
     """As `registry.plan_with`, in another process that gives way to all others.
 
-    Where no other process can be started, or it fails or hangs, the planner runs in this one.
+    Where no other process can be started, or it fails or hangs, the planner runs in this process.
 
     Raises `KeyboardInterrupt`: what the progress raises: the search is dropped.
     """

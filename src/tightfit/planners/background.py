@@ -1,4 +1,4 @@
-"""Searching better plans in a thread while training goes on with those at hand."""
+"""Searching better plans in a thread while training goes on with known plans."""
 
 from __future__ import annotations
 

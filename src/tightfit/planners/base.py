@@ -1,4 +1,5 @@
-"""What every planner is: a function of a task, limits and progress, with declared abilities."""
+"""The interface of planners: functions of a task, limits and progress, with declared
+capabilities."""
 
 from __future__ import annotations
 
@@ -65,10 +66,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a planner can do; a mismatch with a task is a clear error, never a silent skip."""
+    """The capabilities of a planner; a mismatch with a task is a clear error, never a silent
+    skip."""
 
     linear_only: bool = False  # it plans chains only
-    # It chooses among operator alternatives; otherwise it uses the defaults
+    # It chooses among operator alternatives; if not, it uses the defaults
     alternatives: bool = False
     exact: bool = False  # given time it proves optimality in its own search space
     # False for methods that propose plans without looking at the budget (Chen sqrt(n), or Chen

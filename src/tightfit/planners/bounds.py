@@ -1,4 +1,4 @@
-"""Lower bounds on what plans need, in bytes and in time."""
+"""Lower bounds on the bytes and the time of plans."""
 
 from __future__ import annotations
 

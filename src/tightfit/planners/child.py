@@ -1,7 +1,7 @@
 """Run a function in a process of its own that can be stopped for good.
 
-Solvers overrun their limits inside presolve or one large linear program, cannot be interrupted
-there, and some cannot be loaded into one process; a planner in a thread keeps a program that trains
+Solvers overrun their limits inside presolve or one large linear program and cannot be interrupted
+there. Some cannot be loaded into one process. A planner in a thread keeps a program that trains
 waiting for the interpreter's lock. A child can be killed; what it reported until then is kept. It
 runs `main`, never the user's main module, imports no torch, and ends when its parent does.
 """

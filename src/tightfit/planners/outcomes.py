@@ -114,7 +114,7 @@ def planned(task: Task, steps: Sequence[Step]) -> Plan:
 def judged(
     task: Task, plan: Plan, *, bound: float | None = None, bound_source: str = "given"
 ) -> Outcome:
-    """Verify a plan of unknown quality against the graph at hand; return what it is worth.
+    """Verify a plan of unknown quality against its graph; return what it is worth.
 
     `bound`: a proven lower bound on the overhead (a fraction) at this budget; by default only what
     must run anyway. Raises `InvalidPlan` or `PlanMismatch` if it does not fit the graph or the

@@ -187,7 +187,7 @@ def find_planner(name: str) -> Registration:
     if entry is None:
         raise BadInput(f"no planner is called {planner!r} (known: {', '.join(sorted(PLANNERS))})")
     if has_option and option not in entry.options:
-        known = ", ".join(f"{planner}:{one}" for one in entry.options) or "none"
+        known = ", ".join(f"{planner}:{option}" for option in entry.options) or "none"
         raise BadInput(f"planner {planner!r} has no option {option!r} (known: {known})")
     return msgspec.structs.replace(entry, name=name, option=option)
 
@@ -198,7 +198,7 @@ def seeding_planners(ops: int) -> tuple[Registration, ...]:
 
 
 def is_chain(graph: Graph) -> bool:
-    """Whether the forward ops form a chain: each reads only the values of the one before.
+    """Whether the forward ops form a chain: each reads only the values of the previous op.
 
     Ops that only count steps (they read constants and write one back) are no part of it.
     """

@@ -1,4 +1,4 @@
-"""What each op of a captured step takes: measured call by call, then in real steps.
+"""The costs of each op of a captured step: measured call by call, then in real steps.
 
 In: a `Captured` step, and the clock of the steps that are run. Out: the step with costs and
 workspaces on its graph (`price`, or `quick` at once), medians of whole steps (`in_steps`), both

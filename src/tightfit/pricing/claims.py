@@ -1,4 +1,4 @@
-"""What the alternatives of a step say of themselves: each claim is compared with the default."""
+"""Claims of the alternatives of a step: each is compared with the default."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ELEMENTWISE = (  # as PyTorch's own tag says of others
 
 @dataclass(frozen=True)
 class Claim:
-    """What an alternative says of itself."""
+    """The claim of an alternative: its exactness."""
 
     # default, call: what is compared
     default: Call

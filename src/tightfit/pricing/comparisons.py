@@ -1,4 +1,4 @@
-"""Compares alternatives of a step with their defaults, and keeps what that has shown."""
+"""Compares alternatives of a step with their defaults, and keeps the results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class _DefaultResults:
-    """What a default made of drawn tensors."""
+    """The results of a default on random tensors."""
 
     default: Call  # that ran
     trial: Trial  # has the tensors
@@ -88,7 +88,7 @@ class Comparisons:
             progress.stop()
         return found
 
-    def long_ones(self, claims: Iterable[Claim]) -> frozenset[str]:
+    def long_comparisons(self, claims: Iterable[Claim]) -> frozenset[str]:
         """Return the kinds of claims that take long to compare and have no verdict yet."""
         return frozenset(
             claim.kind
@@ -208,7 +208,9 @@ class Comparisons:
         given = {"defaults": self._default, "running": claim.call.rests_on}
         ways = shortened(self._captured, nodes, rows, **given)
         verdicts = (self._verdict_on(few, claim) for few in ways)
-        verdict = next((one for one in verdicts if one is not None and one.difference >= 0), None)
+        verdict = next(
+            (found for found in verdicts if found is not None and found.difference >= 0), None
+        )
         if verdict is None:
             return None
         if claim.exactness == "bitwise" and not claim.holds_for_more_rows:

@@ -1,4 +1,4 @@
-"""The same call on fewer rows of its batch: what there is no room to run shows on a part of it."""
+"""The same call on fewer rows of its batch, where there is no room to run it whole."""
 
 from __future__ import annotations
 

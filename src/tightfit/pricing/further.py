@@ -23,9 +23,9 @@ __all__ = ["further_costs"]
 def further_costs(
     wider: Captured, priced: Captured, progress: Progress, *, room_bytes: int | None = None
 ) -> Captured:
-    """Return a step priced as another one is, of whose trace it is made with further alternatives.
+    """Return a step priced as another is, of whose trace it is made with further alternatives.
 
-    What the other one knows is taken over. A further way takes as much longer than the default as
+    What the other knows is taken over. A further way takes as much longer than the default as
     it does when both run by themselves.
 
     `wider`: has all alternatives of the other step, and more. `room_bytes`: what comparing an

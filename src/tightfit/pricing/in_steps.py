@@ -1,6 +1,6 @@
-"""Costs from inside real steps: what an op takes among its neighbours, not alone.
+"""Costs from inside real steps: of an op among its neighbours, not alone.
 
-Isolated timings mislead op by op (warm caches, no page faults); the first steps of a fitted model
+Isolated timings mislead op by op (warm caches, no page faults). The first steps of a fitted model
 are timed compute by compute, and the plan is made once more with those costs. They are kept on
 disk, so that the next process starts with them.
 """

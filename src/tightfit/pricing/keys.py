@@ -20,7 +20,7 @@ _PLACES: dict[str, tuple[int, ...]] = {
     "aten::slice_backward": (3, 4),
     "aten::slice_scatter": (3, 4),
 }
-"""Arguments that only say where in a larger tensor a smaller one goes: they cost nothing."""
+"""Arguments that only say where in a larger tensor a smaller tensor goes: they cost nothing."""
 
 
 def is_opaque(call: Call) -> bool:

@@ -1,8 +1,8 @@
-"""What ops of a step really make: for those that are measured on their results.
+"""Real results of ops of a step, for ops that are measured on them.
 
-A fake kernel may say another type, device or layout than the real one gives, and what belongs
-together (a maximum and its offset, a seed and where its draws begin) cannot be drawn one by one. So
-a backward operator is measured on what its own forward made, wherever that runs.
+A fake kernel may say another type, device or layout than the real one gives. What belongs together
+(a maximum and its offset, a seed and where its draws begin) cannot be drawn one by one. So a
+backward operator is measured on what its own forward made, wherever that runs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class MadeByOps:
             self._kinds[key] = record.output_kinds
 
     def kind(self, node: fx.Node) -> str | None:
-        """Return the type and device of a result, where the trace has it otherwise."""
+        """Return the type and device of a result, where the trace has others."""
         maker, place = _maker(node)
         if not self._kinds or maker not in self._op_of:
             return None
@@ -79,7 +79,7 @@ class MadeByOps:
         return graph.segments[graph.ops[op].segment].phase
 
     def _is_its_forward(self, op: OpId, source: OpId) -> bool:
-        """Whether an op makes several results in the forward, or is what another one derives."""
+        """Whether an op makes several results in the forward, or is what another derives."""
         calls, node = self._captured.calls[source], self._captured.nodes[source]
         if self._phase(source) != "forward" or isinstance(calls[0].function, OpaqueForward):
             return False
@@ -91,7 +91,7 @@ class MadeByOps:
     def _made(self, op: OpId) -> tuple[Any, ...] | None:
         """Return what an op makes; None where it does not run, or has no room. One is kept."""
         if self._last is None or self._last[0] != op:
-            self._last = None  # the one before is let go of first
+            self._last = None  # the previous result is freed first
             self._last = op, if_room(lambda: self._run(self._captured.calls[op][0]))
         return self._last[1]
 

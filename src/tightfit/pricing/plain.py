@@ -1,4 +1,4 @@
-"""What is known of the bytes of a call without running it.
+"""The bytes of a call, as far as they are known without running it.
 
 Elementwise kernels, and on a CPU products of matrices and softmaxes of rows, take no workspace and
 lay their results out as traced. Others choose how they compute by what they are given: they run.
@@ -51,7 +51,7 @@ def plain_footprint(call: Call, outputs: Sequence[Any]) -> Footprint | None:
 def _is_elementwise(call: Call, made: torch.Tensor) -> bool:
     """Whether a kernel treats each element by itself, and has nothing to convert or to turn.
 
-    Its result is dense and laid out as an argument of its shape and type; every other tensor of
+    Its result is dense and laid out as an argument of its shape and type. Every other tensor of
     that shape is laid out alike, and of the same type, so that nothing is converted on the way.
     """
     function = call.function

@@ -55,10 +55,10 @@ class Priced:
 
 
 class Prices(msgspec.Struct, frozen=True):
-    """What pricing a step found out, without the step: for processes that run the same one."""
+    """What pricing a step found out, without the step: for processes that run the same step."""
 
     strides: dict[str, tuple[Strides, ...]]  # what the step is to be traced with
-    graph: Graph  # priced, without alternatives whose results are laid out otherwise
+    graph: Graph  # priced, without alternatives whose results are laid out differently
 
 
 def priced_as_kernels_run(
@@ -120,7 +120,7 @@ def including_launches(
     A GPU waits for them then, and what is computed again costs what it takes to ask for it.
     """
     usual = [known[key] for calls in captured.calls if (key := key_of(calls[0])) in known]
-    if sum(one.launch_s for one in usual) <= sum(one.cost_s for one in usual):
+    if sum(record.launch_s for record in usual) <= sum(record.cost_s for record in usual):
         return known
     return {k: msgspec.structs.replace(r, cost_s=r.launch_s) for k, r in known.items()}
 
@@ -268,7 +268,7 @@ def _is_made_alike(
 ) -> bool:
     """Whether the results of an alternative have the strides and sizes of the default's.
 
-    Kernels choose their path by the strides of what they read: with another one bits may differ.
+    Kernels choose their path by the strides of what they read: with another bits may differ.
     `calls` are the default's and its own.
     """
     default, made = (_made(call, record_of[id(call)]) for call in calls)

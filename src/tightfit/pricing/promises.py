@@ -63,7 +63,7 @@ def promises_kept(
     What there is no room to compare at its own size is compared on fewer rows of the batch. That is
     enough for an operator that treats each element or row by itself; with others that promise the
     same bits it only tells which larger budget to name. What does not run on fewer rows either is
-    kept if it does not promise the same bits: where the logits of a language model have no room,
+    kept if it does not promise the same bits. Where the logits of a language model have no room,
     neither has the default that their replacement would be compared with.
 
     `room_bytes`: what a comparison may take. `postpones`: whether to leave for later what takes
@@ -76,7 +76,7 @@ def promises_kept(
     comparisons = Comparisons(captured, room_bytes)
     if postpones and seconds > 0:
         comparisons.go_on(claims.values(), time.perf_counter() + seconds, set())
-    postponed = comparisons.long_ones(claims.values()) if postpones else frozenset[str]()
+    postponed = comparisons.long_comparisons(claims.values()) if postpones else frozenset[str]()
     compared = {p: claim for p, claim in claims.items() if claim.kind not in postponed}
     verdicts = comparisons.verdicts(compared.values(), progress)
     kept = {place for place, claim in compared.items() if _is_kept(claim, verdicts)}

@@ -87,19 +87,27 @@ def quick_costs(
     asked = _distinct_calls(captured, as_there, alone=neighbour is None)
     needed = _needed(captured, kept.postponed, asked) if kept.postponed else asked
     fitting = [
-        one for one in needed.values() if room_bytes is None or one.running_bytes <= room_bytes
+        distinct
+        for distinct in needed.values()
+        if room_bytes is None or distinct.running_bytes <= room_bytes
     ]
-    chosen = [one for one in fitting if one.plain is None]
+    chosen = [distinct for distinct in fitting if distinct.plain is None]
     if neighbour is None:
-        short = (one for one in fitting if one.running_bytes <= _LARGE_BYTES)
-        chosen += _typical([one for one in short if one.plain is not None])
-    calls = [one.call for one in chosen]
+        short = (distinct for distinct in fitting if distinct.running_bytes <= _LARGE_BYTES)
+        chosen += _typical([distinct for distinct in short if distinct.plain is not None])
+    calls = [distinct.call for distinct in chosen]
     known = recorded(captured, calls, Brief, _brief, progress)
-    predicted = {key for key, one in needed.items() if one.must_run and key not in known}
+    predicted = {key for key, distinct in needed.items() if distinct.must_run and key not in known}
     if room_bytes is not None:
-        large = [one for one in needed.values() if one.must_run and key_of(one.call) not in known]
+        large = [
+            distinct
+            for distinct in needed.values()
+            if distinct.must_run and key_of(distinct.call) not in known
+        ]
         known |= _by_rows(captured, large, room_bytes)
-    unknown = without_room((one.call for one in needed.values() if one.must_run), known)
+    unknown = without_room(
+        (distinct.call for distinct in needed.values() if distinct.must_run), known
+    )
     scaled = _scaled(asked, known)
     of_defaults = (key_of(calls[0]) for calls in captured.calls)
     places = frozenset(op for op, key in enumerate(of_defaults) if key in predicted)
@@ -139,7 +147,7 @@ def _needed(
             if id(call) not in postponed:
                 read.update(way.reads)
                 needed.add(key_of(call))
-    return {key: one for key, one in asked.items() if key in needed}
+    return {key: distinct for key, distinct in asked.items() if key in needed}
 
 
 def _by_rows(
@@ -147,18 +155,18 @@ def _by_rows(
 ) -> dict[str, Brief]:
     """Return what calls without room take, from runs of them on fewer rows of the batch."""
     found: dict[str, Brief] = {}
-    for one in asked:
-        nodes = list(one.call.nodes())
+    for distinct in asked:
+        nodes = list(distinct.call.nodes())
         whole = rows_of(nodes)
-        most = min(whole - 1, whole * room_bytes // (_HELD * max(1, one.running_bytes)))
-        if is_opaque(one.call):
+        most = min(whole - 1, whole * room_bytes // (_HELD * max(1, distinct.running_bytes)))
+        if is_opaque(distinct.call):
             continue
         for numbers in _numbers_of_rows(most, whole):
-            if one.running_bytes * max(numbers) > whole * room_bytes:
+            if distinct.running_bytes * max(numbers) > whole * room_bytes:
                 continue
-            runs = {rows: _on_rows(captured, one.call, nodes, rows) for rows in numbers}
+            runs = {rows: _on_rows(captured, distinct.call, nodes, rows) for rows in numbers}
             if None not in runs.values():
-                found[key_of(one.call)] = _grown(runs, whole)  # type: ignore[arg-type]
+                found[key_of(distinct.call)] = _grown(runs, whole)  # type: ignore[arg-type]
                 break
     return found
 
@@ -243,10 +251,16 @@ def _read_bytes(call: Call) -> int:
 def _typical(asked: Iterable[_DistinctCall]) -> list[_DistinctCall]:
     """Return one call of each operator: the largest that is quickly run, else the smallest."""
     by_kind: dict[str, list[_DistinctCall]] = defaultdict(list)
-    for one in asked:
-        by_kind[one.kind].append(one)
+    for distinct in asked:
+        by_kind[distinct.kind].append(distinct)
     return [
-        min(alike, key=lambda one: (one.work > _TYPICAL_BYTES, abs(_TYPICAL_BYTES - one.work)))
+        min(
+            alike,
+            key=lambda distinct: (
+                distinct.work > _TYPICAL_BYTES,
+                abs(_TYPICAL_BYTES - distinct.work),
+            ),
+        )
         for alike in by_kind.values()
     ]
 
@@ -259,36 +273,38 @@ def _scaled(
         tuple[str, bool], tuple[_DistinctCall, Brief]
     ] = {}  # calls that must run, and others
     for key, record in known.items():
-        one = asked[key]
-        kind = one.kind, one.plain is None
-        if kind not in largest or one.work > largest[kind][0].work:
-            largest[kind] = one, record
+        distinct = asked[key]
+        kind = distinct.kind, distinct.plain is None
+        if kind not in largest or distinct.work > largest[kind][0].work:
+            largest[kind] = distinct, record
     found: dict[str, Measurement] = {}
-    for key, one in asked.items():
-        must_run = one.plain is None
-        alike = largest.get((one.kind, must_run)) or largest.get((one.kind, not must_run))
-        found[key] = known.get(key) or _estimate(one, *(alike or (one, None)))
+    for key, distinct in asked.items():
+        must_run = distinct.plain is None
+        alike = largest.get((distinct.kind, must_run)) or largest.get((distinct.kind, not must_run))
+        found[key] = known.get(key) or _estimate(distinct, *(alike or (distinct, None)))
     return found
 
 
-def _estimate(one: _DistinctCall, like_asked: _DistinctCall, like: Brief | None) -> Measurement:
-    """Return what a call that did not run takes, from another one of its operator.
+def _estimate(
+    distinct: _DistinctCall, like_asked: _DistinctCall, like: Brief | None
+) -> Measurement:
+    """Return what a call that did not run takes, from another call of its operator.
 
     Its time grows with its work, its workspace with what it reads and makes. What a call works
     with whose bytes are plain, such as a number as a tensor, does not grow.
     """
-    footprint = one.plain or UNKNOWN
+    footprint = distinct.plain or UNKNOWN
     if like is None:
-        cost_s, workspace_bytes = one.work / _BYTES_PER_S, footprint.workspace_bytes
+        cost_s, workspace_bytes = distinct.work / _BYTES_PER_S, footprint.workspace_bytes
     else:
-        cost_s = like.cost_s * one.work / like_asked.work
+        cost_s = like.cost_s * distinct.work / like_asked.work
         growth = 1.0
-        if one.plain is None:
-            growth = one.running_bytes / max(1, like_asked.running_bytes)
-        if one.by_stretches:
+        if distinct.plain is None:
+            growth = distinct.running_bytes / max(1, like_asked.running_bytes)
+        if distinct.by_stretches:
             growth = max(1.0, min(growth, _STRETCH_BYTES / like_asked.work))
         workspace_bytes = int(like.workspace_bytes * growth)
-        if one.plain is not None:
+        if distinct.plain is not None:
             workspace_bytes = min(workspace_bytes, _NUMBERS_BYTES)
     fields = msgspec.structs.asdict(footprint) | {"workspace_bytes": workspace_bytes}
     return Measurement(cost_s=max(_LAUNCH_S, cost_s), **fields)

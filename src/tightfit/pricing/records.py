@@ -1,4 +1,4 @@
-"""What is known of the calls of a step: kept on disk, or found out by running each distinct one."""
+"""Measurements of the calls of a step: kept on disk, or made by running each distinct call."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ UNKNOWN = Footprint(  # of a call that was not run: it needs no workspace and is
 
 
 class Brief(Measurement, frozen=True, kw_only=True):
-    """What one run of a call showed: its bytes exactly, its time roughly."""
+    """The measurement of one run of a call: its bytes exactly, its time roughly."""
 
     @classmethod
     def of(cls, run: Measurement) -> Brief:

@@ -51,7 +51,7 @@ class KnownResults(Protocol):
         ...
 
     def kind(self, node: fx.Node) -> str | None:
-        """Return the type and device of a result, where the trace has it otherwise."""
+        """Return the type and device of a result, where the trace has others."""
         ...
 
 
@@ -75,7 +75,7 @@ def synthetic_arguments(
     """Return real arguments for a traced call: tensors of the shapes and strides of the trace.
 
     `module`: the traced step, which holds the constants. `made`: what is known of the results of
-    ops that have run; the trace may have it otherwise.
+    ops that have run; the trace may differ.
     """
     given = made.given(call)
 

@@ -1,4 +1,4 @@
-"""Reports for people: what was planned and measured, as text and as pictures.
+"""Reports for people about plans and measurements, as text and as pictures.
 
 Frozen values go in (graphs, plans, explanations, rows of numbers); text or the bytes of a file
 come out, and nothing else happens. May import `graph` and `plan`, never PyTorch. `text` is for a

@@ -1,4 +1,4 @@
-"""Rows for people, of which repeated layers share one: who holds the peak, what is computed again.
+"""Rows of reports, one for repeated layers: holders of the peak, and recomputation.
 
 Numbers between dots stand for a position in a list of layers, so ``layer1.0.conv`` and
 ``layer1.1.conv`` are both in ``layer1.*.conv``.
@@ -65,7 +65,7 @@ def holder_rows(holders: Sequence[Holder]) -> tuple[HolderRow, ...]:
 
 
 def share_rows(modules: Sequence[ModuleShare]) -> tuple[ShareRow, ...]:
-    """Return what is saved at the peak and computed again, the most saved first."""
+    """Return the bytes saved at the peak and the recomputation, the most saved first."""
     groups = group_names(share.module for share in modules)
     merged: Mapping[str, list[ModuleShare]] = defaultdict(list)
     for share in modules:

@@ -105,7 +105,7 @@ def _segment(address: int, total_bytes: int, alive: Sequence[PlacedBlock]) -> di
     """Return a segment in which some blocks are alive and the rest is free."""
     blocks: list[dict[str, Any]] = []
     end = 0
-    for block in sorted(alive, key=lambda one: one.offset):
+    for block in sorted(alive, key=lambda placed: placed.offset):
         if block.offset > end:
             blocks.append(_block(address + end, block.offset - end, "inactive", []))
         blocks.append(

@@ -38,7 +38,7 @@ def render_table(
 
 
 def render_outcome(outcome: Outcome, graph: Graph) -> str:
-    """Return what a planner found in a few lines."""
+    """Return the result of a planner in a few lines."""
     if outcome.plan is None:
         found = "proven that none exists" if outcome.status == "infeasible" else "none found"
         note = f", {outcome.note}" if outcome.note else ""
@@ -55,7 +55,7 @@ def render_outcome(outcome: Outcome, graph: Graph) -> str:
 
 
 def render_plan(plan: Plan) -> str:
-    """Return what a plan says about itself, without its graph."""
+    """Return the facts of a plan, without its graph."""
     computes = [step.op for step in plan.instructions if isinstance(step, Compute)]
     frees = sum(isinstance(step, Free) for step in plan.instructions)
     handed = sum(len(step.values) for step in plan.instructions if isinstance(step, HandOver))
@@ -96,7 +96,7 @@ def render_graph(graph: Graph, everything: Explanation) -> str:
 
 
 def render_explanation(explanation: Explanation) -> str:
-    """Return what a plan holds, saves and costs, with at most a dozen rows per table."""
+    """Return the memory, savings and cost of a plan, with at most a dozen rows per table."""
     e = explanation
     lines = [
         f"budget    {format_bytes(e.budget_bytes)}",
@@ -127,7 +127,7 @@ def render_explanation(explanation: Explanation) -> str:
     tables = [*_holders(e), "", *_module_table(e.modules)]
     lines += ["", *tables]
     if any("*" in table for table in tables):
-        lines += ["", "* stands for the numbers of layers that are alike"]
+        lines += ["", "* are the numbers of layers that are alike"]
     return "\n".join(lines)
 
 
@@ -149,7 +149,7 @@ def _module_table(modules: Sequence[ModuleShare]) -> list[str]:
     rows = share_rows(modules)
     if not rows:
         return ["nothing is saved or recomputed"]
-    title = "saved at the peak against keeping everything, and what is computed again for it"
+    title = "saved at the peak against keeping everything, and recomputation for it"
     shown = [
         (
             row.module,

@@ -1,5 +1,5 @@
 """A user's program run twice, plain and fitted, each in a process of its own, and compared.
 
-In: a script with its arguments, a budget, a number of optimizer steps. Out: a `ScriptProof`. What
-stands here may import all but `cli`.
+In: a script with its arguments, a budget, a number of optimizer steps. Out: a `ScriptProof`. This
+room may import all but `cli`.
 """

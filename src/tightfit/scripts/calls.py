@@ -14,7 +14,7 @@ _CALL = "__call__"
 
 
 class OutermostCalls:
-    """Says of every call of a module before it begins, unless it is within another one.
+    """Says of every call of a module before it begins, unless it is within another.
 
     A hook of all modules would come too late: `nn.Module` looks up which forward to run before it
     calls hooks, and what is fitted there would run plainly once more. Within such a call

@@ -70,7 +70,7 @@ class _Run:
                 trained=self._has_trained,
                 fitted=self._fitting.names,
                 budget_bytes=self._metered.budget_bytes,
-                peak_bytes=self._metered.peak_bytes,
+                peak_bytes=self._metered.take_peak_bytes(),
                 seconds=time.perf_counter() - began_s,
                 failure=failure,
             )

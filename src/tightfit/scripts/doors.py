@@ -1,4 +1,4 @@
-"""What a program finds in the place of the functions of tightfit by which it trains."""
+"""Replacements for the functions of tightfit that a program calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["doors"]
 
 
 class _PlainRegion:
-    """Stands for a region of `tightfit.online` in a plain run: it does nothing."""
+    """Replaces a region of `tightfit.online` in a plain run: it does nothing."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers

@@ -1,4 +1,4 @@
-"""What is fitted of a program: what it fits itself, or else what it trains."""
+"""Fitting a program: the modules that it fits itself, or else those that it trains."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Fitting:
     """Fits what a program trains; in its plain run it only notes what would be fitted.
 
     A program that calls `tightfit.fit` or `tightfit.step` says itself what is fitted. Of another
-    one, each module that it calls by itself is fitted when it first trains: that is the outermost
-    one that owns parameters of an optimizer. Several of them share the budget.
+    program, each module that it calls by itself is fitted when it first trains: that is the
+    outermost module that owns parameters of an optimizer. Several of them share the budget.
 
     `names`: the classes of what was fitted.
     """
@@ -153,7 +153,7 @@ class Fitting:
         if not self.names:
             raise CannotProve(
                 "the program trains, but calls no module that could be fitted: it uses parameters "
-                "outside of modules, or calls what torch.compile has wrapped. "
+                "outside of modules, or calls modules that torch.compile has wrapped. "
                 "Way out: tightfit.fit or tightfit.step in the program"
             )
 

@@ -1,4 +1,4 @@
-"""What a process of its own is asked to run."""
+"""The request to a process that runs a program."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     # script, arguments: the program and what it is given
     script: str
     arguments: tuple[str, ...]
-    steps: int  # optimizer steps after which it is stopped, before the next one
+    steps: int  # optimizer steps after which it is stopped, before the next
     budget_bytes: int | None  # the budget in place of the program's own
     keywords: dict[str, Any]  # of `tightfit.fit`, where the program fits nothing itself
     threads: int | None  # threads of PyTorch

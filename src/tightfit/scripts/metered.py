@@ -25,7 +25,7 @@ class Metered:
     """Counts what is given out from the first `fit` on, and what fitted modules held before.
 
     What else the program held before, such as its data, is no part of a budget; nor does it make
-    room where the program lets go of it.
+    room where the program frees it.
     """
 
     def __init__(self) -> None:
@@ -45,9 +45,8 @@ class Metered:
         """The most that all budgets together were; None where one is what a device has free."""
         return None if self._asks_device else self._largest_budget_bytes or None
 
-    @property
-    def peak_bytes(self) -> int | None:
-        """The most that was held since the first `fit`; None before it."""
+    def take_peak_bytes(self) -> int | None:
+        """Return the most that was held since the first `fit`; None before it."""
         if self._meter is None:
             return None
         if not isinstance(self._tally, CpuTally) or self._counts_all:

@@ -27,11 +27,11 @@ _CHILD = (  # imports nothing from the folder it is started in
     "import sys; del sys.path[0]; from tightfit.scripts.child import main; main(sys.argv[1])"
 )
 _SET_ASIDE = ("line", "generator")
-"""What a program may do otherwise each time although it trains alike."""
+"""What a program may do differently each time although it trains alike."""
 
 
 class ScriptProof(msgspec.Struct, frozen=True, kw_only=True):
-    """What two runs of a program showed."""
+    """The comparison of two runs of a program."""
 
     # ``"proven"``; ``"differs"``: the fitted run does something else than the plain one; ``"above
     # budget"``; ``"not deterministic"``: two plain runs differ from each other, no later than the
@@ -88,7 +88,7 @@ def prove_script(
 
     `budget`: in the place of the budget that the program gives; needed where it fits nothing
     itself. `steps`: optimizer steps to compare; a program that takes more is stopped before the
-    next one. `threads`: threads of PyTorch. `**keywords`: as `tightfit.fit` takes them, for a
+    next. `threads`: threads of PyTorch. `**keywords`: as `tightfit.fit` takes them, for a
     program that fits nothing itself: planner, costs, cache. Raises `BadInput` if there is no such
     program, it takes no optimizer step, or it ends in an error without tightfit, too. Raises
     `InfeasibleBudget` if there is no plan within the budget.

@@ -1,4 +1,4 @@
-"""What a run of a program leaves behind, event by event, in a file; how two runs differ."""
+"""The record of a run of a program, event by event, in a file; how two runs differ."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Difference(msgspec.Struct, frozen=True):
     """A place where two runs differ."""
 
     index: int  # of the event
-    step: int  # the optimizer step, or the last one before it
+    step: int  # the optimizer step, or the last before it
     # ``"tensor"``, ``"line"``, ``"generator"``, or ``"order"``: one run does something else than
     # the other
     kind: Literal["tensor", "line", "generator", "order"]

@@ -1,4 +1,4 @@
-"""What a program trains: found by what it calls and by what its optimizers hold, and named."""
+"""The modules that a program trains: found by its calls and its optimizers, and named."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def _numbered(thing: Any, known: list[tuple[str, Any]]) -> str:
-    """Return a name that no other one has: the class, with a number from the second on."""
+    """Return a name that no other has: the class, with a number from the second on."""
     kind = type(thing).__name__
     count = sum(name.partition(" (")[0] == kind for name, _ in known)
     return f"{kind} ({count + 1})" if count else kind

@@ -1,4 +1,4 @@
-"""A fitted callable, from call to call: what it captured, which plan runs now, what is held.
+"""A fitted callable, from call to call: its captured steps, the plan that runs now, memory held.
 
 In: a `Callee`, `Options` and the inputs of each call. Out: the call's outputs, with a planned
 backward behind them, and a `Report`. `fitted.py` says which way a callable runs (a *route*):

@@ -1,4 +1,4 @@
-"""Steps at planned addresses, and what plans leave of the budget to memory outside of them."""
+"""Steps at planned addresses, and the part of the budget that is left to memory outside of them."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Addresses(DefaultAddresses):
     """The arena of a fitted callable, and the loop that closes around it.
 
     A plan bounds what PyTorch's allocator gives out. What the process holds for the steps is the
-    arena, what tensors hold outside it, and what is neither: objects of Python and the planner,
-    free pages of the C library, workspaces that libraries take for themselves, their code. That
-    is measured between two steps, and so is by how much the arena is higher than the plan said;
-    the next plans leave both of the budget.
+    arena, the tensors outside it, and the rest. The rest is objects of Python and the planner, free
+    pages of the C library, workspaces that libraries take for themselves, and their code. That is
+    measured between two steps, and so is by how much the arena is higher than the plan said; the
+    next plans leave both of the budget.
 
     Raises `HookUnavailable` if the CPU's allocator cannot be hooked. `left_bytes`: what plans are
     to leave of the budget.
@@ -77,7 +77,7 @@ class Addresses(DefaultAddresses):
     def begin_step(self, shape: Hashable, caller: Caller) -> None:
         """Begin a step.
 
-        Calls whose gradients are added up differ in what follows them: only after the last one
+        Calls whose gradients are added up differ in what follows them: only after the last
         the optimizer steps.
         """
         self._calls = min(self._calls + 1, _MOST_CALLS)
@@ -99,7 +99,7 @@ class Addresses(DefaultAddresses):
         return not self._looked_at and self._may_look(options)
 
     def looking_bytes(self, options: Options) -> int:
-        """Return what tracing and trying operators hold besides tensors, about."""
+        """Return about the bytes that tracing and trying operators hold besides tensors."""
         return 2 * min(_FIRST_BYTES, round(_FIRST_SHARE * options.usable_bytes))
 
     def look(self, inputs: Iterable[Any], options: Options) -> Options:
@@ -124,7 +124,7 @@ class Addresses(DefaultAddresses):
         needed_bytes = held.rest_bytes + held.file_bytes + max(0, over_bytes)
         spare_bytes = round(_SPARE * budget_bytes)
         if self._gave_way and needed_bytes > self.left_bytes:
-            self._say_what_exceeds(needed_bytes, "its plan is the least there is")
+            self._announce_excess(needed_bytes, "its plan is the least there is")
         is_close = needed_bytes <= self.left_bytes <= needed_bytes + 4 * spare_bytes
         if is_close or self._gave_way or self._rounds == _MOST_ROUNDS:
             return options
@@ -151,17 +151,17 @@ class Addresses(DefaultAddresses):
         self.left_bytes -= lacking_bytes if is_known else self.left_bytes
         self._gave_way = True
         if self.left_bytes < needed_bytes:
-            self._say_what_exceeds(needed_bytes, str(error).splitlines()[0])
+            self._announce_excess(needed_bytes, str(error).splitlines()[0])
         return self._changed(options)
 
-    def _say_what_exceeds(self, needed_bytes: int, why: str) -> None:
+    def _announce_excess(self, needed_bytes: int, why: str) -> None:
         """Say, once, that no plan leaves as much as the process holds besides tensors."""
         if self._said:
             return
         self._said = True
         announce(
-            f"{self._name}: the process holds {format_bytes(needed_bytes)} besides tensors, and no "
-            "plan leaves that of the budget: what it holds exceeds the budget by "
+            f"{self._name}: the process holds {format_bytes(needed_bytes)} in addition to tensors, "
+            "and no plan leaves room for that: the process exceeds the budget by "
             f"{format_bytes(needed_bytes - self.left_bytes)}. {why}"
         )
 

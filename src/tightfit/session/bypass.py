@@ -47,7 +47,7 @@ def expect_calls(model: nn.Module, expecting: Sequence[Expecting]) -> Callable[[
             handle.remove()
         handles.clear()
 
-    references = [weakref.ref(one) for one in expecting]
+    references = [weakref.ref(awaited) for awaited in expecting]
     for name, parameter in model.named_parameters():
         if not is_lazy(parameter) and parameter.requires_grad and parameter.is_leaf:
             arrived = _arrival(references, name, own_methods(type(model)), remove)
@@ -64,7 +64,7 @@ def _arrival(
     def arrived(_: torch.Tensor) -> None:
         remove()
         if _still_expecting(references) is not None:
-            gc.collect()  # a model that was let go of expects nothing
+            gc.collect()  # a model that is no longer alive expects nothing
         expecting = _still_expecting(references)
         if expecting is not None:
             _complain(expecting, name, methods)
@@ -73,9 +73,9 @@ def _arrival(
 
 
 def _still_expecting(references: list[weakref.ref[Expecting]]) -> Expecting | None:
-    """Return what awaits its first call; None where one was called, or was let go of."""
+    """Return what awaits its first call; None where one was called, or is no longer alive."""
     expecting = [reference() for reference in references]
-    if any(one is None or one.is_used for one in expecting):
+    if any(awaited is None or awaited.is_used for awaited in expecting):
         return None
     return expecting[0]
 
@@ -86,7 +86,7 @@ def _complain(expecting: Expecting, name: str, methods: list[str]) -> None:
         f"a gradient reached {name!r} of a fitted {expecting.name} whose forward was not called: "
         "it is trained around its plan, and nothing holds the budget. If the training calls other "
         f"methods of it, name them: tightfit.fit(model, budget, methods={names}). Else fit the "
-        "module that the training calls (in Lightning: the one inside, if training_step calls "
+        "module that the training calls (in Lightning: the inner module, if training_step calls "
         "that), or the function that computes the loss, with tightfit.step. "
         f"{WITHOUT_A_PLAN}"
     )

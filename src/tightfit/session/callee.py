@@ -1,4 +1,4 @@
-"""What is fitted: a callable with the modules whose parameters it uses."""
+"""The callee that is fitted: a callable with the modules whose parameters it uses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Callee:
 
 
 def _needs_gradient(module: nn.Module) -> bool:
-    """Whether a parameter requires a gradient: the first one that does ends the search."""
+    """Whether a parameter requires a gradient: the first that does ends the search."""
     own = vars(module)
     if "_parameters" not in own:  # a scripted module has them elsewhere
         return any(p.requires_grad for p in module.parameters())

@@ -1,4 +1,4 @@
-"""What is said of a model that goes through `torch.utils.checkpoint` itself."""
+"""Messages about a model that calls `torch.utils.checkpoint` itself."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def announce_checkpoints(callee: Callee, step: JointGraph, before: Iterable[Join
         )
     if found is Checkpoints.OTHER_DRAWS:
         differs.append(
-            "what one with preserve_rng_state=False draws in the forward is used in backward, too, "
-            "where plain PyTorch draws again"
+            "with preserve_rng_state=False, random numbers of the forward are used in backward, "
+            "too, where plain PyTorch draws again"
         )
     if differs:
         announce(

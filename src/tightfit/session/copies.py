@@ -44,7 +44,7 @@ class Copies:
 
     @property
     def tally(self) -> Tally | None:
-        """Counts what was given out since the model was fitted."""
+        """Counts the bytes given out since the model was fitted."""
         original = self._original()
         return self._tally if original is None else original.account.tally
 

@@ -1,4 +1,4 @@
-"""Steps at addresses of the allocator's choice, and what a fitted callable asks of addresses."""
+"""Steps at addresses of the allocator's choice, and the interface of addresses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["DefaultAddresses", "PlanRejected", "PlannedStep"]
 
 
 class PlanRejected(Exception):
-    """A plan does not run: another one is to be made."""
+    """A plan does not run: another is to be made."""
 
     def __init__(self, options: Options) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class PlanRejected(Exception):
 
 
 class PlannedStep(Protocol):
-    """What was planned, and what was found for it."""
+    """A graph that was planned, and the outcome."""
 
     @property
     def number(self) -> int:
@@ -47,7 +47,7 @@ class DefaultAddresses:
     """Steps at addresses that the allocator chooses."""
 
     def end_step(self) -> None:
-        """End the step before: what is done until the next one begins belongs to none."""
+        """End the step before: what is done until the next begins belongs to none."""
 
     def begin_step(self, shape: Hashable, caller: Caller) -> None:
         """Begin a step that is called by its shape, and by the plan that it runs.
@@ -56,7 +56,7 @@ class DefaultAddresses:
         """
 
     def runner_for(self, number: int, graph: Graph, plan: Plan, runner: Runner) -> Runner:
-        """Return what runs a plan at the addresses of its steps.
+        """Return the runner of a plan at the addresses of its steps.
 
         `number`: tells the plan from all others.
         """

@@ -47,7 +47,7 @@ class Route(Protocol):
 
     @property
     def guard(self) -> Guard | None:
-        """Measures the steps; None until the first one."""
+        """Measures the steps; None until the first."""
         ...
 
     @property
@@ -123,7 +123,7 @@ class Fitted:
 
     @classmethod
     def as_a_whole(cls, callee: Callee, options: Options, copies: Copies | None = None) -> Fitted:
-        """Return what runs a callable as one graph, as long as that can be captured."""
+        """Return a fitted callable that runs as one graph, as long as that can be captured."""
         tally = copies.tally if copies is not None else None
         account = Account(callee.modules, options.optimizer, tally)
         account.optimizers.step_in_backward(options.steps)
@@ -265,7 +265,7 @@ class Fitted:
 
     @property
     def guard(self) -> Guard | None:
-        """Measures the steps; None until the first one."""
+        """Measures the steps; None until the first."""
         return self.route.guard
 
     @property
@@ -308,7 +308,7 @@ class Fitted:
         return self._whole.smallest_budget(Arguments.of(args, kwargs))
 
     def _needed_bytes(self) -> int:
-        """Return the least budget for steps like the last one; 0: nothing is known of any."""
+        """Return the least budget for steps like the last; 0: nothing is known of any."""
         return self._whole.needed_bytes() if self.route is self._whole else 0
 
     def join_replicas(self, wrapper: DistributedDataParallel | None) -> None:

@@ -44,11 +44,11 @@ class FollowedCalls(HandedCalls):
         self._account = account
         self._looking = contextlib.ExitStack()
         self._asks: Callable[[HandedGraph, Sequence[Any]], Any] | None = None
-        self._has_run = False  # a graph of the call under way
+        self._has_run = False  # a graph of the current call
 
-    def let_go(self) -> None:
+    def lift_limit(self) -> None:
         """Neither refuse nor measure what Dynamo needs to follow a frame."""
-        self._account.let_go()
+        self._account.lift_limit()
         runs = self._runs()
         if runs is not None:
             self._looking.enter_context(runs.looking())
@@ -119,7 +119,7 @@ class FollowedCalls(HandedCalls):
             self._follow_again(graph)
         if self._asks is not None:
             raise GraphHandedOver(self._asks(graph, inputs))
-        self._follower.let_go_of_errors()
+        self._follower.collect_errors()
         output = super()._called(graph, inputs)
         self._has_run = True
         return output

@@ -53,9 +53,9 @@ class GraphSteps(WholeSteps):
         super().__init__(own, options, account, addresses)
         self._graphs_of_step = GraphsOfStep(callee.name)
         self._this: weakref.ref[RunsGraphs] = weakref.ref(self)
-        self._given: Arguments | None = None  # of the call under way
+        self._given: Arguments | None = None  # of the current call
         self._is_called = False
-        self._has_run = False  # a graph of the call under way
+        self._has_run = False  # a graph of the current call
         self._are_several = False  # graphs of a call, as far as is known
         self.in_graphs: InGraphs | None = None
         # Graphs that no plan fits and plain PyTorch may, with what is raised if it does not either
@@ -111,7 +111,7 @@ class GraphSteps(WholeSteps):
                 error = fits.error
                 announce(
                     f"{self.callee.name}: no plan fits the budget, and plain PyTorch is expected "
-                    "to. It runs as plain PyTorch; what would exceed the budget is refused"
+                    "to. It runs as plain PyTorch; requests beyond the budget are refused"
                 )
         return self._run_plainly(graph, inputs, error)
 
@@ -159,7 +159,7 @@ class GraphSteps(WholeSteps):
         return left_out() if self.in_graphs is None else self.in_graphs.looking()
 
     def _go_on_in_graphs(self) -> None:
-        """Plan whole steps of several graphs from now on, beginning with the call under way."""
+        """Plan whole steps of several graphs from now on, beginning with the current call."""
         assert self._given is not None
         self.in_graphs = InGraphs(self.callee, self.options, self.account, self._followed)
         self._addresses.note_parts()
@@ -185,12 +185,12 @@ class GraphSteps(WholeSteps):
             self.options = dataclasses.replace(self.options, others_to_come=True)
 
     def _varies(self) -> None:
-        """Leave a graph to plain PyTorch: numbers decide otherwise in every call."""
+        """Leave a graph to plain PyTorch: numbers decide differently in every call."""
         self.outside.varies()
         raise RunsPlainly
 
     def _run(self, spec: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
-        """Run the forward of a plan; note by which one it ran."""
+        """Run the forward of a plan; note by which plan it ran."""
         is_first = not self.waiting
         outputs = super()._run(spec, given, inputs)
         assert self.last is not None
@@ -243,5 +243,5 @@ def _moves_of_one_graph(name: str) -> BadInput:
 def _better_in_graphs(name: str, modules: list[str]) -> CaptureError:
     return CaptureError(
         f"{name} is planned graph by graph: as one op each, {', '.join(modules)} would hold most "
-        "of what a step keeps"
+        "of a step's saved tensors"
     )

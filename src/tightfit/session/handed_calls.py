@@ -1,4 +1,4 @@
-"""Calls of graphs that are handed over: each is run by a plan, or as it is where there is none."""
+"""Calls of graphs that are handed over: each is run by a plan, or eagerly where there is none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["HandedCalls", "RunsGraphs", "run_as_it_is"]
 
 
 def run_as_it_is(graph: HandedGraph, *inputs: Any) -> Any:
-    """Run a graph without a plan: a callable whose calls are those of graphs is this one."""
+    """Run a graph without a plan: a callable whose calls are those of graphs runs it."""
     return graph.module(*inputs)
 
 
@@ -93,7 +93,7 @@ class HandedCalls:
             return graph.module(*inputs)
 
     def _first_like(self, graph: HandedGraph, inputs: Sequence[Any]) -> HandedGraph:
-        """Return the first graph that runs what this one does.
+        """Return the first graph that runs what this graph does.
 
         Dynamo makes a graph again where Python has changed that does not matter to it.
         """

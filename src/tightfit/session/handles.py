@@ -163,7 +163,7 @@ class PlannedStep:
 
 
 def fitted_of(target: nn.Module | PlannedStep) -> Fitted:
-    """Return what runs a fitted model or step, whatever wraps it.
+    """Return the `Fitted` of a model or step, under any wrapper.
 
     Raises `BadInput` if it is neither.
     """
@@ -175,14 +175,13 @@ def fitted_of(target: nn.Module | PlannedStep) -> Fitted:
         saved = isinstance(module, nn.Module) and was_fitted(module)
         raise BadInput(
             "this is neither a fitted model nor a step: call tightfit.fit first"
-            + " (it was fitted when it was saved; what is loaded was saved as the plain model)"
-            * saved
+            + " (it was fitted when it was saved, and is loaded as the plain model)" * saved
         )
     return fitted
 
 
 def used_of(target: nn.Module | PlannedStep) -> Fitted:
-    """Return what runs a fitted model or step: of a model with planned methods the largest used.
+    """Return the `Fitted` of a model or step: of a model with planned methods the largest used.
 
     Raises `BadInput` if it is neither.
     """
@@ -191,5 +190,9 @@ def used_of(target: nn.Module | PlannedStep) -> Fitted:
     methods = () if root is None else attached_methods(root).values()
     if not methods:
         return fitted
-    used = [one for one in (fitted, *methods) if isinstance(one, Fitted) and one.is_used]
-    return max(used, key=lambda one: one.report().planned_peak_bytes, default=fitted)
+    used = [
+        candidate
+        for candidate in (fitted, *methods)
+        if isinstance(candidate, Fitted) and candidate.is_used
+    ]
+    return max(used, key=lambda candidate: candidate.report().planned_peak_bytes, default=fitted)

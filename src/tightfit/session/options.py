@@ -1,4 +1,4 @@
-"""What a user may ask for, checked once at the border."""
+"""The options of `fit` and `step`, checked once."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def _exactness(asked: str | None, compiled: bool) -> Exactness:
     if asked == "bitwise" and compiled:
         raise BadInput(
             "exactness 'bitwise' is not available with compile=True: fused kernels round "
-            "otherwise than single operators do ('rounding'). Leave one of the two out"
+            "differently from single operators ('rounding'). Leave one of the two out"
         )
     if asked is None:
         return "bitwise"
@@ -309,7 +309,7 @@ def _listed(sizes: list[int]) -> str:
 
 
 def worst_first(shapes: Iterable[Any], modules: Mapping[str, nn.Module]) -> list[Arguments]:
-    """Return the calls that example inputs stand for, the one with most elements first.
+    """Return the calls that example inputs describe, that with most elements first.
 
     `shapes`: for each call a tuple of positional inputs, a mapping of keyword inputs, or one
     tensor. A tensor on the ``"meta"`` device stands for zeros on the modules' device. `modules`:

@@ -55,8 +55,8 @@ class Usage:
 def _spares_much(captured: Captured, unused: Set[int]) -> bool:
     """Whether a step takes noticeably less without the gradients of some of its outputs.
 
-    Most of what comes back goes other ways, too, in a recurrent model that returns its state, say:
-    to leave out what is zero is then not worth that the next step waits for another trace.
+    Most of it comes back by other ways, too, for example in a recurrent model that returns its
+    state. Leaving out zeros is then not worth another trace for which the next step waits.
 
     `captured`: the step, with these gradients among its inputs; priced. `unused`: the outputs that
     receive none.

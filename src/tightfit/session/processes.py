@@ -1,9 +1,8 @@
-"""Processes that train one model together find things out once: costs, plans, what user code holds.
+"""Processes that train one model together share findings: costs, plans, memory of user code.
 
-They meet in the key-value store that `torch.distributed` started with, not in collectives: a rank
-that needs something first makes it, every other rank that needs the same waits for
-it. So ranks may see different shapes, or in another order, and no rank waits for one that has no
-reason to come.
+They meet in the key-value store that `torch.distributed` started with, not in collectives. A rank
+that needs something first makes it; every other rank that needs the same waits for it. So ranks may
+see different shapes, or in another order, and no rank waits for one that has no reason to come.
 """
 
 from __future__ import annotations
@@ -83,9 +82,9 @@ class Ranks:
         while not self.store.check([place]):
             if time.monotonic() > deadline:
                 raise TightfitError(
-                    f"rank {self.rank} waited {_PATIENCE_S // 60} minutes for what another rank "
-                    f"was to find out ({place}): it has failed, or it does not train this model. "
-                    "See what the other ranks report"
+                    f"rank {self.rank} waited {_PATIENCE_S // 60} minutes for a result of another "
+                    f"rank ({place}): it has failed, or does not train this model. See the reports "
+                    "of the other ranks"
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -98,7 +97,7 @@ def agreed(ranks: Ranks | None, key: str, kind: type[Found], make: Callable[[], 
 
 
 def running_wrapper() -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel whose forward is under way, if there is one."""
+    """Return the DistributedDataParallel whose forward is running, if there is one."""
     return tools.active_wrapper()
 
 

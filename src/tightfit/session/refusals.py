@@ -1,4 +1,4 @@
-"""What a fitted callable refuses, in words, with the ways out."""
+"""The errors of a fitted callable, with the ways out."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def second_forward(name: str, waiting: int) -> SecondForward:
         f"{name} was called again while {waiting} earlier planned call(s) await their backward: "
         "each would keep its activations and the budget would not hold. Call backward first, put "
         f"all into one function for tightfit.step, or allow it by in_flight={waiting + 1} (calls "
-        "share the budget). If no backward is to come: torch.no_grad(), or let go of the outputs "
+        "share the budget). If no backward is to come: torch.no_grad(), or free the outputs "
         "(del loss)"
     )

@@ -1,4 +1,4 @@
-"""What is known about a fitted model or step, as one frozen value."""
+"""The report on a fitted model or step, as one frozen value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Held", "PlannedPart", "Report", "planned_moves", "report_of"]
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process held for the steps of a callable with an arena, in bytes."""
+    """The memory that a process held for the steps of a callable with an arena, in bytes."""
 
     height_bytes: int  # of the arena
     # Of tensors between two steps: parameters, gradients, the optimizer's state, inputs, and what
@@ -76,7 +76,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     measured: StepPeaks | None  # what the last complete step held
     plan: Plan | None  # the current plan; None where parts are planned one by one
     compiled: bool = False  # whether the plan runs compiled, not operator by operator
-    # Where parts are: for each kind of part, named by the first one, the plans that run
+    # Where parts are: for each kind of part, named by the first, the plans that run
     plans: dict[str, tuple[Plan, ...]] = {}
     calls: int = 0  # calls of parts in a step. Cost and overhead are of the parts.
     # Where parts are: every plan that runs, in the order of the first calls
@@ -152,7 +152,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def planned_moves(graph: Graph, outcome: Outcome) -> Moved | None:
-    """Return what a plan moves to far memory and back; None: nothing."""
+    """Return the bytes that a plan moves to far memory and back; None: nothing."""
     if outcome.plan is None or outcome.plan.far is None:
         return None
     result = simulate(graph, outcome.plan)

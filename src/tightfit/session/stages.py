@@ -171,10 +171,10 @@ def less_exact_step(
 def plan_step(
     task: Task, options: Options, known: Plan | None = None, *, apart: bool = False
 ) -> Outcome:
-    """Return a verified plan within the budget; the one on disk if this was planned before.
+    """Return a verified plan within the budget; the plan on disk if this was planned before.
 
     `known`: an earlier plan of this step; used if it fits and the planner finds none. `apart`:
-    whether another process searches: this one trains meanwhile. Raises `InfeasibleBudget` if there
+    whether another process searches, while this process trains. Raises `InfeasibleBudget` if there
     is none; says the least budget and what is forced to be alive. Raises `InvalidPlan` or
     `PlanMismatch` if the user gave a plan and it does not fit this graph or budget.
     """
@@ -183,7 +183,8 @@ def plan_step(
 
 
 def plan_at_once(task: Task, options: Options) -> Outcome:
-    """Return what the default planner finds in a moment; kept for later if it is proven best."""
+    """Return the plan that the default planner finds at once; kept for later if it is proven
+    best."""
     limits = Limits(seconds=min(_AT_ONCE_S, options.limits.seconds), gap=options.limits.gap)
     outcome = _interruptible(task, options, None, limits)
     if outcome.status == "optimal" and options.cache and options.planner == DEFAULT:
@@ -262,11 +263,11 @@ def _stop(task: Task, options: Options, outcome: Outcome) -> NoReturn:
     raise KeyboardInterrupt(f"tightfit: planning was interrupted; {found}") from None
 
 
-def _said(options: Options, what: str) -> AbstractContextManager[None]:
+def _said(options: Options, label: str) -> AbstractContextManager[None]:
     """Tell the user of long waiting, if no progress display does."""
     if options.progress is not SILENT:
         return contextlib.nullcontext()
-    return said_while_waiting(lambda: what)
+    return said_while_waiting(lambda: label)
 
 
 def cached_outcome(task: Task, options: Options) -> Outcome | None:

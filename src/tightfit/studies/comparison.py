@@ -252,9 +252,9 @@ class Comparison:
         if noise > _LARGEST_NOISE:
             raise BadInput(
                 f"{self.name or 'the model'} gives other bits each time it is trained with plain "
-                f"PyTorch from the same state and seed (first: {differing[0]}), so there is "
-                "nothing to compare with bit by bit: it draws a seed of its own (torch.seed()), "
-                "or keeps what it computes from step to step outside of parameters and buffers"
+                f"PyTorch from the same state and seed (first: {differing[0]}). So there is "
+                "nothing to compare with bit by bit. It draws a seed of its own (torch.seed()), "
+                "or keeps results from step to step outside of parameters and buffers"
             )
         return _TOLERATED * noise if differing else None
 
@@ -315,7 +315,7 @@ class Comparison:
             return ratios, peaks
         self.progress.start("timing steps", rounds)
         try:
-            for _ in range(_MOST_TUNING):  # where data decide otherwise in each step, it never ends
+            for _ in range(_MOST_TUNING):  # where data decide anew in each step, it never ends
                 if fitted.is_tuning:
                     self._planned_time(fitted, peaks)
             peaks.clear()  # of the plan before
@@ -343,7 +343,7 @@ class Comparison:
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """What a proof showed; sizes in bytes with constants, times as ratios to eager.
+    """The result of a proof; sizes in bytes with constants, times as ratios to eager.
 
     Parameters
     ----------
@@ -372,8 +372,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     minimum_budget_bytes : int or None
         The smallest budget with a plan found, if that was asked for.
     tolerance : float or None
-        Where plain PyTorch itself gives other bits each time: the relative difference within
-        which results count as equal, a small multiple of what its own runs differ by.
+        Where plain PyTorch itself gives other bits each time, the relative difference within which
+        results count as equal. It is a small multiple of the difference between its own runs.
     seconds : float
         Of the first planned call: capture, costs, plan, lowering, and the step itself.
     """
@@ -432,7 +432,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _least_bytes_in_parts(fitted: Fitted) -> int:
-    """Return what a step like the last one holds with the least plan of every part."""
+    """Return what a step like the last holds with the least plan of every part."""
     route = fitted.route
     assert isinstance(route, InGraphs)  # else the step would have said what it lacks
     route.close_step()

@@ -19,14 +19,31 @@ from tightfit.plan.plan import Gradients
 from tightfit.pricing.price import measured_costs
 from tightfit.progress import SILENT, Progress
 from tightfit.session.memory.surroundings import root_gradient_bytes
-from tightfit.studies.model import Target, load_example, loss_function, on_fake_tensors
+from tightfit.studies.model import (
+    ModelSettings,
+    Target,
+    load_example,
+    loss_function,
+    on_fake_tensors,
+)
 from tightfit.units import rounded_up
 
-__all__ = ["OPTIMIZERS", "captured_step", "graph_of"]
+__all__ = ["OPTIMIZERS", "Offered", "captured_step", "graph_of"]
 
 
 OPTIMIZERS = {"none": 0, "sgd": 0, "momentum": 1, "adamw": 2}
 """Copies of the trainable parameters that an optimizer keeps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Offered:
+    """Which alternatives of operators plans may use."""
+
+    exactness: Exactness = "bitwise"  # the least exact class
+    group: str = "all"  # a name of `tightfit.alternatives.registry.GROUPS`
+
+
+DEFAULT_OFFER = Offered()
 
 
 def graph_of(target: Target, **options: Any) -> Graph:
@@ -43,26 +60,22 @@ def captured_step(
     optimizer: str = "adamw",
     costs: str = "cpu",
     gradients: Gradients = "fresh",
-    exactness: Exactness = "bitwise",
-    alternatives: str = "all",
+    alternatives: Offered = DEFAULT_OFFER,
     progress: Progress = SILENT,
     **model_options: Any,
 ) -> Captured:
     """Return a model's training step, captured on fake tensors, its graph priced.
 
-    Parameters and errors are those of `check`, and two more.
-
-    `exactness`: how exact alternatives of operators have to be. `alternatives`: which of them: a
-    name of `tightfit.alternatives.registry.GROUPS`.
+    Parameters and errors are those of `check`; `model_options` are fields of `ModelSettings`.
     """
     if optimizer not in OPTIMIZERS:
         raise BadInput(f"no optimizer is called {optimizer!r} (known: {', '.join(OPTIMIZERS)})")
     progress.start("capturing the step")
     try:
-        example = on_fake_tensors(lambda: load_example(target, **model_options))
+        example = on_fake_tensors(lambda: load_example(target, ModelSettings(**model_options)))
         function, args, kwargs = loss_function(example)
         captured = _captured(
-            TracedCall(function, {"model": example.model}, args, kwargs), exactness, alternatives
+            TracedCall(function, {"model": example.model}, args, kwargs), alternatives
         )
     finally:
         progress.stop()
@@ -80,12 +93,12 @@ def captured_step(
     return captured.with_graph(graph)
 
 
-def _captured(call: TracedCall, exactness: Exactness, alternatives: str) -> Captured:
+def _captured(call: TracedCall, alternatives: Offered) -> Captured:
     """Capture a step with alternatives; what is returned along with a loss receives no gradient."""
     name = call.function.__name__
     call = dataclasses.replace(call, loss_alone=True)
     captured = capture(graph_call(call, name), name=name)
-    return with_alternatives(captured, exactness, alternatives)
+    return with_alternatives(captured, alternatives.exactness, alternatives.group)
 
 
 def _trainable_bytes(model: nn.Module, granularity: int) -> int:

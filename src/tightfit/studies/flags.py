@@ -1,4 +1,4 @@
-"""What PyTorch's flags against memory do to one model's step, compared with plans in a budget."""
+"""The effect of PyTorch's memory flags on one model's step, compared with plans in a budget."""
 
 from __future__ import annotations
 

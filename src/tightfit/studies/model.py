@@ -1,8 +1,8 @@
 """Find the model a user names, call its factory, and judge what it returns.
 
 A model is named ``zoo:NAME``, ``package.module:factory`` or ``path/to/file.py:factory``. A factory
-takes ``batch=None`` and returns ``(model, loss, args, target)``. Whatever goes wrong in the user's
-code becomes one `BadInput` that says where.
+takes ``batch=None`` and returns ``(model, loss, args, target)``. Any error in the user's code
+becomes one `BadInput` that says where.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -28,6 +29,7 @@ from tightfit.zoo import Example, make
 from tightfit.zoo.example import ImageSize
 
 __all__ = [
+    "ModelSettings",
     "Target",
     "explain_error",
     "load_example",
@@ -43,40 +45,47 @@ _FORMS = "zoo:NAME, package.module:factory or path/to/file.py:factory"
 _RETURNS = (
     "a factory returns (model, loss, args, target): an nn.Module; a function of (output, target) "
     "or None if the output is the loss or carries it as .loss; a tuple of positional or a dict of "
-    "keyword inputs; what the loss compares the output with, or None"
+    "keyword inputs; the target of the loss, or None"
 )
 
 
-def load_example(
-    target: Target,
-    *,
-    batch: int | None = None,
-    size: ImageSize | None = None,
-    sequence: int | None = None,
-    dropout: float | None = None,
-    setting: str | None = None,
-    takes_step: bool = False,
-) -> Example:
-    """Return the model with one batch that a target stands for.
+@dataclass(frozen=True)
+class ModelSettings:
+    """What a model is made with; None: as its factory decides."""
 
-    `target`: a model's name, a factory, or what a factory returns. `batch`, `sequence`: passed to
-    the factory. `size`, `dropout`, `setting`: for models of the zoo; see `tightfit.zoo.make`.
-    `takes_step`: whether a `tightfit.step` may stand in the place of the model. Raises `BadInput`
-    if there is no such model, its factory fails or returns something else. Names the line in the
-    user's file.
+    # batch, sequence: examples per batch and tokens per text, passed to the factory
+    batch: int | None = None
+    size: ImageSize | None = None  # of images, in pixels; for models of the zoo
+    sequence: int | None = None
+    # dropout, setting: a probability and a name of sizes; for models of the zoo
+    dropout: float | None = None
+    setting: str | None = None
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Return those of the named settings that are given."""
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def load_example(
+    target: Target, settings: ModelSettings | None = None, *, takes_step: bool = False
+) -> Example:
+    """Return the model with one batch that a target names or holds.
+
+    `target`: a model's name, a factory, or the tuple that a factory returns. `takes_step`: whether
+    a `tightfit.step` may take the place of the model. Raises `BadInput` if there is no such model,
+    its factory fails or returns something else. Names the line in the user's file.
     """
-    special = {"size": size, "sequence": sequence, "dropout": dropout, "setting": setting}
-    given = {key: value for key, value in special.items() if value is not None}
+    settings = settings or ModelSettings()
     if isinstance(target, str) and target.startswith("zoo:"):
-        return make(target.removeprefix("zoo:"), batch, **given)
-    given.pop("sequence", None)
-    if given:
+        given = settings.given("size", "sequence", "dropout", "setting")
+        return make(target.removeprefix("zoo:"), settings.batch, **given)
+    if given := settings.given("size", "dropout", "setting"):
         raise BadInput(
             f"{', '.join(given)} can be set for models of the zoo only; let the factory of "
             f"{target!r} decide, or make the model yourself"
         )
-    asked = {"batch": batch, "sequence": sequence}
-    keywords = {key: value for key, value in asked.items() if value is not None}
+    keywords = settings.given("batch", "sequence")
     for key, value in keywords.items():
         if value < 1:
             raise BadInput(f"the {key} must be positive, got {value}")

@@ -14,7 +14,7 @@ from tightfit.pricing.keys import key_of
 from tightfit.pricing.promises import keeping_promises
 from tightfit.pricing.records import recorded
 from tightfit.progress import SILENT, Progress
-from tightfit.studies.dry_step import captured_step
+from tightfit.studies.dry_step import Offered, captured_step
 from tightfit.studies.model import Target
 
 __all__ = ["OpWay", "profile_ops"]
@@ -41,7 +41,7 @@ class OpWay(msgspec.Struct, frozen=True):
 def profile_ops(
     target: Target, name: str, *, progress: Progress = SILENT, **model_options: Any
 ) -> tuple[OpWay, ...]:
-    """Measure every alternative of the ops of a model that a name stands for.
+    """Measure every alternative of the ops of a model that a name selects.
 
     `target`: a model, as for `check`. `name`: an operator such as ``"aten.convolution_backward"``,
     a module such as ``"layer1.0.conv1"``, or both with a colon between them. Calls that are alike
@@ -50,7 +50,7 @@ def profile_ops(
     op has that name; says some that there are.
     """
     step = captured_step(
-        target, optimizer="none", costs="unit", exactness=EXACTNESS[-1], **model_options
+        target, optimizer="none", costs="unit", alternatives=Offered(EXACTNESS[-1]), **model_options
     )
     chosen = _with_companions(step.graph, _chosen(step, name))
     step = step.keeping(lambda op, way, call: op.id in chosen)
@@ -79,7 +79,7 @@ def profile_ops(
 
 
 def _chosen(step: Captured, name: str) -> list[int]:
-    """Return one op for each distinct call of those that a name stands for."""
+    """Return one op for each distinct call of those that a name selects."""
     operator, _, module = name.partition(":")
     seen: dict[str, int] = {}
     for op in step.graph.ops:
@@ -101,8 +101,8 @@ def _with_companions(graph: Graph, chosen: list[int]) -> list[int]:
         value: op.id for op in graph.ops for way in op.alternatives[:1] for value in way.writes
     }
     found: list[int] = []
-    for one in chosen:
-        waiting = [one]
+    for chosen_op in chosen:
+        waiting = [chosen_op]
         while waiting:
             number = waiting.pop(0)
             if number in found:

@@ -1,4 +1,4 @@
-"""What PyTorch's own ways give on a captured step, as rows next to those of the planners."""
+"""PyTorch's own methods on a captured step, as rows next to those of the planners."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def ways_named(names: Sequence[str]) -> tuple[str, ...]:
 class PyTorch:
     """PyTorch's own ways on one captured step; what its partitioner chose is kept.
 
-    None of them takes a budget in bytes. Of the settings of a way the cheapest that fits is
-    taken: the activation memory budget from 0.9 down to 0 in tenths, checkpointed blocks by the
-    depth of their names.
+    None of them takes a budget in bytes. Of the settings of a method the cheapest that fits is
+    taken. The settings are the activation memory budget from 0.9 down to 0 in tenths, checkpointed
+    blocks by the depth of their names.
     """
 
     def __init__(self, captured: Captured) -> None:

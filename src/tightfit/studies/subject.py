@@ -207,7 +207,7 @@ def _words(tensor: torch.Tensor) -> Any:
 
 
 class TrainingRecord(msgspec.Struct):
-    """What a series of steps left behind."""
+    """The results of a series of steps."""
 
     losses: list[float]
     digests: list[dict[str, bytes]]

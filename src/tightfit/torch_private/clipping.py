@@ -1,4 +1,4 @@
-"""What `clip_grad_norm_` does with one gradient."""
+"""The computation of `clip_grad_norm_` on one gradient."""
 
 from __future__ import annotations
 

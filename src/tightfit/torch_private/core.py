@@ -144,7 +144,7 @@ def _cudnn_batch_norm(
 ) -> Any:
     """Return what cuDNN computes, in training by the operator that says which buffers it writes.
 
-    Torch would take its own kernel while tracing, which is slower and rounds otherwise. Without
+    Torch would take its own kernel while tracing, which is slower and rounds differently. Without
     running statistics, throw-away ones are written.
     """
     if not training:  # writes nothing
@@ -195,7 +195,7 @@ def python_kernels(kernels: Mapping[Any, Callable[..., Any] | None]) -> Iterator
 
 
 def composite(operator: Any, *args: Any) -> Any:
-    """Run the decomposition of an operator that torch has, whatever stands in its place."""
+    """Run torch's decomposition of an operator, even if another is installed in its place."""
     return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
 
 
@@ -264,10 +264,10 @@ class _StaticShapes(FakeTensorMode):
         return super().from_tensor(tensor, static_shapes=True, **given)
 
 
-class _OneMode(FakeTensorMode):
+class _ModeNeverCopied(FakeTensorMode):
     """Stays the same for copies of its tensors, which carry it: a copy of it breaks both."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _OneMode:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _ModeNeverCopied:
         return self
 
 
@@ -276,7 +276,7 @@ def fake_modules() -> Iterator[None]:
     """Make modules without memory, also by copying: `nn.TransformerEncoder` copies its layer."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
-        with _OneMode():
+        with _ModeNeverCopied():
             yield
 
 
@@ -308,9 +308,9 @@ def is_zero_tensor(tensor: torch.Tensor) -> bool:
 def hidden_changes_without_tangents(is_parameter: Callable[[Any], bool]) -> Iterator[None]:
     """While tracing, forbid differentiating through what autograd does not see.
 
-    A tensor changed under `no_grad` or by its `data` is the same to autograd afterwards, whatever
-    the tracer makes of it: a further output that could receive a gradient. A parameter cannot be
-    changed otherwise.
+    A tensor changed under `no_grad` or by its `data` is the same to autograd afterwards, though the
+    tracer makes a further output of it that could receive a gradient. A parameter cannot be changed
+    in another way.
     """
     plain = collect_metadata_analysis.InputAliasInfo
     hidden = collect_metadata_analysis.are_all_mutations_hidden_from_autograd
@@ -426,7 +426,7 @@ def without_autocast() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
-    """Let operators run for real although a trace is under way, saved-tensor hooks included."""
+    """Let operators run for real although a trace is running, saved-tensor hooks included."""
     with _disable_current_modes(), torch._C._DisablePythonDispatcher():
         tracing = torch._C._autograd._saved_tensors_hooks_set_tracing(False)
         try:
@@ -456,10 +456,10 @@ def is_tracing() -> bool:
 
 
 def is_traced(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for another one while a step is traced, and has no values."""
+    """Whether a tensor is a stand-in while a step is traced, and has no values."""
     return isinstance(tensor, FakeTensor | functional_tensor.FunctionalTensor)
 
 
 def call_parameter(tensor: torch.Tensor) -> None:
-    """Let what stands for a parameter in a trace be an instance of `nn.Parameter`, too."""
+    """Let the stand-in of a parameter in a trace be an instance of `nn.Parameter`, too."""
     tensor._is_param = True  # type: ignore[attr-defined]

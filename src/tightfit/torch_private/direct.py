@@ -1,7 +1,7 @@
 """The short way to an operator: PyTorch's own function for it, where that runs just that operator.
 
 A call through ``torch.ops`` compares its arguments with the operator's schema one by one, which
-takes a microsecond or two; the functions that PyTorch compiles for Python take half of that.
+takes a microsecond or two. The functions that PyTorch compiles for Python take half of that.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DIRECT: dict[Any, Any] = {
     aten.transpose.int: torch.transpose,
     aten.unsqueeze.default: torch.unsqueeze,
 }
-"""By operator: the function that runs it, whatever arguments the operator takes."""
+"""By operator: the function that runs it, for all arguments that the operator takes."""
 
 
 def direct(function: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Dynamo compiles one callable, frame by frame, for a backend of ours. Private names of torch.
+"""Dynamo compiles one callable, frame by frame, for tightfit's backend. Private names of torch.
 
 Configuration is entered when Dynamo is asked about a frame, not in every call. Sizes stay static;
 plain numbers that change become inputs, for what Dynamo has learned of changes is kept by callable
@@ -46,7 +46,7 @@ from tightfit.torch_private.frames.leaves import (
 )
 from tightfit.torch_private.frames.numpy import NumpyFollowed, without_numpy
 from tightfit.torch_private.frames.outermost import in_a_frame_of_its_own
-from tightfit.torch_private.frames.plainly import Answers, RunsOtherwise
+from tightfit.torch_private.frames.plainly import AnswerChanged, Answers
 from tightfit.torch_private.frames.recompiled import noting_failed_guards
 from tightfit.torch_private.frames.values import follows_values
 from tightfit.torch_private.patches import Patch
@@ -92,7 +92,7 @@ _CONFIGURATION = {
     "use_recursive_dict_tags_for_guards": False,
     "skip_guards_on_constant_func_defaults": False,  # as from 2.13 on
     "use_numpy_random_stream": True,  # else its numbers come from PyTorch's generator
-    "enable_dynamo_decompositions": False,  # which round otherwise: `add_(x, alpha=2)` before 2.13
+    "enable_dynamo_decompositions": False,  # with other rounding: `add_(x, alpha=2)` before 2.13
     "record_runtime_overhead": False,  # which costs as much as the guards of a small graph
 }
 
@@ -193,7 +193,7 @@ class _PerFrame:
                     answers.around(),
                 ):
                     result = self._converted(frame, entry, state, noted(leaves, failed))
-            except RunsOtherwise:
+            except AnswerChanged:
                 continue
             except _EndsInside as end:
                 asked = end.forward
@@ -228,21 +228,25 @@ class _PerFrame:
                 continue
             if answers.looks_at_data:
                 self._follower.runs_as_compiled(answers.looks_at_data)
-            reason = getattr(result, "skip_reason", _SUPPRESSED if suppressed else None)
-            if result.guarded_code is None and reason is not None:
-                result.apply_to_code = reason != _SUPPRESSED
-                self._skipped(frame, suppressed[0] if suppressed else reason, None)
+            self._note_if_skipped(frame, result, suppressed)
             return result
+
+    def _note_if_skipped(self, frame: Any, result: Any, suppressed: list[str]) -> None:
+        """Tell the follower if Dynamo leaves a frame to Python."""
+        reason = getattr(result, "skip_reason", _SUPPRESSED if suppressed else None)
+        if result.guarded_code is None and reason is not None:
+            result.apply_to_code = reason != _SUPPRESSED
+            self._skipped(frame, suppressed[0] if suppressed else reason, None)
 
     def _note_end(self, frame: Any, ends: list[End], answers: Answers, end: End) -> None:
         """Note the end of a graph.
 
-        Raises `RunsOtherwise` if code got the answer that it is not compiled, and what it does then
+        Raises `AnswerChanged` if code got the answer that it is not compiled, and what it does then
         ends the graph. Raises `_EndsInside` if the frame may be one graph, with a forward inside of
         it as one op.
         """
         if end.reason and answers.change(f"{end.reason} {end.frames}"):
-            raise RunsOtherwise
+            raise AnswerChanged
         self._follower.ended(end)
         ends.append(end)
         if HAS_LEAVES and follows_values() and end.is_of_sizes and self._is_outermost(frame):
@@ -338,7 +342,7 @@ def _noting_suppressed(reasons: list[str]) -> Iterator[None]:
 _FORMATTED_ERRORS = Patch(convert_frame, "format_error_msg")
 _OF_NUMPY = "it computes with NumPy"
 _SUPPRESSED = "an error was suppressed during compilation"
-"""What Dynamo says of a frame that it cannot follow; the next call of it may be another one."""
+"""What Dynamo says of a frame that it cannot follow; the next call of it may be followed."""
 _AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 _BY_PYTHON = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
 

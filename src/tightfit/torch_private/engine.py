@@ -1,4 +1,4 @@
-"""What autograd's engine does now: which backward runs, and where a gradient goes in its graph."""
+"""The state of autograd's engine: the running backward, and edges of its graph."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def in_backward() -> bool:
 
 
 def keeps_graph() -> bool:
-    """Return whether the backward that runs now may be followed by another one (retain_graph)."""
+    """Return whether the backward that runs now may be followed by another (retain_graph)."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 

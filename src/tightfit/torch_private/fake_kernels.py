@@ -16,13 +16,7 @@ aten = torch.ops.aten
 
 
 def _fake_grouped_mm(
-    _mode: Any,
-    _func: Any,
-    a: Any,
-    b: Any,
-    offs: Any = None,
-    bias: Any = None,
-    out_dtype: Any = None,
+    a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> Any:
     """Return what the CPU kernel returns: torch's own fake kernel takes half precision only."""
     if a.device.type != "cpu":
@@ -35,25 +29,19 @@ def _fake_grouped_mm(
     return a.new_empty(shape, dtype=out_dtype or a.dtype)
 
 
-def _fake_ctc_loss(
-    _mode: Any, _func: Any, scores: Any, _targets: Any, _lengths: Any, counts: Any, *_: Any
-) -> Any:
+def _fake_ctc_loss(scores: Any, _targets: Any, _lengths: Any, counts: Any, *_: Any) -> Any:
     """Return the losses and the forward variables of the longest target; torch has no kernel."""
     steps, batch = scores.shape[:2]
     return scores.new_empty(batch), scores.new_empty(batch, steps, 2 * max(counts, default=0) + 1)
 
 
-def _fake_gru_cell(
-    _mode: Any, _func: Any, _gates: Any, _hidden_gates: Any, hidden: Any, *_: Any
-) -> Any:
+def _fake_gru_cell(_gates: Any, _hidden_gates: Any, hidden: Any, *_: Any) -> Any:
     """Return what the fused kernel of a GPU returns, the last what its backward reads."""
     batch, size = hidden.shape
     return hidden.new_empty(batch, size), hidden.new_empty(batch, 5 * size)
 
 
-def _fake_gru_cell_backward(
-    _mode: Any, _func: Any, gradient: Any, workspace: Any, has_bias: bool
-) -> Any:
+def _fake_gru_cell_backward(gradient: Any, workspace: Any, has_bias: bool) -> Any:
     """Return gradients of both kinds of gates, of the hidden state and of the biases."""
     batch, size = gradient.shape
     gates = [workspace.new_empty(batch, 3 * size) for _ in range(2)]
@@ -61,8 +49,13 @@ def _fake_gru_cell_backward(
     return *gates, gradient.new_empty(batch, size), *biases
 
 
+def _as_torch_calls(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel that is called with the fake mode and the operator first."""
+    return lambda _mode, _func, *args, **kwargs: kernel(*args, **kwargs)
+
+
 _FAKE_KERNELS = {
-    getattr(aten, name).default: kernel
+    getattr(aten, name).default: _as_torch_calls(kernel)
     for name, kernel in {
         "_ctc_loss": _fake_ctc_loss,
         "_grouped_mm": _fake_grouped_mm,

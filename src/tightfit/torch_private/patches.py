@@ -1,4 +1,4 @@
-"""Methods of PyTorch that run otherwise in the threads that ask for it."""
+"""Methods of PyTorch that are replaced in the threads that ask for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Patch"]
 class Patch:
     """A function or a method that one thread replaces for a while, and other threads do not see.
 
-    It is put back once no thread replaces it, in whatever order they end.
+    It is put back once no thread replaces it, in any order of their ends.
 
     `owner`: has it among its attributes.
     """

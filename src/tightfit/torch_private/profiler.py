@@ -1,4 +1,4 @@
-"""What PyTorch's profiler has seen of memory. Private names of torch."""
+"""Memory events of PyTorch's profiler. Private names of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the releases of PyTorch that tightfit runs on differ in, where a user may notice.
+"""Differences between the supported releases of PyTorch that a user may notice.
 
 Each entry is looked for by name where it is used; that this table says the same is tested.
 """
@@ -31,7 +31,7 @@ OLDEST = (2, 11)
 class Since:
     """Something that PyTorch can do from a release on."""
 
-    release: tuple[int, int]  # the first one
+    release: tuple[int, int]  # the first release
     what: str  # what it can do
     before: str  # what happens on an earlier one
 
@@ -50,7 +50,7 @@ LEAVES = Since(
     (2, 13),
     "a module is one op of a plan: those marked by `tightfit.opaque`",
     "it ends a graph: what is before and after it has a plan each, and sums of half precision that "
-    "reach into several of them may round otherwise",
+    "reach into several of them may round differently",
 )
 DERIVATIVES = Since(
     (2, 13),

@@ -1,4 +1,4 @@
-"""What autograd saves for backward: hooks on it, and checkpointed regions. Private names."""
+"""Saved tensors of autograd: hooks on them, and checkpointed regions. Private names."""
 
 from __future__ import annotations
 

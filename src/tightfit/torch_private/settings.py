@@ -54,7 +54,7 @@ def settings_of_kernels() -> tuple[Any, ...]:
 
 
 def within_modes() -> bool:
-    """Whether modes of PyTorch or hooks of all modules are around, which see whatever runs."""
+    """Whether modes of PyTorch or hooks of all modules are active, which see every operator."""
     stacks = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
     return any(stacks) or any(hooks_of_all_modules())
 
@@ -71,5 +71,5 @@ def hooks_of_all_modules() -> tuple[dict[int, Any], ...]:
 
 
 def _default_device() -> torch.device:
-    """Return the device of new tensors: the CPU where no mode is around that says otherwise."""
+    """Return the device of new tensors: the CPU where no active mode says another."""
     return torch.get_default_device() if torch._C._len_torch_function_stack() else _CPU

@@ -122,7 +122,7 @@ def take_memory(storage: torch.UntypedStorage) -> None:
 
 
 def fill(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
-    """Give a storage the memory of another one of the same size, which is left without."""
+    """Give a storage the memory of another of the same size, which is left without."""
     _swap(storage, other)
 
 
@@ -151,7 +151,7 @@ def copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 def let_go_of_failed_backward() -> None:
-    """Free the graph of a backward that has raised: the engine holds it until another one runs."""
+    """Free the graph of a backward that has raised: the engine holds it until another runs."""
     with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
         torch.ones((), requires_grad=True).backward()
 

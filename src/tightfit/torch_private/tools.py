@@ -34,7 +34,7 @@ __all__ = [
 
 
 def inside_compiled(module: nn.Module) -> nn.Module:
-    """Return the module that torch.compile has wrapped; another one as it is."""
+    """Return the module that torch.compile has wrapped; any other module as it is."""
     return module._orig_mod if isinstance(module, OptimizedModule) else module
 
 
@@ -51,7 +51,7 @@ def running_transform() -> str:
 
 
 def running_mode() -> str:
-    """Return the mode of PyTorch that sees each operator and may run another one; "" if none."""
+    """Return the mode of PyTorch that sees each operator and may replace it; "" if none."""
     if not _python_dispatch.is_in_any_mode_without_ignore_compile_internals():
         return ""
     mode = _python_dispatch._get_current_dispatch_mode()
@@ -89,7 +89,7 @@ for _frame in (WithoutDynamo.__enter__, WithoutDynamo.__exit__):
 
 
 def active_wrapper() -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel whose forward is under way, if there is one."""
+    """Return the DistributedDataParallel whose forward is running, if there is one."""
     return DistributedDataParallel._active_ddp_module
 
 
@@ -127,9 +127,9 @@ def _multiply(device: torch.device) -> None:
 def cublas_workspace_bytes(device: torch.device) -> int:
     """Return what cuBLAS keeps for the streams planned on, after letting it take that now.
 
-    A workspace for each stream and thread: this one, and the one that runs backward. Nothing where
-    each product allocates its own and lets go of it (PyTorch 2.15): then it is workspace of the
-    product, which the meter sees.
+    A workspace for each stream and thread: this thread, and that which runs backward. Nothing where
+    each product allocates its own and frees it (PyTorch 2.15): then it is workspace of the product,
+    which the meter sees.
     """
     stream = torch.cuda.current_stream(device).cuda_stream
     if (device, stream) not in _CUBLAS_BYTES:

@@ -1,4 +1,4 @@
-"""What a traced step is made of, taken apart and put together: trees, fake tensors, operators."""
+"""The pieces of a traced step, packed and unpacked: trees, fake tensors, operators."""
 
 from __future__ import annotations
 

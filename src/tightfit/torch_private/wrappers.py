@@ -75,7 +75,7 @@ def seeing_what_receives() -> Iterator[None]:
         return
 
     def make_info(make: Any, *, requires_grad: bool, **others: Any) -> OutputAliasInfo:
-        caller = sys._getframe(2).f_locals  # behind this one, what a patch puts around it
+        caller = sys._getframe(2).f_locals  # behind this frame, what a patch puts around it
         output, history = caller["o"], caller["grad_fn"]
         receives = requires_grad and (output._base is None or history is not None)
         return _OutputInfo(
@@ -156,9 +156,9 @@ def wrapped(
 ) -> Callable[[list[Any]], list[Any]]:
     """Return a compiled forward that returns what the traced function would have.
 
-    `forward`: takes the inputs, and whatever more it is given after them; returns the changed
-    inputs, the outputs and the tensors that several outputs view. What is no output of an autograd
-    node is in a `TensorAlias`. `metadata`: what the wrapper is make_info.
+    `forward`: takes the inputs, and further arguments after them; returns the changed inputs, the
+    outputs and the tensors that several outputs view. What is no output of an autograd node is in a
+    `TensorAlias`. `metadata`: what the wrapper is make_info.
     """
     function: Callable[..., list[Any]] = _looks_on
 

@@ -1,4 +1,4 @@
-"""What a model factory returns, and the inputs that several families share."""
+"""The result of a model factory, and the inputs that several families share."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ class First(nn.Module):
         (Overwriting, "'inner' writes over one of its inputs"),
         (Failing, ""),
         (Resizing, "'inner' returned other tensors"),
-        (Telling, "'inner' returned .* besides its tensors"),
+        (Telling, "'inner' returned .* in addition to its tensors"),
     ],
 )
 def test_what_cannot_be_one_op_runs_as_it_is(inner, message, capsys) -> None:

@@ -17,7 +17,7 @@ from tightfit.planners.papers.checkmate.program import build_program
 from tightfit.planners.papers.checkmate.variables import Variables as CheckmateVariables
 from tightfit.planners.papers.checkmate.variables import frontier_stages, split_stages
 from tightfit.planners.papers.monet import constraints as monet_families
-from tightfit.planners.papers.monet.implementations import Implementations, one_each
+from tightfit.planners.papers.monet.implementations import Implementations, single_implementations
 from tightfit.planners.papers.monet.program import MonetProgram
 from tightfit.planners.papers.monet.program import build_program as build_monet
 from tightfit.planners.papers.monet.variables import Variables as MonetVariables
@@ -182,7 +182,7 @@ def test_split_stages_allow_a_second_recomputation_before_the_same_op() -> None:
 def monet_overhead(graph: Graph, budget: int, without: str = "") -> float:
     problem = staged(Task(graph=graph, budget_bytes=budget))
     builder = ProgramBuilder()
-    variables = MonetVariables(problem, one_each(problem), builder)
+    variables = MonetVariables(problem, single_implementations(problem), builder)
     for family in monet_families.FAMILIES:
         if family.__name__ != without:
             family(variables)
@@ -228,7 +228,7 @@ def test_exactly_one_implementation_is_chosen_and_priced() -> None:
         cost_s=reads_input.cost_s * 1.5,
         workspace_bytes=0,
     )
-    one = one_each(problem)
+    one = single_implementations(problem)
     both = Implementations(first=(*one.first[:3], (reads_input, reads_output)), again=one.again)
     model = build_monet(problem, both)
     answer = solve(model.program, SECONDS)
@@ -254,7 +254,7 @@ def in_place_overhead(task: Task, without: str = "", ways: int = 2) -> float:
     plain = problem.nodes[1].again
     assert plain is not None
     in_place = msgspec.structs.replace(plain, compute=Compute(1, 1, 0), overwrites=0)
-    one = one_each(problem)
+    one = single_implementations(problem)
     first = (*one.first[:1], (plain, in_place), *one.first[2:])
     again = (*one.again[:1], (plain, in_place), *one.again[2:])
     builder = ProgramBuilder()
@@ -304,7 +304,7 @@ def test_a_program_with_a_forward_op_after_a_backward_op_is_refused() -> None:
             capacity_bytes=problem.capacity_bytes,
             crossings=problem.crossings,
         ),
-        one_each(problem),
+        single_implementations(problem),
     )
     with pytest.raises(ValueError, match="forward op follows a backward op"):
         backwards()

@@ -10,7 +10,7 @@ from support.papers import chain, tasks
 from tightfit.planners.base import Task
 from tightfit.planners.papers.checkmate.program import build_program as build_checkmate
 from tightfit.planners.papers.checkmate.variables import frontier_stages, split_stages
-from tightfit.planners.papers.monet.implementations import one_each
+from tightfit.planners.papers.monet.implementations import single_implementations
 from tightfit.planners.papers.monet.program import build_program as build_monet
 from tightfit.planners.papers.stages.staged import staged
 from tightfit.planners.solvers import SolveOptions, solve, solve_by_rows
@@ -31,7 +31,7 @@ def test_adding_rows_as_they_are_violated_finds_the_optimum_of_the_whole_program
     for model in (
         build_checkmate(problem, frontier_stages(problem)),
         build_checkmate(problem, split_stages(problem)),
-        build_monet(problem, one_each(problem)),
+        build_monet(problem, single_implementations(problem)),
     ):
         whole = solve(model.program, OPTIONS)
         grown = solve_by_rows(model.program, OPTIONS, model.settled)

@@ -9,7 +9,7 @@ import torch
 
 from tightfit.capture.calls.structure import flat_spec
 from tightfit.capture.handed import GraphArguments
-from tightfit.session.step.held import GivenToCall, let_go_of_retained
+from tightfit.session.step.held import GivenToCall, release_retained
 
 
 def given() -> GraphArguments:
@@ -58,7 +58,7 @@ def test_what_nobody_makes_again_stays_for_a_further_backward() -> None:
     held = GivenToCall(arguments)
     held.hold_only(frozenset(), frozenset(), "none")
     held.hold_all()
-    let_go_of_retained()
+    release_retained()
     expected = [t.clone() for t in arguments.args[:2]]
     del arguments
     gc.collect()

@@ -1,10 +1,10 @@
 """Convolutions a few images of the batch at a time: a smaller workspace (mu-cuDNN's idea).
 
 On a CPU a convolution takes images apart into blocks of channels and puts its result together
-again, in memory of its own, as large as what it reads and makes. A few images at a time need a
-share of that. Kernels are chosen by size, and for images of some size they are the same for any
-number of images, so that the output has the same bits; where they are not, the comparison on the
-device says so. The gradient of the weight is a sum over images, which rounds otherwise.
+again. That takes memory of its own, as large as its input and result together. A few images at a
+time need a share of that. Kernels are chosen by size, and for images of some size they are the same
+for any number of images, so that the output has the same bits. Where they differ, the comparison on
+the device says so. The gradient of the weight is a sum over images, which rounds differently.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def gradients_by_images(
     for part in _parts(x.shape[0], at_once):
         its_x, *others = aten.convolution_backward.default(gradient[part], x[part], weight, *rest)
         of_x[part].copy_(its_x)
-        for total, one in zip(sums, others, strict=False):
+        for total, addend in zip(sums, others, strict=False):
             if total is not None:
-                total.add_(one)
+                total.add_(addend)
         sums = sums or others
     return (of_x, *sums)
 

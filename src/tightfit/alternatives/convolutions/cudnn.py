@@ -1,12 +1,12 @@
 """Convolutions by other kernels of cuDNN, or by none: time against workspace (MONeT, section 4).
 
-cuDNN has several algorithms for each convolution, and PyTorch takes the one that a rule of thumb
-names, however large its workspace. Under other settings it takes another: the one that was fastest
-when all were tried, one that gives the same bits each time, or PyTorch's own kernel. What each
-needs is measured where it is priced. The settings are those of `torch.backends.cudnn`, changed
-around one call; precision (TF32) stays what it is.
+cuDNN has several algorithms for each convolution, and PyTorch takes the algorithm that a heuristic
+names, however large its workspace. Under other settings it takes another: the fastest when all were
+tried, an algorithm that gives the same bits each time, or PyTorch's own kernel. What each needs is
+measured where it is priced. The settings are those of `torch.backends.cudnn`, changed around one
+call; precision (TF32) stays what it is.
 
-Written without a GPU at hand: `tests/gpu` runs it (`make gpu-proof`).
+Written without a GPU: `tests/gpu` runs it (`make gpu-proof`).
 """
 
 from __future__ import annotations

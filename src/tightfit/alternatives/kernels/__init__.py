@@ -4,8 +4,8 @@ In: what the twin gets, dense and on a GPU. Out: the same bits, or for sums the 
 Triton comes with PyTorch for CUDA; where it is missing the twin runs. Only `runs_on` may be asked
 without it.
 
-Written without a GPU at hand: compared with the twins under Triton's interpreter
-(`TRITON_INTERPRET=1 pytest tests/contract/test_kernels.py`), and in `make gpu-proof`.
+Written without a GPU: compared with the twins under Triton's interpreter (`TRITON_INTERPRET=1
+pytest tests/contract/test_kernels.py`), and in `make gpu-proof`.
 """
 
 from __future__ import annotations

@@ -37,13 +37,14 @@ def normalise_with_statistics(
     weight: the same multiplications in the same order as in training.
     """
     scale = inverse_deviation if weight is None else weight * inverse_deviation
-    one = torch.ones_like(mean)
+    ones = torch.ones_like(mean)
     if out is not None:
         none = x.new_empty(0)
         return aten.native_batch_norm.out(
-            x, scale, bias, mean, one, False, 0.0, 0.0, out=out, save_mean=none, save_invstd=none
+            x, scale, bias, mean, ones, False, 0.0, 0.0, out=out, save_mean=none, save_invstd=none
         )[0]
-    return aten._native_batch_norm_legit_no_training.default(x, scale, bias, mean, one, 0.0, 0.0)[0]
+    norm = aten._native_batch_norm_legit_no_training.default
+    return norm(x, scale, bias, mean, ones, 0.0, 0.0)[0]
 
 
 def train_with_own_statistics(

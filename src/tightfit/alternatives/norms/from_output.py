@@ -1,9 +1,9 @@
 """Gradients of norms from their output, which the next layer keeps anyway (MONeT, table 2).
 
-What was normalised is the output less the bias, divided by the weight; the operators of the
+What was normalised is the output less the bias, divided by the weight. The operators of the
 backward give the same from it with a mean of zero and a deviation of one. Where a weight is near
-zero compared with its bias nothing is left of it: then these ways are not offered, and a step that
-took one is captured again (`FarFromZero`).
+zero compared with its bias nothing is left of it. Then these alternatives are not offered, and a
+step that used one is captured again (`FarFromZero`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def gradients_of_batch_norm(
     """Return the gradients of a BatchNorm's input, weight and bias.
 
     The kernel is called as if the output was normalised, with the bias as its mean and the weight
-    as its deviation, with the weight that makes the slope come out as it was.
+    as its deviation. It gets the weight that makes the slope come out as it was.
 
     `gradient`, `output` [N, C, ...]: of the norm. `weight`, `bias` [C]: of the norm. `deviation`
     [C]: the inverse deviation of its first run. `mask`: which gradients are wanted.
@@ -103,10 +103,10 @@ def gradients_of_layer_norm(
 
     def run(part: slice) -> Gradients:
         x = normalised(made[part], weight, bias)
-        one = torch.ones_like(rows[part])
-        zero = torch.zeros_like(one)
+        ones = torch.ones_like(rows[part])
+        zero = torch.zeros_like(ones)
         return aten.native_layer_norm_backward.default(
-            given[part], x, shape, zero, one, weight, bias, mask
+            given[part], x, shape, zero, ones, weight, bias, mask
         )
 
     return (of_x, *_summed(run, result, rows, width))
@@ -135,10 +135,10 @@ def gradients_of_group_norm(
 
     def run(part: slice) -> Gradients:
         x = normalised(output[part], *own)
-        one = torch.ones_like(deviation[part])
-        count = (one.shape[0], channels, math.prod(places), groups)
+        ones = torch.ones_like(deviation[part])
+        count = (ones.shape[0], channels, math.prod(places), groups)
         return aten.native_group_norm_backward.default(
-            gradient[part], x, torch.zeros_like(one), one, weight, *count, mask
+            gradient[part], x, torch.zeros_like(ones), ones, weight, *count, mask
         )
 
     return (of_x, *_summed(run, of_x, slopes, math.prod(output.shape[1:])))

@@ -1,4 +1,4 @@
-"""What a call is given and gives back: how tensors nest, layouts, what else a plan depends on.
+"""Inputs and outputs of a call: how tensors nest, their layouts, and the guards of a plan.
 
 In: arguments and outputs of a call. Out: flat leaves with a `Structure` to put them back, a
 `Geometry` of each tensor, and the signature that tells one step from another.

@@ -1,4 +1,4 @@
-"""What a captured step depends on: the guards of its plan.
+"""The signature of a call: the guards of a captured step and its plan.
 
 A captured step holds for one combination of input shapes, module flags and modes. Its signature
 is compared on every call; any difference means another plan.
@@ -56,7 +56,7 @@ def input_signature(leaves: Sequence[Any], spec: Any) -> tuple[Any, ...]:
             parts.append((type(leaf), leaf))
         else:
             raise BadInput(
-                f"input {index} is a {type(leaf).__name__}: a planned call takes tensors, "
+                f"input {index} is a {type(leaf).__name__}. A planned call takes tensors, "
                 "functions and plain values (numbers, text, None, dtypes, enums) in lists, tuples, "
                 "dicts, named tuples, dataclasses and objects that hold nothing else. "
                 f"{WITHOUT_A_PLAN}"
@@ -116,15 +116,16 @@ def refuse_subclass(tensor: torch.Tensor, where: str) -> None:
         and not isinstance(tensor, nn.Parameter)
     ):
         raise CaptureError(
-            f"{where} is a {kind.__name__}, a tensor whose class decides what operators do and "
-            "what they hold: it cannot be planned. Way out: pass plain tensors (a nested tensor: "
+            f"{where} is a {kind.__name__}, a tensor whose class decides the operators that run "
+            "and their memory: it cannot be planned. Way out: pass plain tensors (a nested tensor: "
             "padded; a DTensor: fit the blocks inside, on local tensors), or mark the module that "
             "uses it with tightfit.opaque"
         )
     if tensor.layout != torch.strided:
         raise CaptureError(
-            f"{where} is a sparse tensor: what operators on it hold depends on the data and cannot "
-            "be planned. Way out: pass it dense, or leave what uses it out of the fitted part"
+            f"{where} is a sparse tensor: the memory of operators on it depends on the data and "
+            "cannot be planned. Way out: pass it dense, or leave the code that uses it out of the "
+            "fitted part"
         )
 
 

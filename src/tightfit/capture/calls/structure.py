@@ -1,4 +1,4 @@
-"""How the inputs and outputs of a call nest: what pytrees know, and objects of plain classes."""
+"""How the inputs and outputs of a call nest: pytrees, and objects of plain classes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ private.pytree.register_pytree_node(
 def opened(tree: Any) -> Any:
     """Return inputs with their dataclasses and plain objects made visible to pytrees.
 
-    Functions among them are no leaves: with another one, inputs nest otherwise.
+    Functions among them are no leaves: with another function, inputs nest differently.
     """
     return _opened(tree, frozenset(), _fixed)
 
@@ -198,7 +198,7 @@ class Arguments:
 
 
 _FLAT = frozenset({torch.Tensor, nn.Parameter, bool, int, float, str, type(None)})
-"""What is a leaf whatever it is: of calls with nothing else it is known how they nest."""
+"""Types that are always leaves: of calls with nothing else it is known how they nest."""
 
 
 @functools.cache

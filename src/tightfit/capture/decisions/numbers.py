@@ -1,9 +1,9 @@
 """Numbers that a forward reads and only computes with: inputs of the step, not decisions.
 
-The length of a schedule, a factor that a buffer counts up to: such a number is another one in every
-step, and a plan for each would never run twice. While a step is traced it stands for itself, as a
-symbol. What computes with it goes into the graph, what it places in a tensor does, too
-(`stretches`); what asks which number it is fails, and the number is a decision then.
+The length of a schedule, a factor that a buffer counts up to: such a number changes in every step,
+and a plan for each would never run twice. While a step is traced it stands for itself, as a symbol.
+What computes with it goes into the graph; what it places in a tensor does, too (`stretches`). Code
+that asks for its value fails, and the number is a decision then.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Numbers(TorchFunctionMode):
     """The numbers that a trace takes as inputs.
 
     Operators take their numbers as symbols, but for the momentum of batch norm, which has to be a
-    plain one: a mark stands for it, a number that occurs nowhere else.
+    plain number. A mark is its placeholder: a number that occurs nowhere else.
 
     `deciding`: those that decide what runs, by the order in which numbers are asked for. `placed`:
     the writes that are traced as those that a number places, whether one does or not.

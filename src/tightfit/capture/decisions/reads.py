@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TapeSlot:
-    """Stands for a tensor among the arguments of a recorded operator."""
+    """The placeholder of a tensor among the arguments of a recorded operator."""
 
     number: int
 
@@ -74,7 +74,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What a traced step read in Python, and how to compute it again."""
+    """The values that a traced step read in Python, and how to compute them again."""
 
     # Operators on inputs and buffers, and the values read from them, in order
     steps: tuple[TapeStep | Read, ...] = ()

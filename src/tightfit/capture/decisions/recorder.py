@@ -97,8 +97,8 @@ class DecisionRecorder(private.TorchDispatchMode):
         if self._seeded != _seeded():
             raise CaptureError(
                 f"module {self._trail.running!r} seeds PyTorch's generator (torch.manual_seed, "
-                "set_rng_state): a planned step draws on from where the generator is. Way out: "
-                "seed it outside of the fitted module, or draw once and keep it as a buffer",
+                "set_rng_state): a planned step continues from the generator's current state. Way "
+                "out: seed it outside of the fitted module, or draw once and keep it as a buffer",
                 module=self._trail.running,
             )
 
@@ -147,8 +147,8 @@ class DecisionRecorder(private.TorchDispatchMode):
         if history is None:
             raise CaptureError(
                 f"{tensor.numel()} lengths of sequences depend on values that are computed here. "
-                "Way out: move what computes and uses them into one module and mark it with "
-                "tightfit.opaque",
+                "Way out: move the code that computes and uses them into one module and mark it "
+                "with tightfit.opaque",
                 module=self._trail.running,
             )
         values = self._tape.replay(itself(slot), history).tolist()

@@ -1,4 +1,4 @@
-"""Inputs that are views of one tensor: where a step writes into it, what each of them views."""
+"""Inputs that are views of one tensor that a step writes: the part that each of them views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written into a stretch of a tensor whose place is a number, such as a queue's pointer.
+"""Writes to a slice of a tensor whose place is a number, such as a queue's pointer.
 
 A slice that begins at a symbol has no place that a trace could note; rows that are counted from
 there have: the step is one, wherever the stretch is. The pointer itself is such a write, too.

@@ -34,7 +34,7 @@ class Tape:
     def __init__(self) -> None:
         self._slots: Any = private.WeakTensorKeyDictionary()
         self._leaves: dict[int, tuple[int | str, torch.Tensor]] = {}
-        self._group: list[int] = []  # by slot: another one that may share its memory
+        self._group: list[int] = []  # by slot: another that may share its memory
         self._steps: list[TapeStep | Read] = []
         self._replayed: set[int] = set()  # the steps that what was read follows from
         self._numbers: set[int] = set()  # slots of which every number was read
@@ -156,11 +156,11 @@ class Tape:
         self._numbers.add(slot)
         self._replayed |= history
         for place, number in enumerate(numbers):
-            one = self.new_slot()
-            picked = TapeStep(aten.select.int, (TapeSlot(slot), 0, place), {}, (one,))
+            element = self.new_slot()
+            picked = TapeStep(aten.select.int, (TapeSlot(slot), 0, place), {}, (element,))
             self._replayed.add(self.append(picked))
             scalar = aten._local_scalar_dense.default
-            read = TapeStep(scalar, (TapeSlot(one),), {}, (None,))
+            read = TapeStep(scalar, (TapeSlot(element),), {}, (None,))
             self.append(Read(read, number))
 
     def _reads_leaf(self, step: TapeStep, history: set[int]) -> bool:

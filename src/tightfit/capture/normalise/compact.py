@@ -1,7 +1,7 @@
-"""Results that own what they show, not the room they were made in.
+"""Results that own only their elements, not the larger storage they were made in.
 
-Some kernels of PyTorch allocate more than they return and shrink it: a reduced loss is one number
-in room for every element, an embedding bag's offsets have room for one more. Nothing in their
+Some kernels of PyTorch allocate more than they return and shrink it. A reduced loss is one number
+in room for every element; an embedding bag's offsets have room for one more. Nothing in their
 geometry tells. Here such a result is copied out.
 """
 

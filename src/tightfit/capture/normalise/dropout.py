@@ -1,4 +1,4 @@
-"""Dropout that scales as plain PyTorch does on a CPU; the traced operator rounds otherwise."""
+"""Dropout that scales as plain PyTorch does on a CPU; the traced operator rounds differently."""
 
 from __future__ import annotations
 

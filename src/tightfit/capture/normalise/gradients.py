@@ -73,7 +73,7 @@ def _adds(total: fx.Node, pick: fx.Node) -> bool:
 def own_gradients(work: Rewriting) -> None:
     """Make each gradient the only owner of a storage laid out as its parameter.
 
-    Autograd would clone it otherwise, outside the plan.
+    If not, autograd would clone it outside the plan.
     """
     placeholders = work.placeholders
     taken = {base_of(n) for n in work.returned}

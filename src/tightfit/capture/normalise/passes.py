@@ -1,9 +1,8 @@
 """Exact clean-ups of a traced step, done before anything else looks at it.
 
-Each pass leaves every bit of the results as it is: it removes unnecessary copies and unread
-arguments, and makes explicit what autograd or the epilogue would otherwise do outside the
-graph (copies of shared gradients, sums in place, snapshots of mutated buffers), so that
-their bytes are planned.
+Each pass leaves every bit of the results as it is. It removes unnecessary copies and unread
+arguments. It makes explicit what autograd or the epilogue would do outside the graph, so that its
+bytes are planned: copies of shared gradients, sums in place, snapshots of mutated buffers.
 """
 
 from __future__ import annotations

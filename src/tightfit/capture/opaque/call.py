@@ -1,9 +1,9 @@
 """A module that runs eagerly as one op of a planned step: its forward, its backward, its bytes.
 
-Inside, ordinary autograd runs. What its graph keeps for backward is held by one record, which is
-one value of the plan: the record dies when the plan frees it, and is made again when the plan
-computes the forward again. Inputs and outputs that backward needs are not kept by the record but
-read again from the plan's own values, so that nothing is held twice or behind the plan's back.
+Inside, ordinary autograd runs. Its saved tensors are held by one record, which is one value of the
+plan. The record dies when the plan frees it, and is made again when the plan computes the forward
+again. Inputs and outputs that backward needs are not kept by the record but read again from the
+plan's own values. So nothing is held twice or behind the plan's back.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Body(nn.Module):
 
 @dataclass(frozen=True)
 class OpaqueArguments:
-    """What an opaque module is called with.
+    """The arguments of a call of an opaque module.
 
     `operands`: tensor arguments in order, then the parameters it trains. `leaves`, `spec`: the
     flattened arguments (None where a tensor is) and how they nest.
@@ -119,7 +119,7 @@ class OpaqueCall:
         self.retained: set[tuple[int, ...]] = set()  # backwards that keep their record to the end
 
     def forget_examples(self) -> None:
-        """Let go of the tensors it was measured with: they would live as long as the plan."""
+        """Free the tensors it was measured with: they would live as long as the plan."""
         self.operands = tuple(
             o if o.parameter is not None else replace(o, example=None) for o in self.operands
         )
@@ -277,12 +277,12 @@ class OpaqueCall:
             generator = torch.get_rng_state()
             result = _explained(self, tensors, copies)
             if not torch.equal(generator, torch.get_rng_state()):
-                result = _with_what_draws_make_new(self, result, tensors, copies)
+                result = _with_fresh_draws(self, result, tensors, copies)
             outputs = tuple(Geometry.of(t) for t in result.outputs)
             drew = not torch.equal(generator, torch.get_rng_state())
             self.seen.makes(result.new)
             result = replace(result, record=None, outputs=())
-            del tensors  # further runs take the place of this one
+            del tensors  # further runs replace this run
             kept = self._kept(result, copies, drew) if self.has_record else {}
         self.draws = tuple(kept)[: None if len({*kept.values()}) > 1 else 1] or (0,)
         size = max(
@@ -299,7 +299,7 @@ class OpaqueCall:
             passed=result.passed,
             saved=tuple(sorted({index for saved, _ in kept.values() for index in saved})),
             record_bytes=size,
-            # another branch may draw where this one did not
+            # another branch may draw where this branch did not
             random=drew or not isinstance(self.module, nn.RNNBase),
             changed=tuple(changed),
         )
@@ -393,7 +393,7 @@ class OpaqueModules:
     changes_state: bool  # whether one changes buffers or Python state when it runs
 
     def forget_examples(self) -> None:
-        """Let go of the tensors they were measured with, once the step is priced."""
+        """Free the tensors they were measured with, once the step is priced."""
         for call in self.calls:
             call.forget_examples()
 
@@ -421,7 +421,7 @@ def _members(module: nn.Module) -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def _flat_weights_kept(module: nn.Module) -> Iterator[None]:
-    """Put back the lists of weights that recurrent modules make of whatever they are run with."""
+    """Put back the lists of weights that recurrent modules make from the weights they run with."""
     recurrent = [m for m in module.modules() if isinstance(m, nn.RNNBase)]
     names = ("_flat_weights", "_flat_weight_refs")
     kept = [{n: m.__dict__[n] for n in names if n in m.__dict__} for m in recurrent]
@@ -460,7 +460,7 @@ def _given(operands: Sequence[Operand], tensors: Sequence[torch.Tensor]) -> tupl
     )
 
 
-def _with_what_draws_make_new(
+def _with_fresh_draws(
     call: OpaqueCall, result: Result, tensors: list[torch.Tensor], state: dict[str, torch.Tensor]
 ) -> Result:
     """Return a run in which no output is an input that another draw makes again."""

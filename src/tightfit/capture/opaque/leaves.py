@@ -27,7 +27,7 @@ Forward = Callable[..., Any]
 def leaf_forwards(modules: Mapping[str, nn.Module]) -> dict[Forward, Forward]:
     """Return the forwards that are not to be followed, and what tells what each returns.
 
-    A forward is the function of a class: where not all modules of the class are opaque, it is
+    A forward is the function of a class. Where not all modules of the class are opaque, it is
     followed, and so are recurrent modules whose weights the user's code computes.
     """
     opaque = set(opaque_modules(modules).values())

@@ -1,4 +1,4 @@
-"""What an opaque module needs to run, where the budget has no room to find it out."""
+"""The memory that an opaque module needs, where the budget has no room to measure it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _MARGIN_BYTES = 16 << 10
 def naming_its_needs(call: OpaqueCall) -> Iterator[None]:
     """Where the budget refuses a module what it asks for, name a budget that has room for it.
 
-    The request that was refused is but the next one of many.
+    The request that was refused is but the next of many.
 
     Raises `BudgetExceeded` with what the forward and the backward of the call will take, counted on
-    fake tensors; a quarter more than it had taken where these show less, or where it does not run
-    on them.
+    fake tensors. It is a quarter more than it had taken where these show less, or where it does not
+    run on them.
     """
     if call.device.type != "cpu":  # of a GPU what was refused is said with what it had given out
         yield
@@ -49,11 +49,11 @@ def naming_its_needs(call: OpaqueCall) -> Iterator[None]:
         needed_bytes = _needed_bytes(call) or 0
         if needed_bytes <= taken_bytes:  # kernels take more than fakes show
             needed_bytes = taken_bytes + taken_bytes // _MARGIN + _MARGIN_BYTES
-        what = (
+        message = (
             f"the module {call.name!r} runs as one op, and the budget has no room to run it by "
             "itself, as it must once to be measured."
         )
-        raise budget_exceeded(error, what, further_bytes=needed_bytes - taken_bytes) from error
+        raise budget_exceeded(error, message, further_bytes=needed_bytes - taken_bytes) from error
 
 
 def _needed_bytes(call: OpaqueCall) -> int | None:

@@ -1,4 +1,4 @@
-"""What opaque modules were seen to do in steps: what is known when they are measured again."""
+"""Observations of opaque modules in steps, used when they are measured again."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ModuleObservations:
         self.overwritten |= frozenset(changed)
 
     def forget_handed_out(self) -> None:
-        """Let go of the tensors of a trace."""
+        """Free the tensors of a trace."""
         self._handed_out = []
 
     def refuse_copies(self, name: str, outputs: Sequence[int]) -> None:
@@ -62,7 +62,7 @@ class ModuleObservations:
         if self.overwritten.intersection(outputs):
             raise PlanMismatch(
                 f"the opaque module {name!r} returned one of its inputs itself, which it does not "
-                "always do, and one of the two is changed in place afterwards: that would change "
+                "always do. One of the two is changed in place afterwards, and that would change "
                 "both here. Way out: let the module return x.clone()"
             )
 
@@ -71,7 +71,7 @@ class ModuleObservations:
         self._given = tuple(t.detach() for t in tensors)
 
     def take_given(self) -> tuple[torch.Tensor, ...]:
-        """Return what it is to be measured with, if that matters, and let go of it."""
+        """Return the tensors it is to be measured with, if that matters, and drop them."""
         given, self._given = self._given, ()
         return given
 

@@ -1,4 +1,4 @@
-"""Whether a module's Python does anything besides computing, found out without running it."""
+"""Whether a module's Python only computes, without side effects; found without running it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["only_computes"]
 def only_computes(given: private.Given) -> bool:
     """Whether a module's Python changes nothing that was there before, and says nothing.
 
-    Dynamo follows it for values of the same shapes, whatever these decide, and has to make one
+    Dynamo follows it for values of the same shapes, with all their decisions, and has to make one
     graph of it. That is not run; what decides is computed, by a copy of the module.
     """
     tree = core.pytree.tree_map_only(torch.Tensor, Geometry.of, (given.args, dict(given.kwargs)))
@@ -33,7 +33,7 @@ def only_computes(given: private.Given) -> bool:
         with core.without_modes(), fixed_generators(device), torch.no_grad(), following_values():
             twin = copy.deepcopy(given.module)
             args, kwargs = core.pytree.tree_map_only(Geometry, _materialised, tree)
-            private.compiled(twin.forward, _never_run, _OneGraph())(*args, **kwargs)
+            private.compiled(twin.forward, _never_run, _FirstGraphOnly())(*args, **kwargs)
     except _TracingEnded as seen:
         return seen.only_computes
     except Exception:  # where it cannot be copied, or fails, what it does is unknown
@@ -57,7 +57,7 @@ def _materialised(geometry: Geometry) -> torch.Tensor:
     return materialise(geometry.shape, geometry.strides, geometry.dtype, geometry.device)
 
 
-class _OneGraph:
+class _FirstGraphOnly:
     """Ends a call at the end of its first graph: nothing of it has run then."""
 
     def call(self) -> tuple[int, Any]:

@@ -1,4 +1,4 @@
-"""Calls of an eagerly run module as the ops of a plan: what they return, what they cost."""
+"""Calls of an eagerly run module as the ops of a plan: their results and costs."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class OpaqueForward:
         if any(b._version != v for b, v in zip(buffers, before, strict=True)):
             raise PlanMismatch(
                 f"the opaque module {self.call.name!r} changes its buffers, though it did not "
-                "when it was measured: computing it again would change them twice. Move what "
-                "changes them out of the module, or the module out of the fitted part"
+                "when it was measured: computing it again would change them twice. Move the code "
+                "that changes them out of the module, or the module out of the fitted part"
             )
         found = tuple(Geometry.of(t) for t in result.outputs)
         alike = result.passed == profile.passed
@@ -68,8 +68,8 @@ class OpaqueForward:
         now, then = result.structure.constants, profile.structure.constants
         if now != then:
             raise OpaqueVaries(
-                f"the opaque module {self.call.name!r} returned {now} besides its tensors, but "
-                f"{then} when it was captured: a planned step would go on with the old values. "
+                f"the opaque module {self.call.name!r} returned {now} in addition to its tensors, "
+                f"but {then} when it was captured: a planned step would go on with the old values. "
                 "Return tensors, or move it out of the fitted part",
                 module=self.call.name,
             )
@@ -87,15 +87,15 @@ class OpaqueForward:
         call = self.call
         if any(profile.passed[i] is not None for i in result.new):
             call.seen.makes(result.new)
-            what = "a tensor of its own where it returned an input"
+            returned = "a tensor of its own where it returned an input"
         elif result.differentiable != profile.differentiable:
             pairs = zip(call.operands, tensors, strict=True)
             call.seen.is_given([t for o, t in pairs if o.parameter is None])
-            what = "tensors of which others have a gradient than"
+            returned = "tensors of which others have a gradient than"
         else:
             return
         raise OpaqueChanged(
-            f"the opaque module {call.name!r} returned {what} when it was measured: that "
+            f"the opaque module {call.name!r} returned {returned} when it was measured: that "
             "depends on the data. The plan is dropped; run the step again and a plan for this is "
             "made"
         )
@@ -195,8 +195,8 @@ class OpaqueBackward:
     def measure(self, *, briefly: bool = False) -> Measurement:
         """Return what the backward costs; the record is freed while it runs.
 
-        Where less is held so than its results and the record together, as a plan counts them, the
-        record is kept to the end instead: the plan has made room for it, and foretells the peak.
+        Where that holds less than its results and the record together, as a plan counts them, the
+        record is kept to the end instead. The plan has room for it, and predicts the peak.
 
         `briefly`: whether a step waits for it: it is timed roughly.
         """

@@ -1,4 +1,4 @@
-"""What the autograd graph of an eagerly run module keeps for its backward, as one value.
+"""Saved tensors of the autograd graph of an eagerly run module, as one value.
 
 Inputs and outputs that backward needs are not kept here but read again from the plan's own values,
 so that nothing is held twice or behind the plan's back.
@@ -32,7 +32,7 @@ class _Packed:
         self.index = 0
 
     def refer_to(self, index: int) -> None:
-        """Let go of the tensor: backward finds it in the value that is bound at a place."""
+        """Drop the tensor: backward finds it in the value that is bound at a place."""
         assert self.tensor is not None
         self.geometry = Geometry.of(self.tensor)
         self.index = index
@@ -63,7 +63,7 @@ class Keeper:
         return packed.geometry.over(base, moved_bytes)
 
     def refer(self, known: Sequence[torch.Tensor], allowed: Sequence[int] | None) -> list[int]:
-        """Let go of saved tensors that are views of known ones; return those for backward."""
+        """Drop saved tensors that are views of known tensors; return those for backward."""
         storages: dict[int, int] = {}
         for index, tensor in enumerate(known):
             if tensor.numel() and (allowed is None or index in allowed):
@@ -137,7 +137,7 @@ class Anchor(torch.autograd.Function):
 
 
 TENSOR = object()
-"""Stands for a tensor among the flattened arguments of a call."""
+"""The placeholder of a tensor among the flattened arguments of a call."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Operand:
     requires_grad: bool  # whether a gradient is passed to it
     # The parameter's name inside the module; None: an argument of the call
     parameter: str | None = None
-    example: torch.Tensor | None = None  # a real tensor to measure with, where one is at hand
+    example: torch.Tensor | None = None  # a real tensor to measure with, if there is one
 
     def real(self) -> torch.Tensor:
         """Return a real tensor to measure with."""
@@ -160,7 +160,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Profile:
-    """What one real run of an opaque module's forward showed."""
+    """The measurements of one real run of an opaque module's forward."""
 
     outputs: tuple[Geometry, ...]  # of each tensor it returns, those that it was given left out
     differentiable: tuple[bool, ...]  # which of them require a gradient
@@ -185,7 +185,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Result:
-    """What one run of an opaque module's forward gave."""
+    """The results of one run of an opaque module's forward."""
 
     outputs: tuple[torch.Tensor, ...]  # the tensors it returns, detached
     record: Record | None  # what its backward needs

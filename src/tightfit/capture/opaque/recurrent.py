@@ -1,6 +1,6 @@
 """Recurrent modules of several layers: each layer is one op, so that it can be computed again.
 
-PyTorch runs the layers of an LSTM, GRU or RNN one after the other; on a CPU every bit is the same
+PyTorch runs the layers of an LSTM, GRU or RNN one after the other. On a CPU every bit is the same
 whether it does so inside one call or in several. Cut in time the bits would change: the input's
 share of all gates is one product of matrices over all steps, and so are the gradients of weights.
 """

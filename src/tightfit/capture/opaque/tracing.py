@@ -1,8 +1,8 @@
-"""Modules that tightfit does not look into: each call of one is a single op of the step.
+"""Opaque modules while a step is traced: each call is a single op of the step.
 
-While a step is traced, such a module's forward is replaced by one that runs the module for real,
-on tensors of the right shapes, to see what it returns and keeps; the trace gets two operators
-with just those sizes, one for its forward and one for its backward.
+While a step is traced, such a module's forward is replaced by a function that runs the module for
+real, on tensors of the right shapes. It sees what the module returns and saves. The trace gets two
+operators with just those sizes: its forward and its backward.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _BACKWARD = torch.ops.tightfit.opaque_backward.default
 
 
 class OpaqueStandIns:
-    """Stands in for the opaque modules while a step is traced; keeps the calls it makes.
+    """Replaces the opaque modules while a step is traced; keeps the calls it makes.
 
     `look_up`: returns what a traced tensor is, if it follows from inputs and buffers alone; else
     None.
@@ -229,8 +229,8 @@ class OpaqueStandIns:
             raise CaptureError(
                 f"the opaque module {name!r} is called several times, or shares parameters with "
                 "others, under autocast: eager then adds up gradients in low precision, across "
-                "what tightfit cannot see into. Way out: call it once a step, use torch.autocast("
-                "..., cache_enabled=False), or do not mark it",
+                "code that tightfit cannot see into. Way out: call it once a step, use "
+                "torch.autocast(..., cache_enabled=False), or do not mark it",
                 module=name,
             )
 

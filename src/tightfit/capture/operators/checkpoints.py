@@ -1,8 +1,8 @@
-"""Checkpoints (`torch.utils.checkpoint`) in a trace: what they run, and no more.
+"""Checkpoints (`torch.utils.checkpoint`) in a trace: their operators, without recomputation.
 
-Reentrant ones run autograd inside of autograd, which no graph holds. Which results are kept and
-which are computed again is the plan's to decide. The results are the same either way, but for what
-a region changes when it runs again.
+Reentrant checkpoints run autograd inside of autograd, which no graph can represent. Which results
+are kept and which are computed again is the plan's to decide. The results are the same either way,
+but for what a region changes when it runs again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Checkpoints", "SeenCheckpoints", "traced_checkpoints"]
 
 
 class Checkpoints(enum.Enum):
-    """What checkpoints a forward goes through, where plain PyTorch runs them again in backward."""
+    """The checkpoints of a forward, whose regions plain PyTorch runs again in backward."""
 
     NONE = "none"
     SAME_DRAWS = "each draws the random numbers that it drew at first"

@@ -3,8 +3,8 @@
 While tracing, torch turns dropout into `native_dropout`, which keeps a mask of one byte for each
 element where plain PyTorch keeps the scaled noise; the draws are the same. But plain PyTorch
 divides the noise by the probability to keep in the tensor's own precision, and `native_dropout`
-multiplies by a quotient of Python floats: for some probabilities, and always in half precision,
-the last bit differs: `normalise.dropout` corrects it. And where everything is dropped plain PyTorch
+multiplies by a quotient of Python floats. For some probabilities, and always in half precision, the
+last bit differs: `normalise.dropout` corrects it. And where everything is dropped plain PyTorch
 draws nothing.
 """
 

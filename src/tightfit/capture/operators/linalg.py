@@ -1,7 +1,7 @@
 """Checks of factorizations (`torch.linalg.inv`, `solve`, `cholesky`) in a trace.
 
-Whether a matrix was singular is checked by an operator without a result, whose place among others
-the tracer would keep by a token that each such check takes and gives. In a plan it is an op like
+Whether a matrix was singular is checked by an operator without a result. The tracer would keep its
+place among others by a token that each such check takes and returns. In a plan it is an op like
 others: it reads the numbers that tell, and raises what plain PyTorch raises.
 """
 

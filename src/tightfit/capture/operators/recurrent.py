@@ -1,7 +1,7 @@
 """Recurrent cells in a trace: gates are side by side in memory, as in eager.
 
-`gru_cell` computes its gates in place, in slices of one wide tensor. Traced, each would lie by
-itself, where a kernel rounds some of its elements otherwise.
+`gru_cell` computes its gates in place, in slices of one wide tensor. Traced, each would have a
+storage of its own, where a kernel rounds some of its elements differently.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operators that are traced otherwise than PyTorch's tracer does by itself."""
+"""Operators that are traced differently from how PyTorch's tracer does it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["traced_operators"]
 def traced_operators(
     values_of: Callable[[torch.Tensor], list[int]], checkpoints: SeenCheckpoints
 ) -> Iterator[None]:
-    """Trace as ops of a plan what the tracer by itself refuses or computes otherwise.
+    """Trace as ops of a plan what the tracer by itself refuses or computes differently.
 
     `values_of`: returns the values of a traced tensor of integers. `checkpoints`: called with every
     checkpoint that the forward goes through.

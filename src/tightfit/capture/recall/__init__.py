@@ -1,4 +1,4 @@
-"""Traces in files: values, graphs and what PyTorch and this machine are like, for later processes.
+"""Traces in files for later processes: values, graphs, and the installation they depend on.
 
 In: a trace, or a file. Out: a file, or the trace again. What means nothing in another process is
 not kept.

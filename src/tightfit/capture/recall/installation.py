@@ -1,4 +1,4 @@
-"""What every trace rests on, whatever is traced: what is installed, devices, settings, memory."""
+"""What every trace depends on: installed packages, devices, settings, memory."""
 
 from __future__ import annotations
 

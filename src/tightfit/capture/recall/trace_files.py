@@ -15,7 +15,7 @@ from tightfit.capture.recall.values import NotKept
 from tightfit.errors import BadInput
 from tightfit.files import cache_folder, delete_least_used, read_limited, write_atomically
 
-__all__ = ["note_use", "read_trace", "trace_folder", "whatever_happens", "write_trace"]
+__all__ = ["ignoring_errors", "note_use", "read_trace", "trace_folder", "write_trace"]
 
 _LARGEST_BYTES = 128 << 20
 
@@ -25,12 +25,12 @@ Record = TypeVar("Record", bound=Any)
 
 
 @contextlib.contextmanager
-def whatever_happens(otherwise: str) -> Iterator[None]:
-    """Let nothing that happens to a file of a trace stop a step: it can be traced, as ever."""
+def ignoring_errors(consequence: str) -> Iterator[None]:
+    """Log errors about a file of a trace: the step can be traced as ever."""
     try:
         yield
     except Exception as reason:
-        _LOG.debug("%s: %s", otherwise, reason or type(reason).__name__)
+        _LOG.debug("%s: %s", consequence, reason or type(reason).__name__)
 
 
 def trace_folder() -> Path:

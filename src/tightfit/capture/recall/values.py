@@ -1,4 +1,4 @@
-"""Plain values of a trace as what a file can hold: tagged lists around numbers and texts."""
+"""Plain values of a trace in the form of a file: tagged lists around numbers and texts."""
 
 from __future__ import annotations
 

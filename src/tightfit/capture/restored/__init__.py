@@ -1,1 +1,1 @@
-"""What code changes while it runs only to be measured: noticed, and put back."""
+"""Side effects of code that runs only to be measured: noticed, and undone."""

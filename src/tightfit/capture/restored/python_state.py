@@ -1,4 +1,4 @@
-"""Notice and undo what a module's Python code changes while it runs only to be measured."""
+"""Notice and undo side effects of a module's Python code that runs only to be measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a forward may write to besides attributes of its modules: objects, containers, globals."""
+"""Objects, containers and globals that a forward may write, besides attributes of its modules."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Written:
 
     def _visit_container(self, value: Any, path: str) -> None:
         if isinstance(value, dict):
-            held = dict(dict.items(value))  # a class may answer its own `items` otherwise
+            held = dict(dict.items(value))  # a class may override `items`
             self._contents.append((path, value, held))
             self._waiting.extend((item, f"{path}[{key!r}]") for key, item in held.items())
         else:

@@ -1,9 +1,9 @@
 """Members of modules that code of the backward uses: hooks, and functions that checkpoint.
 
 The tracer puts stand-ins in the place of parameters and buffers only while the forward runs. Code
-that runs in backward (a hook, a checkpoint that runs a module again) would meet the real ones; here
-it meets the stand-ins, too, so that the trace sees it. A buffer that is written there is refused by
-name: it would be written at capture and never again.
+that runs in backward (a hook, a checkpoint that runs a module again) would read the real tensors.
+Here it reads the stand-ins, too, so that the trace sees it. A buffer that is written there is
+refused by name: it would be written at capture and never again.
 """
 
 from __future__ import annotations
@@ -107,6 +107,6 @@ def _refuse(name: str) -> None:
     raise CaptureError(
         f"a hook writes the buffer {name!r} while gradients are computed: a planned step writes "
         "buffers in its forward only. Way out: write it in the forward, or in a hook on a "
-        "parameter (register_post_accumulate_grad_hook), which runs as ever; or keep the module "
+        "parameter (register_post_accumulate_grad_hook), which runs as usual. Or keep the module "
         "with the hook out of the fitted part"
     )

@@ -75,7 +75,7 @@ def members_of(module: nn.Module) -> dict[str, Any]:
 
 
 def write_replaced(module: nn.Module, before: Mapping[str, Any]) -> None:
-    """Write what stands in the place of buffers into them, and put those back.
+    """Write the stand-ins of buffers into them, and put those back.
 
     `before`: its parameters and buffers before. Raises `CaptureError` if a parameter was replaced,
     or a buffer by something else than a tensor like it, or by one with a history, which would be

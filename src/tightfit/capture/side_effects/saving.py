@@ -1,4 +1,4 @@
-"""Hooks on what autograd saves for backward (`saved_tensors_hooks`): refused by name.
+"""Hooks on saved tensors (`saved_tensors_hooks`): refused by name.
 
 They may save other values than those computed (in bfloat16, compressed) or elsewhere (on the CPU,
 on disk). The tracer never calls them, so a plan would keep what the program did not mean to keep
@@ -18,8 +18,8 @@ from tightfit.torch_private import saving as private
 __all__ = ["refuse_saving_hooks", "without_saving_hooks"]
 
 _WAY_OUT = (
-    "Way out: leave them out (which of what is computed stays in memory is what the plan "
-    "decides), or move what runs within them out of the fitted part"
+    "Way out: leave them out (the plan "
+    "decides which tensors are saved), or move the code within them out of the fitted part"
 )
 
 
@@ -31,7 +31,7 @@ def refuse_saving_hooks(name: str) -> None:
     pack = private.saving_hook()
     if pack:
         raise CaptureError(
-            f"{name} is fitted and called within hooks on what is saved for backward ({pack}): "
+            f"{name} is fitted and called within hooks on saved tensors ({pack}): "
             f"planned gradients would not be what they make of them. {_WAY_OUT}"
         )
 
@@ -43,7 +43,7 @@ def without_saving_hooks(trail: ModuleTrail) -> Iterator[None]:
     def refuse(pack: str) -> None:
         where = f"module {trail.running!r}" if trail.running else "the outermost forward"
         raise CaptureError(
-            f"{where} sets hooks on what is saved for backward (saved_tensors_hooks, save_on_cpu; "
+            f"{where} sets hooks on saved tensors (saved_tensors_hooks, save_on_cpu; "
             f"here {pack}): planned gradients would not be what they make of them. {_WAY_OUT}",
             module=trail.running,
         )

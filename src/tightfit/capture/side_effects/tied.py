@@ -1,9 +1,9 @@
-"""Tensors that a call gets under several names: the tracer sees each of them as one.
+"""Tensors that a call gets under several names (tied weights): one input for the tracer.
 
 The tracer puts another tensor in the place of each name. A weight with two names would get two
-gradients, each a sum of its own; eager adds up all that readers send back in the order they do,
-whatever they call the weight. So while the forward is traced every name holds what stands for the
-first.
+gradients, each a sum of its own. Eager adds up all gradients of its readers in the order in which
+they arrive, by any name of the weight. So while the forward is traced every name holds the first
+name's stand-in.
 """
 
 from __future__ import annotations

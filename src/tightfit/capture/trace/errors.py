@@ -56,13 +56,13 @@ def _reason(where: str, error: Exception) -> str:
         )
     if "dynamo-optimized" in text:
         return (
-            f"{where} is compiled (torch.compile): what it runs cannot be planned. Way out: the "
-            "plain module, or compile=True of tightfit.fit, which compiles the plan"
+            f"{where} is compiled (torch.compile), so that its operators cannot be planned. Way "
+            "out: the plain module, or compile=True of tightfit.fit, which compiles the plan"
         )
     if "local_scalar_dense" in text or "data-dependent" in text.lower():
         return f"{where} reads the value of a tensor in Python ({text[:200]}). {_WAY_OUT}"
     return (
         f"{where} cannot be traced: {type(error).__name__}: {text[:600].rstrip('.')}. Way out: if "
-        "plain PyTorch fails, too, look at the shapes and types of inputs and targets; else mark "
+        "plain PyTorch fails, too, look at shapes and types of inputs and targets. If not, mark "
         "the module with tightfit.opaque, which then runs eagerly as one measured op"
     )

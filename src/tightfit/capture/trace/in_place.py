@@ -1,9 +1,9 @@
-"""What is written in place keeps its layout in the trace.
+"""Tensors written in place keep their layout in the trace.
 
-The tracer turns an operator that writes in place into the one that returns a new result, and some
-of these lay it out otherwise: rows of a transposed tensor that is masked in place come out one
-after the other. Whatever follows would run on another layout than plain PyTorch's, and may round
-otherwise.
+The tracer turns an operator that writes in place into the operator that returns a new result, and
+some of these lay it out differently. Rows of a transposed tensor that is masked in place come out
+one after the other. All that follows would run on another layout than plain PyTorch's, and may
+round differently.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LayoutsInPlace(private.TorchDispatchMode):
 
 @functools.cache
 def _functional_variant(func: Any) -> Any:
-    """Return the operator that gives what another one writes over its first argument, or None."""
+    """Return the operator that returns what an in-place operator writes, or None."""
     if not isinstance(func, private.OpOverload) or func is aten.copy_.default:
         return None
     name, _, overload = func.name().removeprefix("aten::").partition(".")

@@ -1,10 +1,9 @@
-"""The true strides of results, where fake kernels say otherwise than kernels do.
+"""The true strides of results, where those of fake kernels are wrong.
 
-A step is traced on fake tensors. Some fake kernels give a result other strides than the real
-kernel does (BatchNorm of a transposed input, kernels on images of one pixel), and everything
-traced after it follows: copies appear or vanish, later kernels choose another path, sizes are
-wrong. Pricing runs each distinct call for real; where it sees other strides, the step is traced
-again with those.
+A step is traced on fake tensors. Some fake kernels give a result other strides than the real kernel
+does (BatchNorm of a transposed input, kernels on images of one pixel). Everything traced after it
+follows: copies appear or vanish, later kernels choose another path, sizes are wrong. Pricing runs
+each distinct call for real; where it sees other strides, the step is traced again with those.
 """
 
 from __future__ import annotations

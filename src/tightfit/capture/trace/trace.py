@@ -90,7 +90,8 @@ class _Callee(nn.Module):
         self.in_backward = StandInsInBackward(self, self.asked)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the callable; hooks of all modules are not for this one, which is not the user's."""
+        """Run the callable; hooks of all modules are not for this module, which is not the
+        user's."""
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -165,10 +166,10 @@ def trace(
     """Trace the step of a call on fake tensors; only opaque modules run once, to be measured.
 
     `call`: the callable with its modules and example inputs (real or fake tensors). `strides`:
-    those of results where fake kernels say otherwise. `numbers`: takes numbers that are read as
-    inputs of the step. Raises `CaptureError` if the call branches on data, has outputs of unknown
-    shape, uses tensors that are no parameter, buffer or input, or does anything else the tracer
-    cannot follow; names the module that was running.
+    those of results for which fake kernels give wrong ones. `numbers`: takes numbers that are read
+    as inputs of the step. Raises `CaptureError` if the call branches on data, has outputs of
+    unknown shape, uses tensors that are no parameter, buffer or input, or does anything else the
+    tracer cannot follow. The error names the module that was running.
     """
     trail = ModuleTrail(call.modules)
     regions = CastRegions()
@@ -252,7 +253,7 @@ def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph
             case private.MetadataMutationAOTOutput():
                 raise CaptureError(
                     "the step changes the shape of an input that shares its memory with another "
-                    "one, and writes into it. Way out: pass a clone of it"
+                    "input, and writes into it. Way out: pass a clone of it"
                 )
             case None:
                 pass
@@ -350,14 +351,14 @@ def _change_of(
         return False, after
     if is_base and info.requires_grad and not wrappers.takes_gradient(joint, place):
         raise CaptureError(
-            "the step writes what requires a gradient into an input that does not, and that shares "
-            "its memory with another input. Way out: pass a clone of it"
+            "the step writes a tensor that requires a gradient into an input that does not, and "
+            "that shares its memory with another input. Way out: pass a clone of it"
         )
     old, new = before.meta["val"], after.meta["val"]
     if is_input and old.shape != new.shape and not is_without_gaps(old):
         raise CaptureError(
             f"the step changes the shape of an input and writes into it, whose {tuple(old.shape)} "
-            "elements do not lie side by side: where they would be written cannot be planned. Way "
+            "elements are not side by side: where they would be written cannot be planned. Way "
             "out: pass a contiguous copy of it"
         )
     is_handed_on = info.requires_grad or (info.mutates_metadata and is_input)

@@ -78,8 +78,8 @@ def check(
         tightfit at three budgets, side by side.
     lengths
         Which batches of a data set would not fit. A file with the length of one sample a line, in
-        their order (--batch of them make a batch, padded to the longest), or with a length and how
-        many batches have it. The factory is called with sequence=.
+        their order: --batch of them make a batch, padded to the longest. Or a file with a length
+        and how many batches have it. The factory is called with sequence=.
     """
     require_model(model, "for a graph file use tightfit plan")
     limits = search_options.limits()

@@ -35,11 +35,11 @@ def compare_flags(
 ) -> int:
     """Print what each flag gives for a model, and tightfit at three budgets."""
     from tightfit.studies.flags import flag_rows, own_blocks_of
-    from tightfit.studies.model import load_example, on_fake_tensors
+    from tightfit.studies.model import ModelSettings, load_example, on_fake_tensors
 
     with terminal_progress() as progress:
         captured = load_model(model, options, step_options, progress=progress)
-        example = on_fake_tensors(lambda: load_example(model, **options.keywords()))
+        example = on_fake_tensors(lambda: load_example(model, ModelSettings(**options.keywords())))
         rows = flag_rows(
             captured,
             own_blocks=own_blocks_of(example.model),

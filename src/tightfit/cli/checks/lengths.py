@@ -112,12 +112,12 @@ def _text(batches: list[Batch], too_long: list[Batch], found: LongestFit, budget
     total, refused = sum(b.count for b in batches), sum(b.count for b in too_long)
     rows = [
         (
-            str(one.length),
-            format_bytes(one.eager_peak_bytes),
-            format_bytes(one.outcome.peak_bytes) if one.fits else "does not fit",
-            percent_or_dash(one.outcome.overhead if one.fits else None),
+            str(tried.length),
+            format_bytes(tried.eager_peak_bytes),
+            format_bytes(tried.outcome.peak_bytes) if tried.fits else "does not fit",
+            percent_or_dash(tried.outcome.overhead if tried.fits else None),
         )
-        for one in found.tried
+        for tried in found.tried
     ]
     table = render_table(["length", "plain PyTorch", "planned", "extra compute"], rows)
     verdict = f"{total - refused} of {total} batches fit {format_bytes(budget)}"

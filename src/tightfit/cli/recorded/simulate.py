@@ -20,7 +20,7 @@ from tightfit.eviction.arena import Placement
 from tightfit.eviction.figures import Compared, sweep
 from tightfit.eviction.log.resolve import Log, load_log
 from tightfit.eviction.policies.registry import DEFAULT, policy_named
-from tightfit.eviction.replayed import Deallocation, Replayed
+from tightfit.eviction.replayed import Deallocation, Replayed, Rules
 from tightfit.eviction.simulator import Simulator
 from tightfit.files import write_atomically
 from tightfit.planners.base import Limits
@@ -109,9 +109,7 @@ def simulate(
     found = simulator.simulate(
         chosen,
         budget_bytes,
-        deallocation=dealloc,
-        placement=placement,
-        thrash=_factor(thrash),
+        Rules(dealloc, placement, _factor(thrash)),
         seed=seed,
     )
     numbers = _numbers(simulator.log, found, time.process_time() - started)

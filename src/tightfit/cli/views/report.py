@@ -48,7 +48,7 @@ __all__ = ["report"]
 
 _BUDGETS = "0.9,0.7,0.55,0.4,0.3"
 _CURVE_S = 2.0
-"""For each plan of the curve, and for the one with less exact alternatives."""
+"""For each plan of the curve, and for the plan with less exact alternatives."""
 
 _LESS_EXACT: Exactness = "rounding"
 """What comes behind the class that models are planned with."""
@@ -137,7 +137,7 @@ def _plan_in(file: str) -> Plan | None:
 def _with_graph(plan: Plan, file: str, graph: str | None, step_options: StepOptions) -> Graph:
     if graph is None:
         raise BadInput(
-            f"{file} is a plan, which does not hold the step it was made for: name the graph file "
+            f"{file} is a plan, which does not hold the step it was made for. Name the graph file "
             "after it (tightfit plan MODEL -o plan.json --graph-output graph.json writes both), "
             "or name the model instead, with a budget"
         )

@@ -59,7 +59,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     output_bytes: tuple[int, ...]
     # For each output its strides; None if it is no tensor
     output_strides: tuple[tuple[int, ...] | None, ...]
-    # For each output the position, among the tensor arguments in order, of the one whose storage it
+    # For each output the position, among the tensor arguments in order, of that whose storage it
     # shares; -1: its own storage
     aliases: tuple[int, ...]
     none_outputs: tuple[int, ...]  # positions of the outputs that are no tensors
@@ -145,19 +145,19 @@ def measure_once(
     """Run a call and return what it took: its bytes, and roughly its time.
 
     A short one runs three times, as the first run of a kernel sets things up, and the most bytes
-    count: threads that race may need a few more in one run than in another. See `measure_call`.
+    count. Threads that race may need a few more in one run than in another. See `measure_call`.
     """
     device = torch.device(device)
     runs: list[Measurement] = []
     with torch.no_grad(), fixed_generators(device):
-        while len(runs) < _SHORT_RUNS and not any(one.cost_s >= SHORT_S for one in runs):
+        while len(runs) < _SHORT_RUNS and not any(run.cost_s >= SHORT_S for run in runs):
             runs.append(metered_run(function, arguments, keyword_arguments, device=device)[1])
-        cost, launch = min(one.cost_s for one in runs), 0.0
+        cost, launch = min(run.cost_s for run in runs), 0.0
         if device.type == "cuda":
             cost, launch = _time_on_gpu(
                 lambda: function(*arguments, **keyword_arguments), device, 0.0
             )
-    most = max(runs, key=lambda one: one.workspace_bytes)
+    most = max(runs, key=lambda run: run.workspace_bytes)
     return msgspec.structs.replace(most, cost_s=cost, launch_s=launch)
 
 
@@ -171,8 +171,8 @@ def metered_run(
     """Run a call once; return what it returns, and its bytes with the time of the processor.
 
     The time of a call of less than `SHORT_S` says little: its first run sets things up. Where more
-    or less is there afterwards than what it made, another thread has asked for memory or freed
-    some meanwhile: the call runs again, unless it writes what it was given or does so each time.
+    or less is there afterwards than what it made, another thread has asked for memory or freed some
+    meanwhile. Then the call runs again, unless it writes what it was given or does so each time.
     """
     before_bytes = None
     for _ in range(_MOST_DISTURBED):
@@ -359,7 +359,7 @@ def call_key(
     """Return a text that is equal for calls that cost the same.
 
     Tensors (real or fake) enter by shape, strides (or another layout), dtype and, where they are
-    part of a storage, its size; everything else by its text; how arguments are nested counts too.
+    part of a storage, its size. Everything else enters by its text; nesting counts, too.
     """
     leaves, structure = private.pytree.tree_flatten(
         (list(arguments), dict(keyword_arguments or {}))

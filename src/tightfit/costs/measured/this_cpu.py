@@ -1,4 +1,4 @@
-"""The roofline of the CPU at hand, measured once and kept in the cache."""
+"""The roofline of this CPU, measured once and kept in the cache."""
 
 from __future__ import annotations
 

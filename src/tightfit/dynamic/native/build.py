@@ -81,8 +81,8 @@ def _library(waits: bool) -> Path:
 @functools.cache
 def _announce_once() -> None:
     announce(
-        "compiling the core of tightfit.online in the background, once for this PyTorch: regions "
-        "that begin after that use it, this one stays with Python, which costs each operator more "
+        "compiling the core of tightfit.online in the background, once for this PyTorch. Regions "
+        "that begin after that use it. This one stays with Python, which costs each operator more "
         "(core='C++' waits instead)"
     )
 

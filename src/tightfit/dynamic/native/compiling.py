@@ -1,6 +1,6 @@
-"""A library compiled once and kept: by this process, or by another one in the background.
+"""A library compiled once and kept: by this process, or by another in the background.
 
-The other process runs `main` at the lowest priority and ends on its own, after this one if need
+The other process runs `main` at the lowest priority and ends on its own, after this process if need
 be; it imports no torch. Next to a library are its lock and, if the compiler refused, a note.
 """
 
@@ -126,7 +126,7 @@ def _refusal(command: list[str]) -> str:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Let processes that would compile the same wait for the one that does."""
+    """Let processes that would compile the same wait for the process that does."""
     try:
         import fcntl
     except ImportError:  # both compile: the file is put in its place as a whole

@@ -1,4 +1,4 @@
-"""What a recorded program did: one frozen value per instruction; docs/simulator.md has the text.
+"""The instructions of a log, one frozen class each; docs/simulator.md has the text format.
 
 Sizes are bytes; times are integer nanoseconds, as the text has them, so that sums are exact.
 """

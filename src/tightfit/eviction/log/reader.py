@@ -97,10 +97,10 @@ _Following = TypeVar("_Following", _Memory, _Alias)
 def read_instructions(path: Path | str) -> Iterator[Instruction]:
     """Yield the instructions of a log from its START on; nothing else is held in memory.
 
-    `path`: a text file, plain or compressed with gzip, whatever its name. Raises `BadInput` if the
-    file cannot be read, ends too early, or has a line that is no instruction, an instruction whose
-    lines do not follow it, a number that is none, or a name used before it is defined or defined
-    twice; the message names the line.
+    `path`: a text file, plain or compressed with gzip, of any name. Raises `BadInput`, which names
+    the line, if the file cannot be read or ends too early. So does a line that is no instruction,
+    an instruction whose lines do not follow it, or a malformed number. So does a name that is used
+    before it is defined, or defined twice.
     """
     yield from _Reader(Path(path)).instructions()
 
@@ -193,9 +193,9 @@ class _Reader:
         if not 0 <= position < len(arguments):
             self._refuse(f"there is no argument {position} among {len(arguments)}")
 
-    def _int(self, text: str, what: str) -> int:
+    def _int(self, text: str, meaning: str) -> int:
         if not (text.isascii() and text.isdecimal()) or len(text) > _MOST_DIGITS:
-            self._refuse(f"{what} {text[:40]!r} is no decimal integer of 0 or more")
+            self._refuse(f"{meaning} {text[:40]!r} is no decimal integer of 0 or more")
         return int(text)
 
     def _lines(self) -> Iterator[_AnyLine]:

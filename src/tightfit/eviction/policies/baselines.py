@@ -1,4 +1,4 @@
-"""What the paper compares h_DTR with (section 4.1): caching's classics, GreedyRemat and MSPS."""
+"""The paper's baselines (section 4.1): classic caching policies, GreedyRemat and MSPS."""
 
 from __future__ import annotations
 

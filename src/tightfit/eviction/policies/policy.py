@@ -1,6 +1,6 @@
-"""What a policy is, what it may know of a candidate, the one formula of all costs and of scores.
+"""The interface of a policy, its view of a candidate, and the formula of costs and scores.
 
-Kirisame et al., Dynamic Tensor Rematerialization (2021), section 4.1 and appendix D.1: the storage
+Kirisame et al., Dynamic Tensor Rematerialization (2021), section 4.1 and appendix D.1. The storage
 with the least ``cost / (bytes * staleness)`` is evicted, and any of the three may be left out.
 """
 
@@ -18,10 +18,10 @@ _Storage = TypeVar("_Storage", contravariant=True)
 
 
 class Cost(IntEnum):
-    """Which costs stand above the line of a score."""
+    """The cost in the numerator of a score."""
 
     NONE = 0
-    """One, whatever it costs."""
+    """One for every storage."""
     LOCAL = 1
     """The storage's own cost."""
     BEFORE = 2

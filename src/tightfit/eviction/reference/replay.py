@@ -1,4 +1,4 @@
-"""The simulator in readable Python: what `simulate` must find, for logs of any form.
+"""The simulator in readable Python: the reference for `simulate`, for logs of any form.
 
 Kirisame et al., Dynamic Tensor Rematerialization (2021), appendix C. It is the reference for the
 C++ core: plain, and recursive where the paper is, so deep chains of recomputation need the core.
@@ -159,7 +159,7 @@ class _Replay:
     # -- computing -------------------------------------------------------------------------------
 
     def _materialise(self, number: int, wanted: int | None, depth: int, again: bool = True) -> None:
-        """Run an operator, and before it whatever its arguments lack."""
+        """Run an operator, and before it all operators that its arguments lack."""
         self.ledger.enter(depth)
         operator = self.log.operators[number]
         brought_before = len(self.brought)

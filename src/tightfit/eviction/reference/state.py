@@ -1,4 +1,4 @@
-"""What changes while a program is replayed: its storages, the clock, and all that is counted."""
+"""The state of a replay: its storages, the clock, and the counters."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ class Ledger:
     def enter(self, depth: int) -> None:
         self.max_depth = max(self.max_depth, depth)
 
-    def count(self, what: str, times: int = 1) -> None:
-        self.counts[what] += times
+    def count(self, counter: str, times: int = 1) -> None:
+        self.counts[counter] += times
 
     def note(self, kind: MomentKind, operator: int, tensor: int) -> None:
         self.moments.append(Moment(kind, self.clock_ns, operator, tensor, self.memory_bytes))

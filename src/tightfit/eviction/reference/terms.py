@@ -1,4 +1,4 @@
-"""What costs are made of in a replay: neighbours that are evicted, and operators to run first."""
+"""The terms of costs in a replay: evicted neighbours, and operators to run first."""
 
 from __future__ import annotations
 

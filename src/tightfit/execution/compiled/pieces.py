@@ -24,7 +24,7 @@ class Piece:
 def cut(module: fx.GraphModule, groups: Sequence[Sequence[fx.Node]]) -> list[Piece]:
     """Cut a graph behind the last result of each group.
 
-    `groups`: results in the order in which they are to be finished; operators behind the last one
+    `groups`: results in the order in which they are to be finished; operators behind the last
     are left out. Returns one for each group, in order.
     """
     nodes = list(module.graph.nodes)

@@ -33,7 +33,7 @@ __all__ = ["compile_program", "refuse_uncompilable"]
 
 
 def refuse_uncompilable(captured: Captured) -> None:
-    """Refuse by name what a compiled step cannot hold.
+    """Refuse by name ops that a compiled step cannot contain.
 
     Raises `CompileError` for opaque modules, computed values that decide, and operators that draw
     from a generator of their own.

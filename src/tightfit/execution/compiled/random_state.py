@@ -1,9 +1,8 @@
 """Random numbers as a function: the generator's state is read, passed on and returned.
 
 A compiler may reorder and fuse operators, so a graph it is given must not depend on a hidden
-generator. Here every operator that draws takes the state as an argument and returns the next
-one. Data alone then fixes the order of the draws, and the same state given again draws the same
-numbers again.
+generator. Here every operator that draws takes the state as an argument and returns the next. Data
+alone then fixes the order of the draws, and the same state draws the same numbers again.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def draw(operator: OpOverload, state: torch.Tensor, *args: Any, **kwargs: Any) -
 
 
 def _with_state(operator: OpOverload) -> Any:
-    """Return the operator that takes a state and returns the next one; define it once."""
+    """Return the operator that takes a state and returns the next; define it once."""
     if operator not in _DEFINED:
         name = "with_state_" + operator.name().replace("::", "_").replace(".", "_")
         takes, returns = str(operator._schema).split("(", 1)[1].rsplit(" -> ", 1)

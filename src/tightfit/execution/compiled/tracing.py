@@ -1,8 +1,8 @@
 """Trace the generated program of a plan into two functional graphs, for a compiler.
 
 The code is run once on fake tensors. Operators computed twice stay twice, what the plan keeps for
-the backward pass is an output of the forward graph, and nothing is hidden: states of generators
-are arguments, new contents of buffers are outputs.
+the backward pass is an output of the forward graph. Nothing is hidden: states of generators are
+arguments, new contents of buffers are outputs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Kept:
-    """What backward needs: an input of the step or an output of the forward graph."""
+    """A tensor for the backward: an input of the step or an output of the forward graph."""
 
     index: int
     is_input: bool
@@ -75,7 +75,7 @@ def trace_program(captured: Captured, program: Program) -> TracedProgram:
 
 
 @contextlib.contextmanager
-def explained(what: str) -> Iterator[None]:
+def explained(action: str) -> Iterator[None]:
     """Say of any failure inside what failed and what to do."""
     try:
         yield
@@ -84,7 +84,7 @@ def explained(what: str) -> Iterator[None]:
     except Exception as error:  # a compiler may fail in any way
         text = str(error).strip().splitlines()
         raise CompileError(
-            f"the planned step cannot be {what}: {type(error).__name__}: "
+            f"the planned step cannot be {action}: {type(error).__name__}: "
             f"{text[0][:300] if text else ''}. Way out: compile=False runs the same plan operator "
             "by operator"
         ) from error

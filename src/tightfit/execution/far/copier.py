@@ -1,4 +1,4 @@
-"""A thread that copies what it is given, one after the other."""
+"""A thread that copies values to and from far memory, one after the other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOOKS_S = 1.0  # how often one who waits looks whether the thread is there
 class Transfer:
     """One value on its way.
 
-    `memory`: its bytes; let go of when the copy has ended. `extents`: their places in the file.
+    `memory`: its bytes; freed when the copy has ended. `extents`: their places in the file.
     """
 
     def __init__(self, memory: memoryview, extents: Sequence[Extent]) -> None:
@@ -49,7 +49,7 @@ class Transfer:
         self.end()
 
     def end(self) -> None:
-        """Let go of the memory, then say that it has ended."""
+        """Free the memory, then say that it has ended."""
         if self._memory is not None:
             self._memory.release()
         self._memory = None
@@ -57,12 +57,12 @@ class Transfer:
 
 
 def writing(file: int) -> Copy:
-    """Return what copies memory to a file."""
+    """Return a function that copies memory to a file."""
     return lambda memory, place: os.pwrite(file, memory, place)
 
 
 def reading(file: int) -> Copy:
-    """Return what copies a file to memory."""
+    """Return a function that copies a file to memory."""
     return lambda memory, place: os.preadv(file, [memory], place)
 
 
@@ -73,7 +73,7 @@ def _copy_extent(
     while done < len(memory) and not is_broken_off():
         copied = copy(memory[done : done + _PIECE_BYTES], place + done)
         if copied <= 0:
-            raise OSError("the file ends before what was stored in it")
+            raise OSError("the file is shorter than the values stored in it")
         done += copied
 
 
@@ -110,7 +110,7 @@ class Copier:
                 )
 
     def close(self) -> None:
-        """Break off what is being copied, drop the rest, and end the thread."""
+        """Break off the current copy, drop the rest, and end the thread."""
         self._broken_off.set()
         self._transfers.put(None)
         if self._thread is not threading.current_thread():  # where garbage is collected

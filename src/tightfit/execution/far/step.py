@@ -1,4 +1,4 @@
-"""The values of one step that are away, and what is on its way."""
+"""The values of one step in far memory, and transfers in flight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["FarStep", "Moved", "moving_program"]
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step moves."""
+    """The bytes that a step moves."""
 
     # stored_bytes, loaded_bytes: to far memory, and back
     stored_bytes: int
@@ -107,7 +107,7 @@ class FarStep:
         self._space = _Space(offload)
         self._away: dict[int, _FarValue] = {}
         self._under_way: dict[int, tuple[Copier, Transfer]] = {}
-        self._last: set[int] = set()  # values whose last load is under way
+        self._last: set[int] = set()  # values whose last load is in flight
         self._stored_bytes = self._loaded_bytes = 0
         self._stall_s = 0.0
         try:
@@ -148,7 +148,7 @@ class FarStep:
         return empty.set_(storage, away.offset, away.size, away.stride)
 
     def wait(self, value: int) -> None:
-        """Return once nothing of a value is under way.
+        """Return once no transfer of a value is in flight.
 
         Raises `OffloadFailed` if it could not be copied.
         """
@@ -164,7 +164,7 @@ class FarStep:
 
     @property
     def moved(self) -> Moved:
-        """What it has moved so far."""
+        """The bytes moved so far."""
         return Moved(
             stored_bytes=self._stored_bytes,
             loaded_bytes=self._loaded_bytes,

@@ -1,4 +1,4 @@
-"""What every packer is: a function of blocks and limits, with declared abilities."""
+"""The interface of packers: functions of blocks and limits, with declared capabilities."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PackingLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """What a packer found."""
+    """The result of a packer."""
 
     offsets: tuple[int, ...]  # in bytes, one per block
     proven_bytes: int = 0  # no layout of these blocks is lower; 0: nothing is proven

@@ -1,4 +1,4 @@
-"""Pairs of blocks that live together: what programs for few blocks are made of."""
+"""Pairs of blocks that live together: the disjunctions of programs for few blocks."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def colliding_pairs(blocks: tuple[Block, ...], packer: str) -> tuple[tuple[int, 
 def dropped(blocks: tuple[Block, ...], heights: list[float]) -> tuple[int, ...]:
     """Return whole offsets from a solver's numbers: from the lowest up, each as low as it can be.
 
-    What a solver rounds may leave a layout with tiny overlaps or holes; this one has neither, and
-    where the numbers were right it is nowhere higher.
+    What a solver rounds may leave a layout with tiny overlaps or holes; this layout has neither,
+    and where the numbers were right it is nowhere higher.
     """
     offsets = [0] * len(blocks)
     placed: list[int] = []

@@ -1,4 +1,4 @@
-"""All packers by name. A new one is a file and a row here."""
+"""All packers by name. A new packer is a file and a row here."""
 
 from __future__ import annotations
 

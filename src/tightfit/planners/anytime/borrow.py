@@ -1,4 +1,4 @@
-"""Plans of other methods as schedules of the engine: what the search may start from."""
+"""Plans of other methods as schedules of the engine: seeds of the search."""
 
 from __future__ import annotations
 

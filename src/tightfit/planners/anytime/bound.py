@@ -44,7 +44,7 @@ class CutLoop:
         self.schedule = _engine.Schedule(self.problem.engine, self.problem.budget_bytes)
         self.cuts: tuple[int, ...] = (self.schedule.fullest_stage(),)
         self.finished = False
-        self.exact = False  # solve the present cuts as exactly as it gets: there is no next one
+        self.exact = False  # solve the present cuts as exactly as it gets: there is no next program
         self.stop_event = threading.Event()
 
     def seed(self, margin: float, seconds: float, nodes: int | None = None) -> None:

@@ -1,6 +1,6 @@
 """Seeds for long chains: recursive checkpointing over segments of the forward pass.
 
-The forward pass is cut where few bytes cross; a table over (first segment, last segment, memory)
+The forward pass is cut where few bytes cross. A table over (first segment, last segment, memory)
 decides what to store at each cut and what to keep of each segment (docs/search.md, "Chains"). Its
 view of memory is rough, so it is given more or less than the budget and the search repairs what it
 proposes. Ops stand for the values they make; ops and stages are the engine's.

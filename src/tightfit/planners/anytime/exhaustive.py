@@ -1,4 +1,4 @@
-"""Small graphs are solved exactly: the cheapest path through what may be alive."""
+"""Small graphs are solved exactly: the cheapest path through sets of live values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be kept of a segment of a chain, from everything to nothing."""
+"""The sets of values that may be kept of a segment of a chain, from all to none."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class KeepLists:
         return lists
 
     def _signature(self, segment: ChainSegment, leaving: tuple[int, ...]) -> object:
-        """Equal for segments that differ only in where they stand."""
+        """Equal for segments that differ only in their position."""
         splitter, start = self.splitter, segment.start
         return (
             tuple(
@@ -90,7 +90,7 @@ class KeepLists:
         segment: ChainSegment,
         leaving: tuple[int, ...],
     ) -> list[KeepOption]:
-        """Stop keeping one op after the other, the one whose bytes cost least first."""
+        """Stop keeping one op after the other, that whose bytes cost least first."""
         splitter = self.splitter
         free = {op for op in start if splitter.bytes[op] == 0}
         kept = start - free

@@ -48,7 +48,7 @@ class Job:
     seed: int
     target: int
     # Search with the cheapest variant of every op, so that a workspace that does not fit shows as
-    # overflow to be relieved and not as a slower variant; the result may use any
+    # overflow to be relieved and not as a slower variant. The result may use any.
     fastest: bool = False
 
 

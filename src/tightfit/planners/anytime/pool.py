@@ -1,4 +1,4 @@
-"""The plans found so far, the proven bound, and what a search may combine."""
+"""The plans found so far, the proven bound, and the schedules that a search may combine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PooledSchedule:
         )
 
     def load(self, schedule: _engine.Schedule) -> None:
-        """Make a schedule equal to this one."""
+        """Make a schedule equal to another."""
         schedule.load(self.ranges, self.first_choices, self.again_choices)
 
 

@@ -1,4 +1,4 @@
-"""What the mathematical programs need of a problem: what every way to compute an op agrees on."""
+"""The view of a problem for mathematical programs: common to all ways to compute an op."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class Outline:
     def running(self, op: int) -> list[tuple[int, int, int]]:
         """The ways to run a first computation: alternative, cost, bytes it makes and works with.
 
-        Without those that another one of the same alternative or of one that reads alike beats.
+        Without those that another way of the same alternative, or of an alternative that reads
+        alike, beats.
         """
         reads: dict[frozenset[int], list[tuple[int, int, int]]] = defaultdict(list)
         for number, way in self.first_alternatives(op):
@@ -96,7 +97,7 @@ class Outline:
         return self.problem.overhead(least) - _ROUNDING
 
     def kept(self, value: int, stage: int) -> bool:
-        """Whether a value is resident at the start of a stage whatever happens."""
+        """Whether a value is resident at the start of a stage in every schedule."""
         return self.problem.producers[value] < stage <= self.problem.kept_until[value]
 
 

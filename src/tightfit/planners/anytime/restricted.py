@@ -1,9 +1,8 @@
 """K-cut programs that recompute only what is near: seeds for large graphs, no bounds.
 
 In every window but the last an op may be computed again only if the window reads it directly, or
-if it is shortly before what the window reads (docs/search.md, "Restricted programs"). The
-program shrinks to what a good plan of a deep network looks like anyway, and more cuts become
-affordable.
+reads an op shortly after it (docs/search.md, "Restricted programs"). The program shrinks to what a
+good plan of a deep network looks like anyway, and more cuts become affordable.
 """
 
 from __future__ import annotations

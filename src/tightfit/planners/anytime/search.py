@@ -98,16 +98,16 @@ class Search:
                 for s, j in zip(self.schedules, jobs, strict=False)
             ]
             found = [future.result() for future in running]
-        costs = [one.cost for one in found if one is not None]
+        costs = [result.cost for result in found if result is not None]
         self.last_overhead = self.problem.overhead(min(costs)) if costs else math.inf
-        for job, one in zip(jobs, found, strict=False):
-            self.rates.learn(job, one, self.pool.best)
+        for job, result in zip(jobs, found, strict=False):
+            self.rates.learn(job, result, self.pool.best)
         self.add(found)
 
     def add(self, found: Sequence[PooledSchedule | None]) -> None:
         """Take in what was found; note the first plan."""
-        for one in found:
-            self.pool.add(one)
+        for result in found:
+            self.pool.add(result)
         if self.first is None and self.pool.best is not None:
             self.first = FirstPlan(self.clock.elapsed(), self.pool.overhead)
 

@@ -103,7 +103,7 @@ def seed_with_chains(search: Search) -> None:
 
 
 def _forward_ops(search: Search) -> int:
-    """How many of the engine's ops come before the first one of a backward segment."""
+    """How many of the engine's ops come before the first op of a backward segment."""
     graph = search.task.graph
     for position, op in enumerate(search.problem.graph_ops):
         if op >= 0 and graph.segments[graph.ops[op].segment].phase == "backward":

@@ -1,4 +1,4 @@
-"""Where the forward pass of a step may be cut, and what a segment between two cuts is."""
+"""Cuts of the forward pass of a step, and the segments between them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _WINDOW = 2  # a cut is a local minimum of the bytes crossing it within so many 
 
 
 class ChainSplitter:
-    """What does not depend on how finely the forward pass is split.
+    """The part of the splitting that is the same for every number of segments.
 
-    `forward`: ops before this one are the forward pass.
+    `forward`: ops before this op are the forward pass.
     """
 
     def __init__(self, outline: Outline, forward: int) -> None:

@@ -1,8 +1,8 @@
 """The order of work of one search.
 
-A greedy plan in milliseconds; programs with one cut and more while they are quick; the plan
-without alternatives; a short search; schedules of other methods; then search along with cutting
-planes until the gap is closed or time is up (docs/search.md, "The order of work").
+A greedy plan in milliseconds; programs with one cut and more while they are quick; the plan without
+alternatives; a short search; schedules of other methods. Then search along with cutting planes
+until the gap is closed or time is up (docs/search.md, "The order of work").
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FEWER_WAYS_SHARE = 0.25  # of the time, for the plan with stricter alternatives
 _LIMIT_S = 1.0
 _START_S = 2e-4  # per op, to begin a search
 _RESTRICTED_SHARE = 0.35  # of the time for programs that only give seeds
-_ROUNDS = 4  # programs after the first one under an iteration limit
+_ROUNDS = 4  # programs after the first under an iteration limit
 
 
 def pursue(search: Search) -> None:

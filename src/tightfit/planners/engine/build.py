@@ -1,8 +1,8 @@
 """From a task to the engine's problem.
 
 The engine knows ops, values and ways to compute; everything else about a graph is expressed in
-these: segment crossings become ops that cost nothing, the state of a random generator becomes a
-value written by the first computation and read by later ones, constants leave the budget.
+these. Segment crossings become ops that cost nothing. The state of a random generator becomes a
+value that the first computation writes and later computations read. Constants leave the budget.
 """
 
 from __future__ import annotations

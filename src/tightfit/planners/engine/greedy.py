@@ -18,7 +18,7 @@ from tightfit.units import format_bytes
 __all__ = ["descend", "fits_without_recomputation", "plan_greedy", "prove_by_working_set"]
 
 _SLICE_S = 0.1  # between two reports of progress
-_ATTEMPTS = 8  # randomised descents if the first one gets stuck
+_ATTEMPTS = 8  # randomised descents if the first gets stuck
 
 
 def plan_greedy(task: Task, limits: Limits, progress: Progress) -> Outcome:

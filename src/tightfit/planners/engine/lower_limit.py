@@ -1,9 +1,9 @@
-"""A proven lower limit on the budget: what some op needs when it is computed from nothing.
+"""A proven lower limit on the budget: the bytes that some op needs, computed from nothing.
 
-A plan exists only if every op can be computed starting from an empty memory; the backward set
+A plan exists only if every op can be computed starting from an empty memory. The backward set
 search (docs/search.md, "The least budget") finds the least bytes for that, any number of
-recomputations allowed. What is kept to the end counts as the order at hand makes it; where nothing
-is, the limit holds for every order of first computations.
+recomputations allowed. Values kept to the end count as the given order makes them; where none are,
+the limit holds for every order of first computations.
 """
 
 from __future__ import annotations

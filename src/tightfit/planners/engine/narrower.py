@@ -1,4 +1,4 @@
-"""The same problem with fewer ways: what a search with more of them starts from."""
+"""The same problem with fewer ways: a seed for a search with more of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def choices_in(
 ) -> list[int] | None:
     """Return chosen first alternatives of the narrower problem in the wider one's numbers.
 
-    None if a way is not found there, or values are numbered otherwise.
+    None if a way is not found there, or values are numbered differently.
     """
     if (wider.sizes, wider.producers) != (narrower.sizes, narrower.producers):
         return None

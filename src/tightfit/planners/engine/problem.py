@@ -23,7 +23,7 @@ class EngineAlternative:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     # Cost and workspace in bytes of its variants, the cheapest first, without those that are dearer
-    # and need no fewer bytes; workspace is negative by the bytes it may write in place
+    # and need no fewer bytes. Workspace is negative by the bytes it may write in place
     options: tuple[tuple[int, int], ...]
     # first, again: whether it may serve the first computation, and later ones
     first: bool
@@ -54,7 +54,7 @@ class EngineProblem:
     cost_unit_s: float  # seconds of one unit of cost
     baseline_cost: int  # units of cost with nothing recomputed and default alternatives
     # sizes, producers, kept_until: per value of the engine: bytes, the op that makes it, the last
-    # stage at whose start it is resident whatever happens (-1: none)
+    # stage at whose start it is always resident (-1: none)
     sizes: tuple[int, ...]
     producers: tuple[int, ...]
     kept_until: tuple[int, ...]

@@ -11,7 +11,7 @@ from tightfit.graph.ir import Graph, OpId, ValueId
 from tightfit.plan.assemble import Step
 from tightfit.plan.plan import Compute, Far
 
-__all__ = ["Gap", "Move", "Shift", "begins_of", "gaps_of", "movable_values", "place"]
+__all__ = ["Gap", "Move", "Shift", "begins_of", "gaps_of", "last_until", "movable_values", "place"]
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def place(
     due_s = begins[-1]
     for gap in sorted(gaps, key=lambda gap: (-gap.before, gap.value)):
         due_s = min(due_s, begins[gap.before]) - far.load_s(sizes[gap.value])
-        load = _first_from(begins, due_s) if pace > 1.0 else _last_until(begins, due_s)
+        load = _first_from(begins, due_s) if pace > 1.0 else last_until(begins, due_s)
         load += shifts.get(gap.value, _NONE).load
         leave = leaves[gap.value]
         moves.append(Move(gap.value, gap.made, leave, min(max(load, leave), gap.before)))
@@ -134,10 +134,10 @@ _NONE = Shift()
 
 
 def _first_from(begins: Sequence[float], at_s: float) -> OpId:
-    """The first op whose turn begins no earlier; the last one if none does."""
+    """The first op whose turn begins no earlier; the last if none does."""
     return min(bisect_left(begins, at_s), len(begins) - 1)
 
 
-def _last_until(begins: Sequence[float], at_s: float) -> OpId:
-    """The last op whose turn begins no later; the first one if none does."""
+def last_until(begins: Sequence[float], at_s: float) -> int:
+    """Return the last turn that begins no later; the first if none does."""
     return max(bisect_right(begins, at_s) - 1, 0)

@@ -1,4 +1,4 @@
-"""What a choice of moves is worth: placed by the link, planned around, simulated."""
+"""Evaluation of a choice of moves: placed by the link, planned around, simulated."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Choice:
     # How much longer than its ops the step is taken to be: above 1, it stalls for transfers
     pace: float = 1.0
     toll: float = 0.1  # what a load seems to cost, as a share of the time that it takes
-    # Values that leave or come back otherwise than the link asks for
+    # Values that leave or come back at other places than the link asks for
     shifts: tuple[tuple[ValueId, Shift], ...] = ()
 
 

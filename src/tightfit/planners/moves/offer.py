@@ -1,9 +1,9 @@
 """Moves as something that planning without far memory understands: one more way to compute again.
 
 An op whose value may be moved gets another alternative for later computations: it reads nothing,
-costs its *toll*, and writes the value as a load does. Two ops without cost read the value where
-its store has ended and where its load should begin. So whatever plans recomputing chooses for
-each value among keeping, computing again and moving, and sees exactly the bytes that are near.
+costs its *toll*, and writes the value as a load does. Two ops without cost read the value where its
+store has ended and where its load should begin. So any planner of recomputation chooses for each
+value among keeping, computing again and moving, and sees exactly the bytes that are near.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class MovesGraph:
         return _with_stores(self.base, steps)
 
     def computes(self, steps: Iterable[Step]) -> list[Compute]:
-        """Return steps of the graph without moves as computes of this one.
+        """Return steps of the graph without moves as computes of this graph.
 
         Values that are offered and not loaded there are loaded at their places; values that are
         loaded there and not offered are computed again.
@@ -206,7 +206,7 @@ def _placed(choices: Iterable[Choice], place: Mapping[OpId, OpId]) -> tuple[Choi
 def _with_stores(graph: Graph, steps: Sequence[Step]) -> list[Step]:
     """Add stores of what is loaded; leave out loads of what is not read, and places left for none.
 
-    A load counts if the next step that uses its value reads it, and a place where a value leaves
+    A load counts if the next step that uses its value reads it. A place where a value leaves counts
     if its load comes next and the value is still there: an op may have written over it.
     """
     wanted: dict[ValueId, str] = {}  # what the next step does with a value, walking backwards

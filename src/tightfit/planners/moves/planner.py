@@ -82,7 +82,7 @@ class _Near:
         return self.limits.seconds - (time.perf_counter() - self.started)
 
     def plan(self) -> Outcome:
-        """The plan that is found in this search's share; without a first one, soon none."""
+        """The plan that is found in this search's share; without a first plan, soon none."""
         if not self.counts_seconds:
             return self._run(_PLAIN_SHARE * self.limits.seconds).outcome
         first = self._run(_FIRST_SHARE * self.limits.seconds)

@@ -1,7 +1,7 @@
 """The search for moves: offer values to be moved, plan around them, change the offer.
 
-The steps of the search are: offer one value more or one less, let one leave or come back earlier
-or later, take the link for faster or slower, raise or lower the toll of loads.
+The steps of the search are: offer a value more or less, or let it leave or come back earlier or
+later. Others assume a faster or slower link, or raise or lower the toll of loads.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class MovesSearch:
     """Plans with moves in one order.
 
     `judge`: says what a choice of moves is worth. `target`: the overhead (a fraction) to get below:
-    that of the plan without moves. `interrupts`: whether the user has asked to end it, whatever has
-    caught that.
+    that of the plan without moves. `interrupts`: whether the user has asked to end it, also where
+    other code has caught that.
     """
 
     def __init__(

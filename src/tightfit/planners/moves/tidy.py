@@ -7,7 +7,7 @@ stored values leave. Each goes to where the link asks for it, or as near to it a
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from tightfit.graph.ir import Graph, ValueId
 from tightfit.plan.plan import Compute, Far, Free, Instruction, Load, Plan, Store
 from tightfit.plan.simulate import simulate
+from tightfit.planners.moves.gaps import last_until
 
 __all__ = ["tidy"]
 
@@ -138,8 +139,7 @@ class _Tidying:
         for stay, leave in zip(reversed(self.stays), reversed(self.leaves), strict=True):
             took_s = self.reading.far.load_s(self.reading.sizes[stay.value])
             due_s = min(due_s, begins[stay.use]) - took_s
-            place = max(0, bisect_right(begins, due_s) - 1)
-            places.append(min(max(place, leave), stay.use))
+            places.append(min(max(last_until(begins, due_s), leave), stay.use))
         return places[::-1]
 
     def plan(self) -> Plan:
@@ -184,7 +184,7 @@ def _leaving_frees(graph: Graph, plan: Plan) -> dict[int, ValueId]:
 
 
 def _uses(graph: Graph, step: Instruction) -> tuple[ValueId, ...]:
-    """The values that an instruction needs near, or makes, or lets go of."""
+    """The values that an instruction needs near, or makes, or frees."""
     match step:
         case Compute(op, alternative):
             way = graph.ops[op].alternatives[alternative]

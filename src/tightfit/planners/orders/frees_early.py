@@ -14,9 +14,9 @@ def frees_early(graph: Graph) -> tuple[OpId, ...]:
     """Return the graph's ops with every backward op moved to where it stops costing memory.
 
     Within each backward segment the traced order is kept, but an op that frees at least as many
-    bytes as it makes (typically a weight's gradient, after which the activation is not read any
-    more) runs as soon as its inputs are there. Values overwritten in place and pinned orders are
-    respected, since every op still follows all it reads.
+    bytes as it makes runs as soon as its inputs are there. Typically it makes a weight's gradient,
+    after which the activation is not read any more. Values overwritten in place and pinned orders
+    are respected, since every op still follows all it reads.
     """
     return _Arrangement(graph).order()
 
@@ -63,7 +63,7 @@ class _Arrangement:
                     near.extend(self._affected(following, members))
 
     def _affected(self, op: Op, members: set[OpId]) -> list[Op]:
-        """Ops that may have become ready or freeing through this one."""
+        """Ops that may have become ready or freeing through this op."""
         touched = {*op.alternatives[0].writes, *self._reads(op)}
         ids = sorted({r for v in touched for r in self.readers[v]} & members - self.done)
         return [self.graph.ops[i] for i in ids]

@@ -39,10 +39,10 @@ def least_peak(
 ) -> LeastPeak:
     """Return the best of four orders, improved by local moves; never worse than the traced one.
 
-    The four are the traced order, the one that frees early, and two by list scheduling: from the
-    first op on, the ready op that leaves the fewest bytes alive; and the same from the last op
-    back. A move lets an op, with all that it waits for, run before a position where memory is
-    full, or after it with all that waits for it.
+    The four are the traced order, the order that frees early, and two by list scheduling. These
+    take the ready op that leaves the fewest bytes alive, from the first op on or from the last op
+    back. A move lets an op, with all that it waits for, run before a position where memory is full,
+    or after it with all that waits for it.
 
     `enough_bytes`: stop at a peak of at most this, constants included; below the floor local moves
     are not tried at all. None: a thousandth above the floor. `seconds`: wall time for local moves;

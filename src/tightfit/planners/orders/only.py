@@ -24,7 +24,7 @@ def order_for(task: Task, limits: Limits) -> LeastPeak:
 def order_only(task: Task, order: LeastPeak, limits: Limits, started: float) -> Outcome | None:
     """Return the outcome of an order in which nothing is recomputed, or None if it does not fit.
 
-    It is optimal, whatever the order, unless alternatives are faster than the defaults.
+    It is optimal in any order, unless alternatives are faster than the defaults.
     """
     place = {op: position for position, op in enumerate(order.ops)}
     computes = sorted(keep_everything(task.graph), key=lambda step: place[step.op])

@@ -1,4 +1,4 @@
-"""What an order of a step's ops decides: the bytes alive when every op runs once."""
+"""The problem of ordering a step's ops: the bytes alive when every op runs once."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class StepOrders:
 def step_orders(task: Task) -> StepOrders:
     """Return the orders that a task's step may run in with the same results.
 
-    Every op runs once with its default alternative. It stays in its segment, and follows whatever
-    any of its alternatives reads and, if it overwrites a value, the other readers of that, or if it
-    changes a constant, whatever needs its old content. Ops that `keeps_its_place` names keep their
-    order.
+    Every op runs once with its default alternative. It stays in its segment, and follows everything
+    that any of its alternatives reads. If it overwrites a value, it follows the other readers of
+    that. If it changes a constant, it follows all ops that need the old content. Ops that
+    `keeps_its_place` names keep their order.
     """
     return _Builder(task).build()
 

@@ -18,9 +18,9 @@ __all__ = [
 
 
 def forward_nodes(problem: Staged) -> list[int]:
-    """Return the nodes of the forward pass in order, without those that stand alone.
+    """Return the nodes of the forward pass in order, without isolated nodes.
 
-    A node stands alone if it reads nothing and what it makes is not read: a step counter.
+    A node is isolated if it reads nothing and nothing reads its values: a step counter.
     """
     read = {value for node in problem.nodes for value in node.first.reads}
     return [
@@ -84,10 +84,10 @@ def _forward_neighbours(problem: Staged) -> dict[int, list[int]]:
 def checkpoint_schedule(problem: Staged, checkpoints: Collection[int]) -> list[Compute]:
     """Return the schedule that keeps only what the checkpointed nodes make.
 
-    In the forward pass a value stays until its last forward reader, what a checkpoint makes
-    as long as it can be of use. In the backward pass what is missing is computed again from the
-    nearest values at hand (the optimal R) and stays until its last reader. The segment after
-    the last checkpoint is kept, since its backward pass comes next.
+    In the forward pass a value stays until its last forward reader, what a checkpoint makes as long
+    as it can be of use. In the backward pass what is missing is computed again from the nearest
+    resident values (the optimal R) and stays until its last reader. The segment after the last
+    checkpoint is kept, since its backward pass comes next.
     """
     last = max(checkpoints, default=-1)
     rows = forced_residency(problem)

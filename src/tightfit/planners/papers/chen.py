@@ -1,9 +1,9 @@
 """Chen's heuristics on chains, on articulation points, and on the linearised graph.
 
-Chen et al., Training Deep Nets with Sublinear Memory Cost (2016): checkpoint every sqrt(n)-th
-node, or start a new segment whenever one has gathered b bytes, with a search over b. Checkmate,
-section 5.1, extends both to general graphs: candidates are the articulation points of the
-forward pass, or all its nodes in topological order.
+Chen et al., Training Deep Nets with Sublinear Memory Cost (2016). Checkpoint every sqrt(n)-th node,
+or start a new segment whenever one has gathered b bytes, with a search over b. Checkmate, section
+5.1, extends both to general graphs: candidates are the articulation points of the forward pass, or
+all its nodes in topological order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Online eviction policies run over a static graph: what DTR would do, written down as a plan.
+"""Online eviction policies run over a static graph: the schedule of DTR as a plan.
 
 The ops run in their fixed order; a missing input is computed again at once, and when memory is full
 the policy says which value goes. The policy sees no future, except that a value without further
@@ -60,7 +60,7 @@ def plan_eviction(task: Task, limits: Limits, progress: Progress, option: str = 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """What a policy may know of a value; costs and staleness in seconds."""
+    """A policy's view of a value; costs and staleness in seconds."""
 
     run: _Run
     value: ValueId
@@ -129,7 +129,7 @@ class _Run:
         return ""
 
     def _reach(self, frontier: int) -> str:
-        """Compute a node for the first time, and before it whatever it misses."""
+        """Compute a node for the first time, and before it all values that it lacks."""
         pending = [frontier]
         while pending:
             node = pending[-1]

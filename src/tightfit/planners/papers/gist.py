@@ -1,4 +1,4 @@
-"""Gist: nothing is computed again; what the backward reads is kept in fewer bytes.
+"""Gist: nothing is computed again; saved values are kept in fewer bytes.
 
 Binarize (bits of a ReLU, places of maxima), sparse storage behind a ReLU, delayed precision
 reduction of the rest, ReLU in place (Jain et al., 2018; MONeT, appendix E). A graph offers what
@@ -21,7 +21,7 @@ _IN_PLACE = "aten.relu"
 
 
 def plan_gist(task: Task, limits: Limits, progress: Progress) -> Outcome:
-    """Return Gist's plan, if it fits: it is one plan, whatever the budget."""
+    """Return Gist's plan, if it fits: it is one plan for all budgets."""
     proposals = [gist_schedule(task.graph)]
     return cheapest_that_fits(task, proposals, limits, progress, title="gist")
 

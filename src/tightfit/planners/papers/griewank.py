@@ -1,8 +1,8 @@
 """Griewank and Walther's revolve: binomial checkpointing of a chain.
 
-Algorithm 799 (2000): with s places for checkpoints a chain of l steps is reversed by advancing
-to an optimal position, storing it, reversing what follows it, and then the part before.
-New checkpoints are stored while the reversal goes on, so a step may be advanced many times.
+Algorithm 799 (2000): with s places for checkpoints a chain of l steps is reversed from an optimal
+position. Advance to it, store it, reverse the part after it, and then the part before. New
+checkpoints are stored while the reversal goes on, so a step may be advanced many times.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def forward_steps(length: int, places: int) -> int:
     """Return the least number of forward steps to reverse a chain, the first sweep included.
 
     Griewank and Walther (2000), theorem 1: r l - beta(s + 1, r - 1) with the least r such that
-    beta(s, r) = C(s + r, s) >= l; here `places` does not count the input, which is always there.
+    beta(s, r) = C(s + r, s) >= l. Here `places` does not count the input, which is always there.
     """
     snapshots = places + 1
     repeats = 0

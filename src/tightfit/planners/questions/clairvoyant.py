@@ -1,4 +1,4 @@
-"""What is possible on a recorded program: the default planner's plan, which knows all of it.
+"""The best possible on a recorded program: the default planner's plan, which knows all of it.
 
 An online policy decides without knowing what comes. The plan of the same program is what its
 decisions can be measured with.

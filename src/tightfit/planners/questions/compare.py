@@ -19,7 +19,7 @@ __all__ = ["ComparisonRow", "compare", "compared", "comparison_row", "planners_n
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one planner found at one budget."""
+    """The result of one planner at one budget."""
 
     # graph, planner: names
     graph: str

@@ -72,7 +72,9 @@ def infeasible_message(
         proven_bytes = min(proven_bytes, expected.proven_bytes)
         is_proven = proven_bytes > task.budget_bytes
         held = ", expected with " + " and ".join(
-            f"{format_bytes(size)} of {what}" for what, size in expected.held_bytes.items() if size
+            f"{format_bytes(size)} of {holder}"
+            for holder, size in expected.held_bytes.items()
+            if size
         )
     known = "proven: there is none" if is_proven else "none was found"
     lines = [

@@ -43,7 +43,7 @@ class MinimumBudget(msgspec.Struct, frozen=True, kw_only=True):
     lower_bytes: int
     lower_op: OpId | None  # the op that needs that much, None if the constants do
     settled: bool  # False if time ran out before every op was examined
-    found_bytes: int  # the peak of `plan`, the smallest budget for which one was found
+    found_bytes: int  # the peak of `plan`, the smallest budget for which a plan was found
     plan: Plan  # a verified plan with that peak
     overhead: float  # its overhead, a fraction
     seconds: float  # wall time spent

@@ -1,4 +1,4 @@
-"""What is asked of the plans of a step, whatever its size."""
+"""A request for plans of a step, independent of the batch size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mixed-integer linear program as plain arrays, how to solve it, and what comes of it."""
+"""A mixed-integer linear program as plain arrays, the options of a solver, and its solution."""
 
 from __future__ import annotations
 
@@ -135,8 +135,8 @@ class ProgramBuilder:
     ) -> None:
         """Add ``lower <= sum of coefficient * column <= upper``; each column at most once.
 
-        Rows of a group may be left out until a solution violates one of them; -1: never. The
-        first column of an equation in a group is the one that the equation defines.
+        Rows of a group may be left out until a solution violates one of them; -1: never. The first
+        column of an equation in a group is that which the equation defines.
         """
         for column, coefficient in terms:
             if coefficient:
@@ -179,7 +179,7 @@ class SolveOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Solution:
-    """What a solver found."""
+    """The result of a solver."""
 
     # ``"optimal"``: solved to the gap asked for. ``"feasible"``: a solution, stopped early.
     # ``"infeasible"``: proven. ``"unknown"``: stopped without a solution.

@@ -1,9 +1,9 @@
 """Solve a program whose memory rows are added stage by stage, as solutions violate them.
 
 Few stages of a step decide what a plan costs. A program without the memory rows of the others is
-much smaller to solve, its bound holds for the whole program, and a solution that violates none of
-the rows left out is a solution of the whole program: an exact method, the cutting-plane method of
-Dantzig, Fulkerson and Johnson (1954) with rows of the program itself as cuts.
+much smaller to solve, and its bound holds for the whole program. A solution that violates none of
+the rows left out is a solution of the whole program. That is an exact method: the cutting-plane
+method of Dantzig, Fulkerson and Johnson (1954) with rows of the program itself as cuts.
 """
 
 from __future__ import annotations

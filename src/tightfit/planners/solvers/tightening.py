@@ -1,9 +1,9 @@
-"""Lower what rows allow to what integers can reach.
+"""Lower the right-hand sides of rows to values that sums of integers can reach.
 
 The bytes of a step's tensors are mostly multiples of one number, the *grain*, but for some small
-ones. So are sums of them: a budget between two multiples is never filled, yet a relaxation fills
-it to the last byte, and branching has a long way to go before that is made good (docs/search.md,
-"What sums can reach").
+ones. So are sums of them. A budget between two multiples is never filled, yet a relaxation fills it
+to the last byte, and branching takes long to close that gap (docs/search.md, "What sums can
+reach").
 """
 
 from __future__ import annotations

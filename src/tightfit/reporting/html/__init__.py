@@ -1,4 +1,4 @@
-"""One offline HTML page about a plan: memory along the step, who holds it, what it costs.
+"""One offline HTML page about a plan: memory along the step, its holders, and cost.
 
 `facts` turns a graph and a plan into the numbers that the page draws, `sentences` into words,
 `page` fills in a template of this folder. `frame.html` is what all pages share: `page.html` is the

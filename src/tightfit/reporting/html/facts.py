@@ -1,4 +1,4 @@
-"""What a page shows, as numbers: columns by run of an op, by op and by stretch of memory."""
+"""The data of a page: columns by run of an op, by op and by stretch of memory."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     ops: Ops
     runs: Runs
     lives: Lives
-    curve: tuple[PlannedFor, ...]  # what is known for other budgets, this one among them
+    curve: tuple[PlannedFor, ...]  # what is known for other budgets, this budget among them
 
 
 class _Names:
@@ -129,7 +129,7 @@ def facts_of(
     offsets: Sequence[int] = (),
     curve: Sequence[PlannedFor] = (),
 ) -> Facts:
-    """Return what a page about a valid plan draws.
+    """Return the data of a page about a valid plan.
 
     `offsets`: in an arena, in bytes: one for each of `tightfit.plan.lives.lives_of`; or none.
     """

@@ -1,4 +1,4 @@
-"""The page itself: words and tables for everybody, and what the script draws."""
+"""The page itself: text and tables, and the data that the script draws."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ROWS = 12
 
 @dataclass(frozen=True)
 class Findings:
-    """What is known about a plan besides itself and its graph.
+    """The findings about a plan besides itself and its graph.
 
     `proven`: what is known of the least cost. `measured`: what a real step held. `offsets`: where
     an arena puts each of `tightfit.plan.lives.lives_of`, in bytes; or none. `curve`: what is known
@@ -102,7 +102,7 @@ def _unbroken(text: str) -> str:
 
 
 def _embedded(json: bytes) -> str:
-    """Return JSON that ends no element it stands in."""
+    """Return JSON that ends no element that contains it."""
     return json.decode().replace("<", "\\u003c")
 
 

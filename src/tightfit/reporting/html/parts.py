@@ -1,4 +1,4 @@
-"""The page about a model that is planned in parts: which plans run, what each keeps and costs."""
+"""The page about a model that is planned in parts: its plans, their saved bytes and costs."""
 
 from __future__ import annotations
 

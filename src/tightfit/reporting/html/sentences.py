@@ -1,4 +1,4 @@
-"""What was done and what it costs, in three sentences."""
+"""A plan and its cost in three sentences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def summary(
     proven: Proven | None = None,
     measured: Measured | None = None,
 ) -> tuple[str, str, str]:
-    """Return what the plan holds, how it does that, and what it costs.
+    """Return the memory of the plan, how it is reached, and its cost.
 
     `proven`: what is known of the least cost; None: a plan from a file carries no proof.
     """

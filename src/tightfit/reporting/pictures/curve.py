@@ -1,4 +1,4 @@
-"""One planner at many budgets: what its plans cost, and what is proven."""
+"""One planner at many budgets: the overhead of its plans, and the proven bounds."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def curve_picture(
         for is_optimal in (False, True)
     }
     notes = [
-        f"Extra compute{scale.note}: what a plan costs at its budget, and at larger ones until a "
-        "cheaper plan fits.",
+        f"Extra compute{scale.note}: the cost of a plan at its budget, and at larger budgets until "
+        "a cheaper plan fits.",
         "Filled markers: proven optimal. Shaded: proven impossible.",
     ]
     labels = [*_plan_label(plans), *bound_label(points)]

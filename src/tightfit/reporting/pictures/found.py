@@ -1,4 +1,4 @@
-"""What planners found, as pictures see it."""
+"""Results of planners as pictures show them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Found", "Series"]
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What a planner found at one budget."""
+    """The result of a planner at one budget."""
 
     budget: float  # in the unit of the picture's axis
     overhead: float | None  # of the plan, a fraction; None if there is no plan
@@ -19,7 +19,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Series(msgspec.Struct, frozen=True):
-    """What one planner found at several budgets, in any order."""
+    """The results of one planner at several budgets, in any order."""
 
     name: str
     points: tuple[Found, ...]

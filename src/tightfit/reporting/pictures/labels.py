@@ -26,7 +26,7 @@ class Label(msgspec.Struct, frozen=True):
     """A name in the column to the right of the axes."""
 
     text: str  # the name
-    # The point that it names, in data; None: it has none and stands at the top
+    # The point that it names, in data; None: it has none and is at the top
     at: tuple[float, float] | None = None
     look: Look = _AREA  # of the marker next to it; by default that of a shaded area
     marker_size: float = 7.0  # in points
@@ -36,11 +36,11 @@ class Label(msgspec.Struct, frozen=True):
 def moved_apart(targets: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Return places as near to the targets as a gap between neighbours allows.
 
-    The sum of squared distances is the least possible: without the gaps the places are an
-    isotonic regression, found by pooling adjacent violators, and the nearest one within limits
-    is that one, cut off there (Barlow et al., 1972).
+    The sum of squared distances is the least possible. Without the gaps the places are an isotonic
+    regression, found by pooling adjacent violators. The nearest regression within limits is that
+    regression, cut off there (Barlow et al., 1972).
 
-    `targets`: ascending. `gap`: between neighbours; less if they do not fit otherwise.
+    `targets`: ascending. `gap`: between neighbours; less if they do not fit with that.
     """
     count = len(targets)
     if count > 1:

@@ -1,4 +1,4 @@
-"""Pages: figures with panels at given places, what is drawn next to them, and their bytes."""
+"""Pages: figures with panels at given places, drawings next to them, and their bytes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WIDTH = 640.0
 
 _TITLE_HEIGHT, _LINE_HEIGHT, _LABEL_HEIGHT = 26.0, 12.0, 12.0
 _LEFT, _RIGHT, _ABOVE, _BELOW = 40.0, 8.0, 26.0, 20.0
-"""Points around the axes of a panel; names stand between the axes and `_RIGHT`."""
+"""Points around the axes of a panel; names are between the axes and `_RIGHT`."""
 
 _NARROWEST = 90.0
 """Points of axes next to names that are too long."""
@@ -120,12 +120,12 @@ class Grid(msgspec.Struct, frozen=True):
         return self.top + rows * (_ABOVE + self.height + _BELOW) + _LABEL_HEIGHT
 
     def is_lowest(self, number: int) -> bool:
-        """Whether no panel is below this one."""
+        """Whether no panel is below this panel."""
         return number + self.columns >= self.count
 
 
 class PanelTitle(msgspec.Struct, frozen=True):
-    """What stands above a panel."""
+    """The title of a panel."""
 
     text: str = ""
     colour: str = INK

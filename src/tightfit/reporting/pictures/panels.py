@@ -18,7 +18,7 @@ __all__ = ["Heading", "Panel", "panelled"]
 
 
 class Panel(msgspec.Struct, frozen=True):
-    """What one pair of axes shows."""
+    """The content of one pair of axes."""
 
     draw: Callable[[Axes], None]  # draws on the axes, and sets their limits and ticks
     labels: Sequence[Label] = ()  # names to the right of them
@@ -26,7 +26,7 @@ class Panel(msgspec.Struct, frozen=True):
 
 
 class Heading(msgspec.Struct, frozen=True):
-    """What is written above a picture."""
+    """The text above a picture."""
 
     title: str
     notes: Sequence[str] = ()

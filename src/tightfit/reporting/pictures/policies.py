@@ -51,7 +51,7 @@ _LOOKS = tuple(
 
 
 class PolicyCurve(msgspec.Struct, frozen=True):
-    """What one policy came to at several budgets."""
+    """The results of one policy at several budgets."""
 
     name: str  # of the policy
     ratios: tuple[float, ...]  # budgets as shares of the peak with nothing evicted, ascending

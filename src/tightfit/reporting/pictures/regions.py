@@ -1,4 +1,4 @@
-"""Where no plan can be: below what is proven, and at budgets that are proven too small."""
+"""Regions without plans: below proven bounds, and at budgets that are proven too small."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def bound_label(points: Sequence[Found]) -> list[Label]:
 
 
 def shade_below_bound(axes: Axes, points: Sequence[Found]) -> None:
-    """Shade what a proven bound excludes.
+    """Shade the region that a proven bound excludes.
 
-    A bound holds for every smaller budget and says nothing about larger ones: stairs.
+    A bound holds for every smaller budget and says nothing about larger budgets: stairs.
     """
     bounds = sorted(
         (point.budget, 100 * point.bound) for point in points if point.bound is not None
@@ -39,7 +39,7 @@ def shade_below_bound(axes: Axes, points: Sequence[Found]) -> None:
 def draw_infeasible(axes: Axes, points: Sequence[Found]) -> None:
     """Hatch the budgets for which it is proven that no plan exists; cross those that were tried.
 
-    No plan at a budget means none at a smaller one.
+    No plan at a budget means none at a smaller budget.
     """
     tried = sorted({point.budget for point in points if point.status == "infeasible"})
     if tried:

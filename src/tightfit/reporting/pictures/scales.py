@@ -1,4 +1,4 @@
-"""What an axis of percentages shows: linear, or logarithmic where values span decades."""
+"""The scale of an axis of percentages: linear, or logarithmic where values span decades."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is held around the steps of a fitted callable: by tensors, and by the allocator."""
+"""The account of memory held around the steps of a fitted callable: by tensors, and by the
+allocator."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Standing:
-    """What is held at the begin of a call, in bytes."""
+    """The memory held at the begin of a call, in bytes."""
 
     gradient_bytes: int  # gradients that exist, with the buckets they go into
     # state_bytes, coming_bytes: the optimizers' state that is there, and that will be
@@ -48,11 +49,11 @@ class Standing:
 
 
 _State = Literal["free", "resting", "running"]
-"""Of a limit: not enforced; enforced between steps; enforced while a step is under way."""
+"""Of a limit: not enforced; enforced between steps; enforced while a step is running."""
 
 
 class Account:
-    """What a fitted callable holds between its steps: the one place that counts it.
+    """Counts the memory that a fitted callable holds between its steps: the only place that does.
 
     `modules`: the modules whose parameters it uses. `optimizer`: one that holds them; others are
     found. `tally`: has counted before what is given out; None: counting begins now. `device`: the
@@ -80,14 +81,14 @@ class Account:
 
     @property
     def tally(self) -> Tally | None:
-        """Counts what is given out; None where nothing can."""
+        """Counts the bytes given out; None where nothing can."""
         return self._tally
 
     # -- what is there ------------------------------------------------------------------------
 
     @property
     def granularity_bytes(self) -> int:
-        """What the device's allocator rounds to."""
+        """The bytes to which the device's allocator rounds."""
         return granularity_of(self.device.type)
 
     def gradient_bytes(self) -> int:
@@ -123,7 +124,7 @@ class Account:
         )
 
     def lasting_bytes(self) -> int:
-        """Return what is held between steps: of an optimizer the state of the own parameters."""
+        """Return the bytes held between steps: of an optimizer the state of the own parameters."""
         return lasting_bytes_of([self])
 
     def expected_bytes(self, besides: Sequence[Account] = ()) -> int:
@@ -150,7 +151,7 @@ class Account:
         sharing: Sequence[Account] = (),
         input_bytes: int | None = None,
     ) -> Standing:
-        """Return what is held now, at the begin of a call.
+        """Return the memory held now, at the begin of a call.
 
         Where as many bytes are given out as the last time, nothing is looked up again.
 
@@ -185,8 +186,8 @@ class Account:
     def _left_to_others(self, sharing: Sequence[Account]) -> int:
         """Return what others that train in this process may hold, each within its own budget.
 
-        Of one whose step is under way that is its budget, as it is unknown which bytes are whose;
-        of another one, what lasts of it.
+        Of one whose step is running that is its budget, as it is unknown which bytes are whose;
+        of another, what lasts of it.
         """
         within = (self, *sharing)
         return sum(self._left_to(k) for k in self._keepers() if k not in within)
@@ -228,11 +229,11 @@ class Account:
 
         `limit_bytes`: for all that was given out since this began, and for what the modules and
         those sharing it had before; None: no limit. `sharing`: of callables within the same budget,
-        which keep to it through this one.
+        which keep to it through this account.
         """
         within = (self, *sharing)
         if limit_bytes is not None and any(keeper not in within for keeper in _KEEPERS):
-            gc.collect()  # those that were let go of keep to nothing
+            gc.collect()  # those no longer alive keep to nothing
         self._limit_bytes, self._limited_with = limit_bytes, weakref.WeakSet(sharing)
         _KEEPERS.discard(self)
         if limit_bytes is not None:
@@ -240,23 +241,23 @@ class Account:
         for other in sharing:
             other.keep_to(None)
         if limit_bytes is None:
-            self.let_go()
+            self.lift_limit()
             return
         self._count_before()
         self._turn("running" if self._state == "running" else "resting")
 
     def enforce(self) -> None:
-        """A step begins: its budget is all for it, whatever others with their own may hold."""
+        """A step begins: its budget is all for it; others with their own budgets do not matter."""
         if self._tally is None or self._limit_bytes is None:
             return
         self._recount_before()
         self._turn("running")
 
     def rest(self) -> None:
-        """No step is under way any more: refuse what would exceed all budgets together."""
+        """No step is running any more: refuse what would exceed all budgets together."""
         self._turn("free" if self._limit_bytes is None else "resting")
 
-    def let_go(self) -> None:
+    def lift_limit(self) -> None:
         """Refuse nothing until a step begins or ends."""
         self._turn("free")
 
@@ -264,7 +265,7 @@ class Account:
         self._state = state
         keepers = self._keepers()
         refusing = [keeper._tally for keeper in keepers if keeper._refuse_more(keepers)]
-        if self._tally is not None and self._tally not in refusing:  # a copy has the same one
+        if self._tally is not None and self._tally not in refusing:  # a copy has the same tally
             self._tally.keep_to(None, 0)
 
     def _refuse_more(self, keepers: Sequence[Account]) -> bool:
@@ -292,7 +293,7 @@ class Account:
             self._given_at_count = self._tally.given_bytes()
 
     def before_bytes(self) -> int:
-        """Return what is held now that was there before the tally began."""
+        """Return the bytes held now that were allocated before the tally began."""
         self._recount_before()
         return self._before_now
 
@@ -303,7 +304,7 @@ class Account:
 
     @property
     def limit_bytes(self) -> int | None:
-        """What it keeps to."""
+        """The limit that it keeps to."""
         return self._limit_bytes
 
     @property
@@ -380,7 +381,7 @@ def device_of_modules(modules: Mapping[str, nn.Module]) -> torch.device:
 
 
 def lasting_bytes_of(accounts: Iterable[Account]) -> int:
-    """Return what several hold together between steps; what they have in common counts once."""
+    """Return the bytes that several accounts hold between steps; common tensors count once."""
     accounts = list(accounts)
     held = [tensor for account in accounts for tensor in account._own()]
     return resident_tensor_bytes(held, accounts[0].granularity_bytes) if accounts else 0
@@ -406,7 +407,8 @@ def _parameters_of(accounts: Iterable[Account]) -> set[int]:
 
 
 def library_bytes(device: torch.device) -> int:
-    """Return what libraries take of a device's allocator on their first use and keep: cuBLAS."""
+    """Return the bytes that libraries (cuBLAS) take of a device's allocator at their first use and
+    keep."""
     used = device.type == "cuda" and torch.cuda.is_available()  # not for shapes of a GPU elsewhere
     return cublas_workspace_bytes(device) if used else 0
 

@@ -32,8 +32,8 @@ class Budget:
     """A memory budget that several fitted models share: a GAN, a student and its teacher.
 
     What is held when a member is called is known, and the rest of the budget is its own: members
-    that take turns need no shares. Where one member is called between another one's forward and
-    backward, the outer one leaves room: which calls follow each other is known from steps before.
+    that take turns need no shares. Where one member is called between another's forward and
+    backward, the outer leaves room: which calls follow each other is known from steps before.
     A call that is new among others runs the plan that holds least.
 
     Parameters
@@ -46,7 +46,7 @@ class Budget:
     size_bytes : int
         The same in bytes.
     window : Window
-        The step of all members that is under way.
+        The step of all members that is running.
 
     Examples
     --------
@@ -68,7 +68,7 @@ class Budget:
     def join(self, account: Account, member: Member) -> None:
         """Count a fitted callable, with what it holds, among those that share the budget."""
         if self._members:
-            gc.collect()  # those that were let go of count no longer
+            gc.collect()  # those no longer alive count no longer
         if account not in self._members:
             self.window.forget()
         self._members[account] = weakref.ref(member)
@@ -79,11 +79,11 @@ class Budget:
         self.window.forget()
 
     def members(self) -> list[Account]:
-        """Return what those hold that share the budget."""
+        """Return the accounts that share the budget."""
         return list(self._members)
 
     def others(self, account: Account) -> list[Account]:
-        """Return what the other members hold."""
+        """Return the accounts of the other members."""
         return [member for member in self._members if member is not account]
 
     def close_steps(self) -> None:
@@ -100,7 +100,7 @@ class Budget:
 
 
 def usable_bytes(budget_bytes: int, reserve_bytes: int) -> int:
-    """Return what a reserve leaves of a budget.
+    """Return the bytes of a budget that a reserve leaves.
 
     Raises `BadInput` if that is nothing.
     """

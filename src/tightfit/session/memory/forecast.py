@@ -1,4 +1,4 @@
-"""What the step of an optimizer will take, predicted by taking it on tensors without contents."""
+"""The memory of an optimizer's step, predicted by taking it on fake tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tightfit.allocator.live_on_fakes import LiveOnFakes
 from tightfit.allocator.resident import resident_tensor_bytes
 from tightfit.torch_private import core as private
 
-__all__ = ["NUMBERS", "StepNeeds", "arguments_of", "needs_of_one", "step_needs"]
+__all__ = ["NUMBERS", "StepNeeds", "arguments_of", "needs_of_parameter", "step_needs"]
 
 NUMBERS = 4
 """How many single numbers kernels hold as tensors, which are not seen on fakes."""
@@ -24,7 +24,7 @@ NUMBERS = 4
 
 @dataclass(frozen=True)
 class StepNeeds:
-    """What a step of an optimizer takes besides what is there before it."""
+    """The bytes that a step of an optimizer takes in addition."""
 
     states: tuple[tuple[str, int], ...]  # the bytes of state on each kind of device after the step
     passing_bytes: int  # the most that lives at once during the step, beyond what is there after it
@@ -37,7 +37,7 @@ class StepNeeds:
 def step_needs(
     optimizer: Any, granularity: int, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> StepNeeds | None:
-    """Return what a step of an optimizer takes; None where it cannot be taken on fakes.
+    """Return the memory that a step of an optimizer takes; None where it cannot be taken on fakes.
 
     Every parameter is taken to have a gradient.
 
@@ -51,14 +51,14 @@ def step_needs(
         return None
 
 
-def needs_of_one(
+def needs_of_parameter(
     optimizer: Any,
     group: Mapping[str, Any],
     like: torch.Tensor,
     granularity: int,
     elements: int | None = None,
 ) -> StepNeeds | None:
-    """Return what steps of one parameter take, the first one and later ones; None as above.
+    """Return the memory that steps of one parameter take, the first and later steps; None as above.
 
     `optimizer`: its settings are taken, and none of its state. `granularity`: what the device's
     allocator rounds to, in bytes. `elements`: how many of its elements are stepped; None: all.

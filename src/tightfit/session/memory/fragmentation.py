@@ -1,4 +1,4 @@
-"""How much plans are to leave of a budget for what an allocator loses: learned from steps.
+"""The part of a budget that plans leave for fragmentation: learned from steps.
 
 A caching allocator takes more from a device than it gives out: blocks are cached, and what is
 between them may be too small for a request. Where the device's limit is reached it gives back what
@@ -17,7 +17,7 @@ _SPARE = 1 / 64  # of the budget: what is left besides, as what is lost varies
 
 
 class SeenStep:
-    """What an allocator did in one step.
+    """The state of an allocator after one step.
 
     `reserved_bytes`: the most that was reserved whenever it was looked at. `retries`: how often it
     had to give back what was cached.
@@ -46,7 +46,7 @@ class SeenStep:
         self._last = now
 
     def end(self, now: AllocatorState) -> None:
-        """Note how it stands at the end."""
+        """Note its state at the end."""
         self.retries += max(0, now.retries - self._counted)
         self._counted = now.retries
         self.reserved_bytes = max(self.reserved_bytes, now.reserved_bytes)
@@ -57,7 +57,7 @@ class SeenStep:
 
 
 class Fragmentation:
-    """What plans are to leave, from round to round: each round is a new plan.
+    """The bytes that plans are to leave, from round to round: each round is a new plan.
 
     `left_bytes`: what plans are to leave now. `rounds`: how often that has changed.
     """

@@ -15,7 +15,7 @@ from tightfit.errors import BadInput, TightfitError
 from tightfit.execution.stepping import with_gradient
 from tightfit.progress import announce
 from tightfit.session.memory import stretches
-from tightfit.session.memory.forecast import StepNeeds, needs_of_one
+from tightfit.session.memory.forecast import StepNeeds, needs_of_parameter
 from tightfit.session.memory.one_by_one import plain_step, refuse_unless_one_by_one
 from tightfit.session.memory.optimizers import after_every_step, before_every_step, kinds_of
 from tightfit.torch_private.engine import hooks_of_gradient
@@ -113,7 +113,7 @@ class StepsInBackward:
         """Return what steps of a parameter take, or of some of its elements."""
         group = self.optimizer.param_groups[self._places()[id(parameter)]]
         granularity = granularity_of(parameter.device.type)
-        return needs_of_one(self.optimizer, group, parameter, granularity, elements)
+        return needs_of_parameter(self.optimizer, group, parameter, granularity, elements)
 
     def take(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Note which parameters, by their names, are stepped in backward from now on."""
@@ -157,7 +157,7 @@ class StepsInBackward:
     def step(
         self, parameter: torch.Tensor, gradient: torch.Tensor, elements: int | None = None
     ) -> None:
-        """Take the step of one parameter: the optimizer's own code, that finds only this one.
+        """Take the step of one parameter: the optimizer's own code, that finds only this parameter.
 
         `elements`: how many at a time; None: all at once.
         """
@@ -202,7 +202,7 @@ class StepsInBackward:
             announce(
                 f"{self.name} has stepped {len(self._taken)} parameters in backward, where their "
                 "gradients were freed: optimizer.step() and zero_grad() do nothing for them, and "
-                "what looks at .grad after backward finds none (clip_grad_norm= clips)"
+                ".grad is None after backward (clip_grad_norm= clips)"
             )
 
     # -- looking ------------------------------------------------------------------------------
@@ -227,8 +227,8 @@ class StepsInBackward:
                     "update_in_backward"
                 )
 
-    def _refuse(self, what: str) -> None:
-        raise TightfitError(f"update_in_backward=True with {self.name}: {what}")
+    def _refuse(self, reason: str) -> None:
+        raise TightfitError(f"update_in_backward=True with {self.name}: {reason}")
 
 
 def _is_hooked(parameter: torch.Tensor) -> bool:

@@ -48,7 +48,7 @@ def raising(error: InfeasibleBudget) -> AbstractContextManager[None]:
 class Limit:
     """Has the allocator refuse what would exceed a budget; says so in terms of a call.
 
-    `needs`: tells the least budget for steps like the last one, as far as that is known. `is_copy`:
+    `needs`: tells the least budget for steps like the last, as far as that is known. `is_copy`:
     whether the user has not asked for it: a copy keeps to nothing of its own until it trains.
     """
 
@@ -83,14 +83,15 @@ class Limit:
         is_asked = limit_bytes is not None or bool(sharing)
         if not self._keeps or (is_asked and self._account.limit_bytes is None):
             self._keeps = True
-            self.follow(limit_bytes, sharing)  # of those that share it through the one called last
+            # Of those that share it through the account called last
+            self.follow(limit_bytes, sharing)
         self._account.enforce()
 
     def refuse_below_parameters(self, budget_bytes: int) -> None:
-        """Refuse a budget below what the parameters and buffers take: nothing need be captured.
+        """Refuse a budget below the bytes of parameters and buffers: nothing need be captured.
 
-        Raises `InfeasibleBudget`: names what is certain to be held; what a forward keeps comes on
-        top.
+        Raises `InfeasibleBudget`, which names the bytes that are certain to be held; saved
+        activations come on top.
         """
         account = self._account
         modules = account.modules.values()
@@ -106,8 +107,8 @@ class Limit:
             f"there is none)\n  least     parameters and buffers take {least_bytes} bytes "
             f"({format_bytes(least_bytes)}) by themselves; proven: none fits less than "
             f"{least_bytes} ({format_bytes(least_bytes)})\n  try       more than {needed_bytes} "
-            f"bytes ({format_bytes(needed_bytes)}): with gradients and the optimizer's state, what "
-            "a forward keeps comes on top; a smaller model or an optimizer with less state",
+            f"bytes ({format_bytes(needed_bytes)}): with gradients and the optimizer's state; "
+            "saved activations come on top. Or a smaller model, or an optimizer with less state",
             budget_bytes=budget_bytes,
             minimum_bytes=needed_bytes,
             proven=True,
@@ -119,18 +120,18 @@ class Limit:
     ) -> Iterator[None]:
         """Enforce the limit while something runs that has no backward.
 
-        `limit_bytes`, `sharing`: as in `begin`. `goes_on`: whether a step is under way afterwards,
+        `limit_bytes`, `sharing`: as in `begin`. `goes_on`: whether a step is running afterwards,
         too: a backward is awaited.
         """
         if self._keeps:
             self.begin(limit_bytes, sharing)
-        what = (
+        message = (
             f"{self._name} was called where no backward can follow, and that needs more than "
             "the budget has room for: nothing is kept, so nothing can be computed again. A "
             "smaller batch helps."
         )
         try:
-            with _refused_as(what):
+            with _refused_as(message):
                 yield
         finally:
             if self._keeps and not goes_on:
@@ -143,11 +144,11 @@ class Limit:
         Parameters are those of `follow`.
         """
         self.begin(limit_bytes, sharing)
-        what = (
+        message = (
             f"{self._name} runs outside of every plan here (see its report), where it keeps "
-            "all that plain PyTorch keeps: that needs more than the budget has room for."
+            "all saved tensors of plain PyTorch. That needs more than the budget has room for."
         )
-        with _refused_as(what):
+        with _refused_as(message):
             yield
 
     def __enter__(self) -> None:
@@ -159,11 +160,13 @@ class Limit:
             return
         self._account.rest()
         if is_refusal(error):
-            what = (
+            message = (
                 f"{self._name} needs more than the budget has room for, and was stopped before it "
                 "took that; its state is as before the call."
             )
-            raise budget_exceeded(error, what, further_bytes=self._further_bytes(error)) from error
+            raise budget_exceeded(
+                error, message, further_bytes=self._further_bytes(error)
+            ) from error
 
     def _further_bytes(self, error: BaseException) -> int | None:
         """Return what would have been asked for next, more likely than not; None: as for any."""
@@ -186,9 +189,9 @@ class Limit:
         return 0 if needs is None else needs()
 
 
-def _refused_as(what: str) -> AbstractContextManager[None]:
+def _refused_as(message: str) -> AbstractContextManager[None]:
     """Say what was running where a limit has refused a request."""
-    return _refusals_as(lambda refusal: budget_exceeded(refusal, what))
+    return _refusals_as(lambda refusal: budget_exceeded(refusal, message))
 
 
 @contextlib.contextmanager

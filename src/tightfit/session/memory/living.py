@@ -24,14 +24,14 @@ class Living(Generic[T]):
     def now(self) -> list[T]:
         """Return those that live now."""
         # of a copy: one that dies meanwhile is taken out of the list
-        return [one for known in tuple(self._references) if (one := known()) is not None]
+        return [member for known in tuple(self._references) if (member := known()) is not None]
 
-    def add(self, one: T) -> None:
+    def add(self, member: T) -> None:
         """Take one more object, which is not among them."""
-        self._references.append(weakref.ref(one, self._references.remove))
+        self._references.append(weakref.ref(member, self._references.remove))
 
-    def discard(self, one: T) -> None:
+    def discard(self, member: T) -> None:
         """Leave an object out, if it is among them."""
         for known in tuple(self._references):
-            if known() is one:
+            if known() is member:
                 self._references.remove(known)

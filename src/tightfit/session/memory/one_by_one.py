@@ -52,7 +52,7 @@ def refuse_unless_one_by_one(optimizer: Any) -> None:
         ) from error
     if differs:
         raise BadInput(
-            f"update_in_backward=True: the step of {name} is another one where it is taken one "
+            f"update_in_backward=True: the step of {name} differs where it is taken one "
             f"parameter at a time: it reads more than a parameter, its gradient and its state. "
             f"{_OUT}"
         )
@@ -66,7 +66,7 @@ def _differs(optimizer: Any) -> bool:
         one_by_one = copy.deepcopy(at_once)
         for _ in range(_STEPS):
             pairs = list(zip(_parameters_of(at_once), _parameters_of(one_by_one), strict=True))
-            gradients = [torch.randn_like(one) for one, _ in pairs]
+            gradients = [torch.randn_like(parameter) for parameter, _ in pairs]
             facts = _facts(at_once)
             _step_at_once(at_once, gradients)
             _step_one_by_one(one_by_one, gradients)

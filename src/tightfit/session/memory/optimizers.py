@@ -159,7 +159,8 @@ class Optimizers:
         return self._steps is not None and self._steps.is_of(optimizer)
 
     def step_needs(self, optimizer: Any) -> StepNeeds | None:
-        """Return what a step of an optimizer will take; None if that cannot be predicted."""
+        """Return the memory that a step of an optimizer will take; None if that cannot be
+        predicted."""
         has_state = any(optimizer.state.values())
         known = self._needs.get(optimizer)
         if known is None or known[0] != has_state:

@@ -1,4 +1,4 @@
-"""What has happened since the last call of a fitted callable, and what is left of it."""
+"""Events since the last call of a fitted callable, and the memory left of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["SinceLastCall"]
 
 
 class SinceLastCall:
-    """What a loop does between calls, as far as it shows.
+    """The behaviour of a loop between calls, as far as it shows.
 
     `has_stepped`: whether any optimizer of the parameters has ever stepped. `gradients_are_used`:
     whether one has since the last backward: those that exist are used up.
@@ -33,7 +33,7 @@ class SinceLastCall:
         self.gradients_are_used = False
 
     def forward_ended(self, outputs: Iterable[Any]) -> None:
-        """Note what a call has returned: the caller may hold it until the next one has ended."""
+        """Note what a call has returned: the caller may hold it until the next has ended."""
         self._returned = [weakref.ref(x) for x in outputs if isinstance(x, torch.Tensor)]
 
     def returned_bytes(self, tally: Tally | None) -> int | None:

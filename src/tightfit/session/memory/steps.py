@@ -21,10 +21,10 @@ def refuse_step(
     """Raise if the step of an optimizer would exceed a budget; nothing has been changed then.
 
     `optimizer`: that is about to step. One whose step cannot be predicted is not refused, and where
-    more is held than the limit none that takes but a few numbers. `keeper`: the one that keeps to
-    the budget: of several models within one, that called last. `coming`: returns the least budget
-    for the steps to come, as far as it is known. Raises `BudgetExceeded`: says what the step takes,
-    and what helps.
+    more is held than the limit none that takes but a few numbers. `keeper`: the account that keeps
+    to the budget; of several models within one budget, that called last. `coming`: returns the
+    least budget for the steps to come, as far as it is known. Raises `BudgetExceeded`: says what
+    the step takes, and what helps.
     """
     needs = account.optimizers.step_needs(optimizer)
     limit_bytes = keeper.limit_bytes
@@ -46,7 +46,7 @@ def refuse_step(
         f"the step of {type(optimizer).__name__} for {name} would hold "
         f"{format_bytes(needed_bytes)}, more than the budget of {format_bytes(limit_bytes)}: "
         f"{format_bytes(held_bytes)} are held before it, and it takes "
-        f"{format_bytes(taken_bytes)} for its state and for what it computes with. "
+        f"{format_bytes(taken_bytes)} for its state and its temporary tensors. "
         f"Nothing has been changed. What to try: {advice}a budget of {named_bytes} bytes",
         budget_bytes=limit_bytes,
         measured_bytes=named_bytes,

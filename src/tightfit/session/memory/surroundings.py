@@ -1,4 +1,4 @@
-"""What is resident around a step now, as one frozen value: the key of a plan, and its task."""
+"""The memory resident around a step now, as one frozen value: the key of a plan, and its task."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is held in addition to a step, and the budget for all of it."""
+    """The memory held in addition to a step, and the budget for all of it."""
 
     gradients: Gradients  # ``"fresh"`` or ``"accumulated"``
     # gradient_bytes, state_bytes: gradients that exist, with the buckets they go into; the
@@ -67,12 +67,12 @@ class Surroundings:
 
     @property
     def held_bytes(self) -> int:
-        """What is held the whole time in addition to the step's own constants."""
+        """The bytes held the whole time in addition to the step's own constants."""
         return self.gradient_bytes + self.state_bytes + self.others_bytes
 
     @property
     def room_bytes(self) -> int:
-        """What is left of the budget for the step."""
+        """The part of the budget that is left for the step."""
         return self.budget_bytes - self.held_bytes
 
     def with_share(self, share: Share) -> Surroundings:
@@ -96,7 +96,7 @@ class Surroundings:
         return replace(self, outside_bytes=outside_bytes)
 
     def around(self, captured: Captured) -> Graph:
-        """Return a step's graph with what is resident around it."""
+        """Return a step's graph with the memory resident around it."""
         root_bytes = root_gradient_bytes(captured)
         graph = captured.graph.with_constants(
             gradients=self.gradient_bytes,
@@ -108,7 +108,7 @@ class Surroundings:
         return graph.with_outside(max(0, self.outside_bytes - root_bytes))
 
     def task(self, captured: Captured) -> Task:
-        """Return what is to be planned."""
+        """Return the task of a planner."""
         return Task(
             graph=self.around(captured),
             budget_bytes=self.budget_bytes,
@@ -129,10 +129,10 @@ def assumed_outside_bytes(captured: Captured) -> int:
 
 
 def expected_outside_bytes(captured: Captured) -> int:
-    """Return what a loss outside the plan will hold, more likely than not, until it is measured.
+    """Return the bytes that a loss outside the plan will probably hold, until it is measured.
 
-    Of several outputs each one's gradient, and what a loss holds besides that of one at a time.
-    The mean of squares holds an output four times, once more than is assumed of any loss.
+    The gradient of each output, and what a loss holds besides for one output at a time. The mean of
+    squares holds an output four times, once more than is assumed of any loss.
     """
     held = held_by_losses(captured)
     return sum(size for _, size in held) + max((times * size for times, size in held), default=0)
@@ -165,7 +165,7 @@ def handed_out_bytes(captured: Captured) -> int:
 
 
 def kept_by_loss_bytes(captured: Captured) -> int:
-    """Return what the number of a loss outside the plan may keep until the next one is there.
+    """Return what the number of a loss outside the plan may keep until the next is there.
 
     The numbers that `mse_loss` and `binary_cross_entropy` return keep as many bytes as were
     compared. They compare what is shaped alike, as images and what was made of them.

@@ -83,31 +83,33 @@ class DeviceAddresses(DefaultAddresses):
     def accept(self, planned: PlannedStep, options: Options) -> Options:
         """Leave of the budget what a plan, laid out, holds more than there is."""
         assert planned.outcome.plan is not None
-        one = self._of(planned.number, planned.graph, planned.outcome.plan)
-        room_bytes = options.usable_bytes - planned.graph.constant_bytes - one.script.outside_bytes
-        over_bytes = one.script.height_bytes - room_bytes
-        one.is_placed_if(over_bytes <= 0 or not options.is_alone)
-        if one.is_placed:
+        laid_out = self._of(planned.number, planned.graph, planned.outcome.plan)
+        room_bytes = (
+            options.usable_bytes - planned.graph.constant_bytes - laid_out.script.outside_bytes
+        )
+        over_bytes = laid_out.script.height_bytes - room_bytes
+        laid_out.is_placed_if(over_bytes <= 0 or not options.is_alone)
+        if laid_out.is_placed:
             self._rounds = 0
-            if self._steering.height_bytes > max(room_bytes, one.script.height_bytes):
+            if self._steering.height_bytes > max(room_bytes, laid_out.script.height_bytes):
                 self._steering.leave()  # it is of a higher plan
             return options
         if self._gave_way or self._rounds == _MOST_ROUNDS:
-            self._say_what_exceeds(over_bytes)
+            self._announce_excess(over_bytes)
             return options
         self._rounds += 1
-        peak_bytes = planned.graph.constant_bytes + one.script.peak_bytes
+        peak_bytes = planned.graph.constant_bytes + laid_out.script.peak_bytes
         planned_bytes = min(options.planned_bytes, peak_bytes)
         self._left_bytes = options.usable_bytes - (planned_bytes - over_bytes)
         return dataclasses.replace(options, left_bytes=self._left_bytes)
 
     def runner_for(self, number: int, graph: Graph, plan: Plan, runner: Runner) -> Runner:
         """Return what runs a plan at its places; anywhere if these take more than the budget."""
-        one = self._of(number, graph, plan)
-        if not one.is_placed:
+        laid_out = self._of(number, graph, plan)
+        if not laid_out.is_placed:
             return runner
-        self._height_bytes = one.script.height_bytes
-        return one.runner(runner, plan)
+        self._height_bytes = laid_out.script.height_bytes
+        return laid_out.runner(runner, plan)
 
     def _of(self, number: int, graph: Graph, plan: Plan) -> _LaidOut:
         """Return what is known of a plan; it is laid out again if some of it had no room."""
@@ -129,7 +131,7 @@ class DeviceAddresses(DefaultAddresses):
         """Say that a step is not placed."""
         announce(
             f"{self._name} is planned part by part, and arena=True places steps on a GPU that are "
-            "planned as a whole: this one is placed by PyTorch's allocator"
+            "planned as a whole: PyTorch's allocator places this step"
         )
 
     def leave(self) -> None:
@@ -146,7 +148,7 @@ class DeviceAddresses(DefaultAddresses):
         self._left_bytes, self._gave_way = 0, True
         return dataclasses.replace(options, left_bytes=0)
 
-    def _say_what_exceeds(self, over_bytes: int) -> None:
+    def _announce_excess(self, over_bytes: int) -> None:
         if self._said:
             return
         self._said = True
@@ -195,7 +197,7 @@ class _LaidOut:
         self.is_placed = fits
 
     def runner(self, anywhere: Runner, plan: Plan) -> Runner:
-        """Return what runs the plan there."""
+        """Return the runner of the plan there."""
         if self._runner is None:
             self._runner = placed_runner(anywhere, plan, self, self.script.turns.keys())
         return self._runner

@@ -53,7 +53,7 @@ class Reserved(DefaultAddresses):
         self._calm = 0
         self._retries = begin.retries
         self._ran: int | None = None  # the plan
-        self._replaced: int | None = None  # the one that another round is to replace
+        self._replaced: int | None = None  # the plan that another round is to replace
         self._looking: dict[int, Runner] = {}
         self._reserved_bytes: int | None = None
         self._warned = False
@@ -72,7 +72,8 @@ class Reserved(DefaultAddresses):
         self._step = SeenStep(state)
 
     def runner_for(self, number: int, graph: Graph, plan: Plan, runner: Runner) -> Runner:
-        """Return what runs a plan; while there is something to learn it looks at the allocator."""
+        """Return the runner of a plan; while there is something to learn it looks at the
+        allocator."""
         self._ran = number
         if self._is_calm or self._fragmentation.is_over:
             self._looking.clear()
@@ -101,7 +102,7 @@ class Reserved(DefaultAddresses):
             announce(
                 f"{self._name}: the allocator reserved {format_bytes(step.reserved_bytes)} of "
                 f"{format_bytes(options.limit_bytes)}, with {step.retries} retries: planning with "
-                f"{format_bytes(self._fragmentation.left_bytes)} left for what it loses"
+                f"{format_bytes(self._fragmentation.left_bytes)} left for fragmentation"
             )
             return dataclasses.replace(options, left_bytes=self._fragmentation.left_bytes)
         self._warn(step, options)
@@ -123,9 +124,9 @@ class Reserved(DefaultAddresses):
         self._fragmentation.give_way(lacking_bytes)
         left_bytes = self._fragmentation.left_bytes
         announce(
-            f"{self._name}: no plan leaves {format_bytes(options.left_bytes)} for what the "
-            f"allocator loses between blocks, but {format_bytes(left_bytes) if left_bytes else 0}: "
-            "steps may be slower, as it gives back during them what it has cached. "
+            f"{self._name}: no plan leaves {format_bytes(options.left_bytes)} for fragmentation of "
+            f"the allocator, but {format_bytes(left_bytes) if left_bytes else 0}: "
+            "steps may be slower, as it frees cached memory during them. "
             f"{str(error).splitlines()[0]}"
         )
         return dataclasses.replace(options, left_bytes=left_bytes)
@@ -142,7 +143,7 @@ class Reserved(DefaultAddresses):
         return self._calm >= _CALM_STEPS
 
     def _state(self) -> AllocatorState:
-        """Return how the allocator stands, without what others had before."""
+        """Return the allocator's state, without what others had before."""
         now, others = self._allocator.state(), self._others
         return AllocatorState(
             max(0, now.allocated_bytes - others.allocated_bytes),

@@ -2,6 +2,6 @@
 
 Two kinds of model are: one whose parameters FSDP2 shards (`sharded.py`), and one that allows no
 single graph (`in_parts.py`, which finds the parts by `stand_ins.py`). `steps.py` runs the parts,
-`planning.py` says by which plan, `choice.py` searches plans for the kinds of parts (`kinds.py`);
-which of them run is said by the one rule for all calls of a step (`session/step`).
+`planning.py` says by which plan, `choice.py` searches plans for the kinds of parts (`kinds.py`).
+Which of them run follows from one rule for all calls of a step (`session/step`).
 """

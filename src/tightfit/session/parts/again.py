@@ -15,7 +15,7 @@ from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.errors import TightfitError
 from tightfit.execution.lower import Program
-from tightfit.execution.otherwise import Planned, unplanned
+from tightfit.execution.replanned import Planned, unplanned
 from tightfit.execution.returned import Returned
 from tightfit.execution.runtime import Runner
 from tightfit.progress import announce
@@ -36,7 +36,7 @@ class PartStep:
 
     @property
     def captured(self) -> Captured:
-        """What was captured of it."""
+        """Its captured step."""
         return self.kind.captured
 
     def leaves_of(self, positions: Sequence[int], leaves: int) -> set[int]:
@@ -55,7 +55,7 @@ class _Steps(Protocol):
 
     @property
     def writer(self) -> LedgerWriter | None:
-        """What writes the ledger of the step under way."""
+        """The writer of the ledger of the current step."""
         ...
 
     def captured_again(self, part: Part, given: Arguments) -> PartCall:
@@ -70,7 +70,7 @@ class _Steps(Protocol):
 class PartsAgain:
     """Knows how parts of a model are run again.
 
-    A call that is run again is one more call of its part in the step under way: planned, measured.
+    A call that is run again is one more call of its part in the current step: planned, measured.
     """
 
     def __init__(self, steps: _Steps) -> None:
@@ -105,13 +105,13 @@ class PartsAgain:
         """Note that a call is run again."""
         self._there().known.note_repeated(step.key)
 
-    def planned_otherwise(self, step: PartStep, given: Arguments) -> Planned:
+    def replanned(self, step: PartStep, given: Arguments) -> Planned:
         """Capture a call again, with the gradients that its outputs have, and plan it."""
         steps, part = self._there(), self._part(step)
         call = steps.known.known(part, given) or steps.captured_again(part, given)
-        if not _take_the_same(call.kind, step.kind):
+        if not _have_the_same_placeholders(call.kind, step.kind):
             late = step.captured.joint.detached - call.kind.captured.joint.detached
-            raise unplanned(min(late, default=0), "an input is used otherwise")
+            raise unplanned(min(late, default=0), "an input is used differently")
         announce(f"{part.name}: an output that had no gradient before has one: planned again")
         return self._planned(part, call.kind)
 
@@ -124,7 +124,7 @@ class PartsAgain:
         return step.kind.runner(step.kind.least)
 
     def _planned(self, part: Part, kind: Kind) -> Planned:
-        """Return what runs a call within the step under way; the least plan where none is."""
+        """Return what runs a call within the current step; the least plan where none is."""
         steps = self._there()
         writer = steps.writer
         if writer is None:
@@ -152,7 +152,7 @@ class PartsAgain:
 
 
 class _Measured(Planned):
-    """Runs a plan at once, forward and backward, as a call of the step under way.
+    """Runs a plan at once, forward and backward, as a call of the current step.
 
     `call`: the number of the call, whose forward begins.
     """
@@ -177,7 +177,7 @@ class _Measured(Planned):
         return [], saved
 
 
-def _take_the_same(one: Kind, other: Kind) -> bool:
+def _have_the_same_placeholders(one: Kind, other: Kind) -> bool:
     """Whether two captured steps have the same placeholders."""
     of_one, of_other = (
         [s for s in kind.captured.joint.sources if s.kind != "tangent"] for kind in (one, other)

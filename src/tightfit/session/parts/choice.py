@@ -1,8 +1,8 @@
-"""Plans for the parts of a model within one budget: what is searched, and what is chosen of it.
+"""Plans for the parts of a model within one budget: their search and their choice.
 
-One number, how far each kind of part goes from the least to the most that it may save, is tried
-out: for each of its values the plans are searched that keep to it. Which of them run is said by
-the rule for all steps of several calls (`step/shares.py`).
+One number says how far each kind of part goes from the least to the most that it may save. For each
+of the values tried, plans are searched that keep to it. Which of them run is said by the rule for
+all steps of several calls (`step/shares.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def choose(
     """Return the plans that make a step cheapest within a limit.
 
     `limit_bytes`: what is held at the begin of the step included. `options`: say which planner
-    searches, and how long. `apart`: whether another process searches: this one trains meanwhile.
+    searches, and how long. `apart`: whether another process searches, while this process trains.
     Returns None if no choice was found that fits.
     """
     seconds = options.limits.seconds / (2 * len(_SHARES) + len(_FINER))
@@ -90,7 +90,7 @@ def choose_at_once(
 
 
 class _Menus:
-    """The plans found for each kind of part of a step, for this one or others.
+    """The plans found for each kind of part of a step, for this step or others.
 
     `ledger`, `limit_bytes`, `options`: as `choose` takes them. `apart`: whether another process
     seeks it.
@@ -163,9 +163,9 @@ def _saved_bytes(kind: Kind, share: float) -> int:
 
 
 class PartPlansMessage(msgspec.Struct, frozen=True):
-    """What one rank has chosen; kinds of parts have the same names on all of them."""
+    """The choice of one rank; kinds of parts have the same names on all of them."""
 
-    # For each kind the plans in use; the first is the one with which all calls fit
+    # For each kind the plans in use; the first is the plan with which all calls fit
     plans: dict[str, list[Plan]]
     calls: list[int]  # for each call of the step which of its kind's plans it runs
 

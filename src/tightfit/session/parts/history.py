@@ -1,4 +1,4 @@
-"""What is known of steps that are alike, and in which order parts run."""
+"""The history of steps that are alike, and the order in which parts run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_SITUATIONS = 16
 
 
 class Situation:
-    """What is known of steps with the same inputs that begin with about as much held.
+    """The history of steps with the same inputs that begin with about as much held.
 
     `held_bytes`: at the begin, with what is yet to come to stay. `ledger`: the last such step of
     those in which most parts have run. `plans`: the plans of the parts; None while they are learned
@@ -44,7 +44,7 @@ class Situation:
         self._turn = 0
 
     def search(self, choose: Callable[[Progress], PartPlans | None]) -> None:
-        """Begin to search better plans while training goes on with those at hand."""
+        """Begin to search better plans while training goes on with known plans."""
         _cancel(self._searches)
         self._searches.append(Search(choose))
 
@@ -92,8 +92,8 @@ class Situation:
     def is_as_foreseen(self, held_bytes: int, limit_bytes: int) -> bool:
         """Whether no more is held than was foreseen for the call that `foreseen` has returned.
 
-        What code between the parts holds now and lets go of before their backward is counted in
-        the measured step, so that more need not be free than the plans leave.
+        Bytes that code between the parts holds now and frees before their backward are counted in
+        the measured step. So no more need be free than the plans leave.
 
         `held_bytes`: with what is yet to come to stay. `limit_bytes`: of the whole step: what the
         plans leave of it may be held besides.
@@ -120,9 +120,13 @@ class Situations:
         """
         known = self._known.setdefault(signature, [])
         forget_oldest(self._known)
-        near = [one for one in known if abs(one.held_bytes - held_bytes) <= alike_bytes]
+        near = [
+            situation
+            for situation in known
+            if abs(situation.held_bytes - held_bytes) <= alike_bytes
+        ]
         if near:
-            found = min(near, key=lambda one: abs(one.held_bytes - held_bytes))
+            found = min(near, key=lambda situation: abs(situation.held_bytes - held_bytes))
             found.begin()
             return found
         known.append(Situation(signature, held_bytes))
@@ -132,18 +136,22 @@ class Situations:
     def keep(self, parts: Set[Part]) -> None:
         """Forget steps in which other parts have run."""
         for signature, known in [*self._known.items()]:
-            kept = [one for one in known if one.ledger and parts.issuperset(one.ledger.parts)]
+            kept = [
+                situation
+                for situation in known
+                if situation.ledger and parts.issuperset(situation.ledger.parts)
+            ]
             self._known[signature] = kept
 
 
 class CallOrder:
-    """The parts seen so far, each after the one that ran before it when it was first seen."""
+    """The parts seen so far, each after the part that ran before it when it was first seen."""
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
 
     def note(self, called: Sequence[Part]) -> None:
-        """Learn from the parts that ran in a step: a new one runs after the one before it."""
+        """Learn from the parts that ran in a step: a new part comes after its predecessor."""
         place = 0
         for part in called:
             if part not in self._parts:

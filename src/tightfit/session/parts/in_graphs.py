@@ -79,7 +79,7 @@ class InGraphs(PartsRoute):
         return is_alone and meter_for(account.device) is not None
 
     def begin(self, given: Arguments) -> None:
-        """Begin a step with a call, unless one is under way."""
+        """Begin a step with a call, unless one is running."""
         left = self.outside.left
         if left != self._left and not self.steps.is_under_way:  # other graphs are made since
             self._left = left
@@ -189,12 +189,13 @@ class InGraphs(PartsRoute):
 
 def _way_out(outside: Outside) -> str:
     """Return what a user who is short of memory may do."""
-    reasons = "; ".join(f"{what}: {why}" for what, why in outside.reasons().items())
-    return f"change what keeps the callable from being planned as a whole ({reasons})"
+    reasons = "; ".join(f"{place}: {why}" for place, why in outside.reasons().items())
+    return f"change the code that keeps the callable from being planned as a whole ({reasons})"
 
 
 class _Resident:
-    """What a model holds between its steps, by its account and the inputs of the call."""
+    """The memory that a model holds between its steps, by its account and the inputs of the
+    call."""
 
     def __init__(self, account: Account) -> None:
         self._account = account
@@ -219,7 +220,7 @@ class _Resident:
         return lasting_bytes + account.optimizers.passing_bytes()
 
     def rest(self) -> None:
-        """End the step: its budget is for whatever comes now."""
+        """End the step: its budget is for what comes now."""
         self._account.rest()
 
     def name_budget(self, needed_bytes: int) -> bool:

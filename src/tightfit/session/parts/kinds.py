@@ -1,4 +1,4 @@
-"""Calls of parts: what is captured of them, once for all calls that are alike."""
+"""Kinds of calls of parts: captured once for all calls that are alike."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Part:
         return any(x.requires_grad for x in tensors) or bool(self.function.leaves(given.args[-1]))
 
     def is_as_it_was(self, given: Arguments, key: Any) -> bool:
-        """Whether a call with these inputs would run now what the one with a key has run."""
+        """Whether a call with these inputs would run now what the call with a key has run."""
         if self.key(given) != key:
             return False
         return not isinstance(given, GraphArguments) or self._calls.is_as_it_was(given, key[0])
@@ -113,7 +113,7 @@ class PartCall:
 
 
 class KnownCalls:
-    """What is known of the parts of a model.
+    """The captured kinds of the parts of a model.
 
     `capture`: given a call and a name, returns the captured step of a part.
     """
@@ -230,7 +230,7 @@ class Kind:
 
     captured: Captured  # the step of such a part, priced
     name: str  # the first such part; no two kinds have the same
-    # least, most: by the plan that saves least of those found, and by the one that keeps everything
+    # least, most: by the plan that saves least of those found, and by that which keeps everything
     least: Holding
     most: Holding
     # Flattened inputs that the captured step takes again, for each use; see `capture.uses`
@@ -245,11 +245,11 @@ class Kind:
 
     @property
     def menu(self) -> list[Holding]:
-        """All plans that were found for it, for whatever step."""
+        """All plans that were found for it, for any step."""
         return [self.least, self.most, *self._found]
 
     def note(self, found: Holding) -> None:
-        """Keep a plan in mind that was found for some step: another one may run it."""
+        """Keep a plan in mind that was found for some step: another may run it."""
         if all(found.plan != other.plan for other in self.menu):
             self._found.append(found)
             del self._found[:-_MOST_FOUND]
@@ -275,7 +275,7 @@ class Kind:
         return [*leaves, *(leaves[place] for place in self.repeated)]
 
     def runner(self, holding: Holding) -> Runner:
-        """Return what runs a plan; it is lowered the first time."""
+        """Return the runner of a plan; it is lowered the first time."""
         if holding not in self._runners:
             program = lower(self.captured, holding.plan)
             self._runners[holding] = Runner(self.captured, program, self._changing)
@@ -291,8 +291,8 @@ def most_plan(graph: Graph) -> Plan:
 def least_plan(graph: Graph, alike: int, limits: Limits) -> Plan:
     """Return a plan with which a model of such parts holds little at its peak.
 
-    Saving less makes the peak of a backward higher: plans are sought for little, much and nothing
-    held outside, and the one is taken with which that many parts, one at its peak, hold least.
+    Saving less makes the peak of a backward higher. Plans are searched for little, much and nothing
+    held outside. The plan is taken with which that many parts, one at its peak, hold least.
 
     `alike`: how many parts of this kind the model may have.
     """

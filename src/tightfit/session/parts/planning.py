@@ -21,7 +21,7 @@ from tightfit.session.parts.history import CallOrder, Situation, Situations
 from tightfit.session.parts.kinds import Kind, Part
 from tightfit.session.processes import agreed
 from tightfit.session.step.edits import PossibleCall, as_called, with_calls
-from tightfit.session.step.held import let_go_of_retained
+from tightfit.session.step.held import release_retained
 from tightfit.session.step.holding import Holding
 from tightfit.session.step.ledger import StepLedger
 from tightfit.units import format_bytes
@@ -35,7 +35,7 @@ _ALIKE = 0.005  # of the budget: what two steps may differ by at their begin and
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What depends on how a model is divided into parts.
+    """The interface that depends on how a model is divided into parts.
 
     `late_bytes`: of the budget, what plans leave unused for memory that other threads free in their
     own time. `way_out`: what a user who is short of memory may do besides.
@@ -71,7 +71,7 @@ class StepPlans:
 
     @property
     def limit_bytes(self) -> int:
-        """What a step may hold."""
+        """The bytes that a step may hold."""
         assert self.options.budget_bytes is not None
         return usable_bytes(self.options.budget_bytes, self.options.reserve_bytes)
 
@@ -142,7 +142,7 @@ class StepPlans:
 
     @property
     def is_learned(self) -> bool:
-        """Whether enough is known of steps such as the one that has begun."""
+        """Whether enough is known of steps such as that which has begun."""
         return self._situation.learned >= _LEARNED
 
     def ended(self, ledger: StepLedger[Kind]) -> None:
@@ -167,7 +167,7 @@ class StepPlans:
     def _plan(self, situation: Situation, worst: StepLedger[Kind]) -> None:
         """Make sure that there are plans for a step of such calls, the worst that may come.
 
-        Those at hand stay as long as they fit at all: what is late is measured now here, now there,
+        Known plans stay as long as they fit at all: what is late is measured now here, now there,
         and all ranks are to run the same.
         """
         most_bytes = self.limit_bytes
@@ -214,7 +214,7 @@ class StepPlans:
         situation.search(search)
 
     def _search_least(self, ledger: StepLedger[Kind]) -> bool:
-        """Search longer for plans that hold little; return whether any kind has a new one."""
+        """Search longer for plans that hold little; return whether any kind has a new plan."""
         found = [kind.search_least(self.options.limits) for kind in dict.fromkeys(ledger.calls)]
         return any(found)
 
@@ -281,7 +281,7 @@ class StepPlans:
         left = self.limit_bytes - self._coming_bytes - self._guard.held_bytes()
         found = self._fitting(part, kind, planned, by_kind, left)
         if found is None:
-            let_go_of_retained()
+            release_retained()
             left = self.limit_bytes - self._coming_bytes - self._guard.held_bytes()
             found = self._fitting(part, kind, planned, by_kind, left)
         if found is None and kind.search_least(self.options.limits):

@@ -1,4 +1,4 @@
-"""What all ways to run a callable in parts have in common."""
+"""The code common to all ways to run a callable in parts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PartsRoute:
         return self.outside.is_called_within()
 
     def settle(self) -> None:
-        """End the step under way, so that the report is of it."""
+        """End the current step, so that the report is of it."""
         self.close_step()
 
     def report(self) -> Report:

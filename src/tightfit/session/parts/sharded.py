@@ -114,7 +114,7 @@ class _Metered:
         self._base_bytes = lasting - self._meter.live_bytes()
 
     def resident_bytes(self) -> int:
-        """Return what is held now."""
+        """Return the bytes held now."""
         return self._base_bytes + self._meter.live_bytes()
 
     def coming_bytes(self) -> int:
@@ -126,7 +126,7 @@ class _Metered:
         return 0
 
     def rest(self) -> None:
-        """End the step: its budget is for whatever comes now."""
+        """End the step: its budget is for what comes now."""
         self._account.rest()
 
     def name_budget(self, needed_bytes: int) -> bool:
@@ -135,7 +135,7 @@ class _Metered:
 
 
 class _Unit:
-    """Stands in for the forward of one sharded module, whose Python Dynamo follows."""
+    """Replaces the forward of one sharded module, whose Python Dynamo follows."""
 
     def __init__(
         self, part: Part, steps: PartSteps, own: Callable[..., Any], follower: Following
@@ -204,7 +204,7 @@ def group_of(model: nn.Module) -> Any:
 def late_bytes(parts: dict[str, nn.Module]) -> int:
     """Return what collectives on a CPU may hold longer than they run: a part's gathered parameters.
 
-    There threads of the process group let go of buffers; on a GPU the stream's order does.
+    There threads of the process group free buffers; on a GPU the stream's order does.
     """
     sizes = [sum(p.numel() * p.element_size() for p in m.parameters()) for m in parts.values()]
     on_cpu = all(p.device.type == "cpu" for m in parts.values() for p in m.parameters())

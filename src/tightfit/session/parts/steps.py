@@ -35,14 +35,14 @@ from tightfit.session.step.observed import LedgerWriter
 
 __all__ = ["PartSteps", "Resident"]
 
-_ADVICE = f"Raise the budget, or make what is held between the parts smaller. {WITHOUT_A_PLAN}"
+_ADVICE = f"Raise the budget, or hold less between the parts. {WITHOUT_A_PLAN}"
 
 
 class Resident(Protocol):
-    """What a model in parts holds between its steps."""
+    """The memory that a model in parts holds between its steps."""
 
     def resident_bytes(self) -> int:
-        """Return what is held now."""
+        """Return the bytes held now."""
         ...
 
     def coming_bytes(self) -> int:
@@ -92,7 +92,7 @@ class PartSteps:
 
     @property
     def writer(self) -> LedgerWriter | None:
-        """What writes the ledger of the step under way."""
+        """The writer of the ledger of the current step."""
         return self._writer
 
     def change_options(self, options: Options) -> None:
@@ -108,7 +108,7 @@ class PartSteps:
     # -- steps --------------------------------------------------------------------------------
 
     def begin(self, signature: Any) -> None:
-        """Begin a step, unless one is under way.
+        """Begin a step, unless one is running.
 
         `signature`: of the model's inputs.
         """
@@ -128,7 +128,7 @@ class PartSteps:
         self._writer = LedgerWriter(self.guard)
 
     def close_step(self) -> StepPeaks | None:
-        """End the step under way; return what it held.
+        """End the current step; return its peaks.
 
         Raises `BudgetExceeded` if that was more than the budget, and the user asked to raise.
         """
@@ -144,7 +144,7 @@ class PartSteps:
         return self.guard.close(_where(ledger))
 
     def abandon(self) -> None:
-        """Forget the step under way: it has failed."""
+        """Forget the current step: it has failed."""
         self._writer = None
         self.guard.abandon()
 
@@ -175,7 +175,7 @@ class PartSteps:
     def least_bytes(self) -> int:
         """Return what a step like the last complete one holds with the least plan of every part.
 
-        Parts count that this step has left out and another one may not.
+        Parts count that this step has left out and another may not.
 
         Raises `BadInput` if no step has been taken yet.
         """
@@ -285,7 +285,7 @@ class PartSteps:
             self._plainly.add(part)
             announce(
                 f"part {part.name!r}: no plan fits what is left of the budget. It runs as plain "
-                "PyTorch where that is so; what would exceed the budget is refused"
+                "PyTorch there; requests beyond the budget are refused"
             )
         with raising(error):
             return part.function(*given.args, **given.kwargs)

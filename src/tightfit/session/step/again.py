@@ -15,7 +15,7 @@ from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.updates import decided_by_updates
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
 from tightfit.execution.again import RanPlainly
-from tightfit.execution.otherwise import Planned, gradients_at_once, gradients_in_turn, unplanned
+from tightfit.execution.replanned import Planned, gradients_at_once, gradients_in_turn, unplanned
 from tightfit.execution.runtime import Run
 from tightfit.session.step.held import GivenToCall, Instead
 from tightfit.torch_private import tools
@@ -27,11 +27,11 @@ _T = TypeVar("_T")
 
 
 class Step(Protocol):
-    """What a call runs."""
+    """The step that a call runs."""
 
     @property
     def captured(self) -> Captured:
-        """What was captured of it."""
+        """Its captured step."""
         ...
 
 
@@ -71,7 +71,7 @@ class CallRepeater(Protocol[_Any]):
         """Note that a call is run again."""
         ...
 
-    def planned_otherwise(self, step: _Any, given: Arguments) -> Planned:
+    def replanned(self, step: _Any, given: Arguments) -> Planned:
         """Plan a call as what is known by now of the gradients of its outputs asks for."""
         ...
 
@@ -139,7 +139,7 @@ class RepeatableCall(Generic[_Step]):
         self._given.hold_all()
 
     def plainly(self, instead: Instead) -> RanPlainly:
-        """Run the forward again under autograd, on what stands for its inputs.
+        """Run the forward again under autograd, on stand-ins for its inputs.
 
         It draws what it drew. What it writes goes into copies: it has been written.
         """
@@ -154,7 +154,7 @@ class RepeatableCall(Generic[_Step]):
 
         given = self._given.now(noted)
         written = {position for _, position in step.captured.joint.write_backs}
-        reason = self._why_not_plainly() or self._what_changed(given, made, written)
+        reason = self._why_not_plainly() or self._obstacle(given, made, written)
         if reason is not None or given is None:
             raise _cannot(self._name, reason or "")
         with torch.enable_grad(), tools.WithoutDynamo():
@@ -177,7 +177,7 @@ class RepeatableCall(Generic[_Step]):
             return f"its forward writes {read[0]} and reads it, too"
         return "it returns numbers" if joint.structure.numbers else None
 
-    def otherwise(self, came: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | None]:
+    def replanned(self, came: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | None]:
         """Run the call with a plan for the gradients of outputs that came, drawing what it drew.
 
         What it writes goes into copies: it has been written. Returns the gradients of
@@ -187,7 +187,7 @@ class RepeatableCall(Generic[_Step]):
         if isinstance(given, str):
             raise unplanned(max(came), given)
         with torch.enable_grad():
-            planned = self._owner().planned_otherwise(self._step, given)
+            planned = self._owner().replanned(self._step, given)
             inputs = self._inputs_once_more(given)
         return self._drawing_the_same(lambda: gradients_at_once(planned, inputs, came))
 
@@ -247,7 +247,7 @@ class RepeatableCall(Generic[_Step]):
             return None if other is None else other.requires_grad_()
 
         given = self._given.now(made_again)
-        reason = self._what_changed(given, made, {position for _, position in joint.write_backs})
+        reason = self._obstacle(given, made, {position for _, position in joint.write_backs})
         if reason is not None or given is None:
             return reason or ""
         inputs = self._owner().inputs(self._step, given)
@@ -272,7 +272,7 @@ class RepeatableCall(Generic[_Step]):
         finally:
             now.restore()
 
-    def _what_changed(
+    def _obstacle(
         self, given: Arguments | None, made: Container[int], besides: Set[int] = frozenset()
     ) -> str | None:
         """Return what keeps the call from being run as it was.
@@ -282,7 +282,7 @@ class RepeatableCall(Generic[_Step]):
         """
         owner, step = self._owner(), self._step
         if given is None:
-            return "one of its inputs was let go of; such inputs are held from the next call on"
+            return "one of its inputs was freed; such inputs are held from the next call on"
         with torch.enable_grad():
             if not owner.serves(step, given):
                 return "modules or modes were changed since the call"

@@ -1,4 +1,4 @@
-"""The ledger of a step in which other parts run than in the one that was measured.
+"""The ledger of a step in which other parts run than in the measured step.
 
 A model may leave parts out of one step and not out of the next. What a call changes is known: it
 holds what its plan keeps from its forward to its backward, and leaves new gradients behind. So
@@ -50,15 +50,15 @@ def as_called(
     wanted: StepLedger[CallKind],
     further: Mapping[Any, PossibleCall[CallKind]],
 ) -> StepLedger[CallKind] | None:
-    """Return what a measured step would have held with the calls of another one.
+    """Return what a measured step would have held with the calls of another.
 
-    `wanted`: the other one, of which nothing is read but which parts it calls. `further`: by part,
+    `wanted`: the other, of which nothing is read but which parts it calls. `further`: by part,
     what is known of calls that the measured step has not had. Returns None if a part is not known.
     """
     parts = wanted.parts
     changes = SequenceMatcher(None, ledger.parts, parts, autojunk=False).get_opcodes()
-    for what, begin, end, first, last in reversed(changes):
-        if what == "equal":
+    for change, begin, end, first, last in reversed(changes):
+        if change == "equal":
             continue
         for call in reversed(range(begin, end)):
             ledger = without_call(ledger, call)
@@ -72,7 +72,7 @@ def as_called(
 def with_call(
     ledger: StepLedger[CallKind], place: int, part: Hashable, each: PossibleCall[CallKind]
 ) -> StepLedger[CallKind]:
-    """Return the ledger with one more call, before the one with the number `place`.
+    """Return the ledger with one more call, before the call with the number `place`.
 
     Its backward comes before that of the call before it.
     """

@@ -1,4 +1,4 @@
-"""What the graphs of one step ran by, where there are several: for the report."""
+"""The plans of the graphs of one step, where there are several: for the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Planned(Protocol):
 
     @property
     def graph(self) -> Graph:
-        """The graph, with what is resident around it."""
+        """The graph, with the memory resident around it."""
         ...
 
     @property
@@ -44,20 +44,20 @@ class _Call:
 
     @property
     def plan(self) -> Plan:
-        """What it ran by."""
+        """The plan that it ran by."""
         assert self.planned.outcome.plan is not None
         return self.planned.outcome.plan
 
 
 class GraphsOfStep:
-    """The calls of graphs in the step under way, or in the last one."""
+    """The calls of graphs in the current step, or in the last."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._calls: list[_Call] = []
 
     def ran(self, captured: Graph, planned: Planned, *, is_first: bool) -> None:
-        """Note a call; with the first one a step begins."""
+        """Note a call; with the first a step begins."""
         if is_first:
             self._calls.clear()
         self._calls.append(_Call(captured, planned))

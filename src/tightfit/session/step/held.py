@@ -1,4 +1,4 @@
-"""What a call of a graph was given, for as long as it may be run again."""
+"""The inputs of a call of a graph, for as long as it may be run again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tightfit.capture.handed import GraphArguments
 from tightfit.execution.chain import made_by
 from tightfit.execution.runtime import Run
 
-__all__ = ["GivenToCall", "Instead", "let_go_of_retained"]
+__all__ = ["GivenToCall", "Instead", "release_retained"]
 
 Others: TypeAlias = Literal["none", "data", "all"]
 Instead: TypeAlias = Callable[[Any, Run, int], Any]
@@ -23,7 +23,7 @@ None: itself."""
 
 
 class GivenToCall:
-    """What a call was given: held, or there as long as other code holds it, or made again."""
+    """The inputs of a call: held, or there as long as other code holds it, or made again."""
 
     def __init__(self, given: Arguments) -> None:
         assert isinstance(given, GraphArguments)
@@ -69,14 +69,14 @@ class GivenToCall:
                     self._inputs[place] = there
             _RETAINED.add(self)
 
-    def let_go(self) -> None:
-        """Let go of what other calls can make again."""
+    def release(self) -> None:
+        """Free what other calls can make again."""
         for place in self._makers:
             x = self._inputs[place]
             self._inputs[place] = weakref.ref(x) if isinstance(x, torch.Tensor) else x
 
     def now(self, instead: Instead = lambda given, run, output: None) -> Arguments | None:
-        """Return it, with what stands for what other calls have made; None if any of it is gone."""
+        """Return it, with stand-ins for what other calls have made; None if any of it is gone."""
         inputs = self._there()
         for place, (reference, output) in self._makers.items():
             run = reference()
@@ -107,10 +107,10 @@ _RETAINED: weakref.WeakSet[GivenToCall] = weakref.WeakSet()
 """Of the calls that a further backward may come to, and that hold what others can make again."""
 
 
-def let_go_of_retained() -> None:
-    """Let go of what is held for further backwards and can be made again."""
+def release_retained() -> None:
+    """Free what is held for further backwards and can be made again."""
     while _RETAINED:
-        _RETAINED.pop().let_go()
+        _RETAINED.pop().release()
 
 
-before_refusals(let_go_of_retained)
+before_refusals(release_retained)

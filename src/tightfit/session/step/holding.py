@@ -1,4 +1,4 @@
-"""What one call of a step holds under a plan."""
+"""The bytes that one call of a step holds under a plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Holding", "holding_of", "overhead_of"]
 
 @dataclass(frozen=True, eq=False)
 class Holding:
-    """What a call holds under a plan, its constants left out."""
+    """The bytes that a call holds under a plan, its constants left out."""
 
     plan: Plan | None  # the plan; None: an estimate of one that is still to be made
     saved_bytes: int  # from the end of its forward to the begin of its backward, outputs left out
@@ -34,7 +34,7 @@ class Holding:
 
     @property
     def staying_bytes(self) -> int:
-        """What stays when its forward has ended."""
+        """The bytes that stay when its forward has ended."""
         return self.saved_bytes + self.output_bytes
 
     @property

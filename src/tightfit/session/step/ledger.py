@@ -1,4 +1,5 @@
-"""What the planned calls of a step hold, stretch by stretch; and what they would hold otherwise.
+"""What the planned calls of a step hold, stretch by stretch; and what they would hold with other
+plans.
 
 A step lasts from its first planned forward until no backward is awaited any more. Between its
 calls other code runs: eager modules, the loss, collectives with their buffers. What that holds

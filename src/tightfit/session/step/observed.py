@@ -1,4 +1,4 @@
-"""Writes the ledger of the step under way, from what a meter says at each turn."""
+"""Writes the ledger of the running step, from readings of a meter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class PeakMeter(Protocol):
     """Reads what is held above the begin of the step that it measures."""
 
     def live_bytes(self) -> int:
-        """Return what is held now."""
+        """Return the bytes held now."""
         ...
 
     def take_peak(self) -> int:
@@ -23,7 +23,7 @@ class PeakMeter(Protocol):
 
 
 class LedgerWriter:
-    """Writes the ledger of the step under way.
+    """Writes the ledger of the current step.
 
     `meter`: measures the step, which has begun.
     """
@@ -78,7 +78,7 @@ class LedgerWriter:
         self._open.remove(call)
 
     def between(self) -> None:
-        """End the stretch under way: what follows is not part of it."""
+        """End the current stretch: what follows is not part of it."""
         self._turn("between", -1)
 
     def ledger(self, base_bytes: int) -> StepLedger[Any]:
@@ -93,6 +93,6 @@ class LedgerWriter:
         )
 
     def _turn(self, phase: Phase, call: int) -> None:
-        """End the stretch under way and begin another."""
+        """End the current stretch and begin another."""
         self._intervals.append(Interval(*self._begun, self._meter.take_peak()))
         self._begun = (phase, call, tuple(self._open), self._meter.live_bytes())

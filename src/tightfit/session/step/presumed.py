@@ -1,4 +1,4 @@
-"""Steps that were not measured: what their calls would hold at worst."""
+"""Steps that were not measured: the most that their calls would hold."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["KeptRange", "evenly", "presumed"]
 
 @dataclass(frozen=True)
 class KeptRange:
-    """What plans of a call may keep for its backward, and work with, in bytes."""
+    """The bytes that plans of a call may keep for its backward, and work with."""
 
-    # least_bytes, most_bytes: kept by the plan that keeps least, and by the one that keeps
+    # least_bytes, most_bytes: kept by the plan that keeps least, and by the plan that keeps
     # everything
     least_bytes: int
     most_bytes: int

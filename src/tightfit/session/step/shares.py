@@ -1,11 +1,11 @@
 """The one rule that divides a limit among the planned calls of a step.
 
 Calls hold what they have saved at the same time, but only one of them is at its peak. Saving more
-in every call leaves less room for the peak of each. Calls of one kind have a menu of plans, and
-one number, how far each kind goes from the least to the most that it may save, gives combinations
-to start from. Plans of one or two kinds at a time are then exchanged for others as long as the
-step gets cheaper. What is still free goes to single calls: the later one begins, the shorter it
-holds what it saves.
+in every call leaves less room for the peak of each. Calls of one kind have a menu of plans. One
+number, how far each kind goes from the least to the most that it may save, gives combinations to
+start from. Plans of one or two kinds at a time are then exchanged for others as long as the step
+gets cheaper. What is still free goes to single calls: the later one begins, the shorter it holds
+what it saves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_SPREAD = 8  # combinations that are tried with cheaper plans for the last 
 def shares(
     ledger: StepLedger[CallKind], limit_bytes: int, menus: Mapping[CallKind, Menu]
 ) -> tuple[Holding, ...] | None:
-    """Return what each call of a step may hold, such that the step is cheap and keeps to a limit.
+    """Return a holding for each call of a step, such that the step is cheap and keeps to a limit.
 
     `limit_bytes`: what it may hold, what is held at its begin included. `menus`: for each kind of
     call what it may hold. Returns one for each call, out of the menu of its kind; None if no
@@ -48,7 +48,7 @@ def by_kind(
 ) -> dict[CallKind, Holding] | None:
     """Return the best combination found with the same holding for all calls of a kind.
 
-    That is the one from which the step gets cheapest once the last calls run cheaper plans.
+    That is the combination from which the step gets cheapest once the last calls run cheaper plans.
     Parameters and what None means are those of `shares`.
     """
     step = _Combinations(ledger, limit_bytes, menus)
@@ -70,7 +70,7 @@ def spread(
     kinds: Mapping[CallKind, Holding],
     menus: Mapping[CallKind, Menu],
 ) -> tuple[Holding, ...]:
-    """Return a holding for each call where all of a kind fit: the last ones get a cheaper one.
+    """Return a holding for each call where all of a kind fit: the last get a cheaper one.
 
     `ledger`, `limit_bytes`, `menus`: as `shares` takes them. `kinds`: the holding of each kind with
     which all calls fit.
@@ -188,7 +188,7 @@ class _Combinations(Generic[CallKind]):
         over = numpy.maximum(peaks.max(axis=2), 0)
         least = numpy.where(over == over.min(), costs, numpy.inf).argmin()
         own, other = numpy.unravel_index(least, over.shape)
-        found = {last: int(other), first: int(own)}  # the first one if both are the same
+        found = {last: int(other), first: int(own)}  # the first if both are the same
         return tuple(found.get(place, i) for place, i in enumerate(choice))
 
     def _over_bytes(self, choice: _Choice) -> NDArray[numpy.int64]:
@@ -204,7 +204,7 @@ def _ends(menu: Menu) -> tuple[int, int]:
 
 
 def _undominated(menu: Menu) -> list[Holding]:
-    """Return the holdings of a menu that no other one is at least as good as in every way."""
+    """Return the holdings of a menu that no other is at least as good as in every way."""
     best: dict[tuple[float, ...], Holding] = {}
     for holding in sorted(menu, key=_in_numbers):
         own = _in_numbers(holding)

@@ -1,4 +1,5 @@
-"""Which planned calls await their backward at once: seen in steps before, expected in this one."""
+"""Which planned calls await their backward at once: seen in earlier steps, expected in this
+step."""
 
 from __future__ import annotations
 
@@ -23,15 +24,15 @@ class Awaited(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether its backward is still to come or under way."""
+        """Whether its backward is still to come or running."""
         ...
 
 
 class Window(Generic[CallKind]):
-    """The step under way: from its first planned call until no backward is awaited any more.
+    """The current step: from its first planned call until no backward is awaited any more.
 
     All callables within one budget have one. Which calls it will have is unknown: it is predicted
-    from the steps before, as far as they began like this one.
+    from earlier steps, as far as they began like this step.
 
     `left_bytes`: given out in the process when the last forward ended; None: not known.
     """
@@ -65,7 +66,7 @@ class Window(Generic[CallKind]):
         self.left_bytes = live_bytes
 
     def ended(self) -> None:
-        """Note that a backward has ended; with the last one the step is known."""
+        """Note that a backward has ended; with the last the step is known."""
         if self._met and not self._is_noted and not self.open:
             self._note(frozenset(self._met))
             self._is_noted = True
@@ -88,7 +89,7 @@ class Window(Generic[CallKind]):
 
     @property
     def was_alone(self) -> bool:
-        """Whether no call of the last step has awaited its backward along with another one."""
+        """Whether no call of the last step has awaited its backward along with another."""
         return all(len(together) == 1 for together in self._met)
 
     def has_only(self, kind: CallKind) -> bool:
@@ -105,7 +106,7 @@ class Window(Generic[CallKind]):
     ) -> Sequence[CallKind]:
         """Return the most calls that may follow one before the backward of those open now.
 
-        `alike`: whether what followed one kind is expected after another one.
+        `alike`: whether what followed one kind is expected after another.
         """
         together = (*self.open, kind)
         found = (each for met in self._known for each in _begin_so(met, together, alike))

@@ -1,4 +1,4 @@
-"""What budget to advise where none is enough: one that holds for the steps to come, too."""
+"""The advised budget where the given is too small: it holds for the steps to come, too."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def advised(
 ) -> InfeasibleBudget:
     """Return an error that names a budget which holds for further steps of the same kind.
 
-    What is held at an instant counts at that instant: what a forward returned until the next one
+    What is held at an instant counts at that instant: what a forward returned until the next
     has ended, gradients that an optimizer has used until the backward. Of a loop that no optimizer
     has stepped in yet, calls may add to gradients before one does.
 
@@ -134,8 +134,8 @@ def _in_words(most: str, open_calls: OpenCalls) -> str:
     if waiting:
         text += (
             f"\n  waiting   {waiting} of its calls before this one await their backward, "
-            "and what that needs is kept; if none is to come: torch.no_grad(), or let go of the "
-            f"outputs (del loss); else in_flight={waiting + 1} has each of them leave room "
+            "and their saved tensors are kept. If none is to come: torch.no_grad(), or free the "
+            f"outputs (del loss). If it is: in_flight={waiting + 1} has each of them leave room "
             "for the others"
         )
     return text
@@ -151,7 +151,8 @@ class _More:
 
 
 def _with_more_ways(spec: Specialisation, around: Surroundings) -> _More | None:
-    """Return what larger budget allows the ways this one has no room to compare; None: no such."""
+    """Return a larger budget that has room to compare the alternatives that this budget has not;
+    None: no such."""
     beyond = spec.captured.beyond
     if beyond is None:
         return None

@@ -10,7 +10,7 @@ from torch import nn
 
 from tightfit.capture.calls.structure import Arguments
 from tightfit.errors import TightfitError
-from tightfit.execution.otherwise import Planned
+from tightfit.execution.replanned import Planned
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.specialisation import Specialisation
 
@@ -69,7 +69,7 @@ class StepRepeater:
         """Note that a call of a step is run again."""
         self._captures.note_repeated(step)
 
-    def planned_otherwise(self, step: Specialisation, given: Arguments) -> Planned:
+    def replanned(self, step: Specialisation, given: Arguments) -> Planned:
         """Plan a call again: its outputs have other gradients than expected."""
         return self._there(self._replan)(step, given)
 

@@ -43,7 +43,7 @@ class _Kind:
         self.ranges[key] = found
 
     def follows(self, arrived_bytes: int) -> None:
-        """Note what came between such a call and the one before."""
+        """Note what came between such a call and the previous call."""
         self.arrived_bytes.append(arrived_bytes)
 
     @property
@@ -57,7 +57,7 @@ class _Kind:
 
     @property
     def most_needed(self) -> KeptRange | None:
-        """The most of what its plans keep and work with, whatever gradients there are."""
+        """The most of what its plans keep and work with, for any gradients."""
         known = self.ranges.values()
         if not known:
             return None
@@ -76,7 +76,7 @@ class CallShares:
 
     Each call works in addition to what the others keep, in whichever order their backwards come,
     and to the gradients that another backward of the callable has made. Calls that were seen to
-    follow have room left; so have a few more after the very first one, where that can be.
+    follow have room left; so have a few more after the very first call, where that can be.
     """
 
     def __init__(self, name: str, account: Account) -> None:
@@ -90,14 +90,14 @@ class CallShares:
         self._looked: Specialisation | None = None  # whose first call has left room
         self._kinds: weakref.WeakKeyDictionary[Specialisation, _Kind] = weakref.WeakKeyDictionary()
 
-    # -- the step under way -------------------------------------------------------------------
+    # -- the current step -------------------------------------------------------------------
 
     def window(self, options: Options) -> _Window:
-        """Return the step under way: one for all callables that share a budget."""
+        """Return the current step: one for all callables that share a budget."""
         return self._window if options.shared is None else options.shared.window
 
     def was_alone(self, options: Options) -> bool:
-        """Whether no call has been open along with another one in the last step."""
+        """Whether no call has been open along with another in the last step."""
         return self.window(options).was_alone
 
     def is_new(self, spec: Specialisation, options: Options) -> bool:
@@ -126,8 +126,8 @@ class CallShares:
     ) -> None:
         """Find out which calls are to come before the backward of one that begins.
 
-        `alone`: returns what is resident around it, whatever the budget. `looks`: whether a first
-        call may leave room for a second one to see whether it comes.
+        `alone`: returns the memory resident around it, independent of the budget. `looks`: whether
+        a first call may leave room for a second one to see whether it comes.
         """
         window, kind = self.window(options), self._kind(spec)
         is_known = window.knows(kind)
@@ -151,19 +151,19 @@ class CallShares:
             self._to_come = [kind] * (self._presumed - own_open - 1)
 
     def is_alone(self, spec: Specialisation, options: Options) -> bool:
-        """Whether a call is as the ones before it, none open with another: nothing to find."""
+        """Whether a call is as the calls before it, none open with another: nothing to find."""
         if options.in_flight is not None or options.is_in_company or self._looked is not None:
             return False
         return not (self._open or self._to_come) and self._window.has_only(self._kind(spec))
 
     @property
     def has_company(self) -> bool:
-        """Whether other calls await their backward, or are to come before that of this one."""
+        """Whether other calls await their backward, or are to come before that of this call."""
         return bool(self._open or self._to_come)
 
     @property
     def looks(self) -> bool:
-        """Whether the call leaves room only to see whether another one comes."""
+        """Whether the call leaves room only to see whether another comes."""
         return self._looked is not None and not self._open
 
     def look_no_more(self) -> None:
@@ -171,7 +171,7 @@ class CallShares:
         self._presumed, self._to_come, self._looked = 0, [], None
 
     def prepared(self, spec: Specialisation, *, runs_next: bool) -> None:
-        """Forget a call that was only planned: one that runs next leaves room as a first one."""
+        """Forget a call that was only planned: the next that runs leaves room as a first call."""
         if runs_next:
             spec.forget_plans()
             self.look_no_more()
@@ -234,7 +234,7 @@ class CallShares:
         others_bytes = max(0, budget_bytes - held_bytes - kept_bytes[0])
         if fraction == 1.0:
             others_bytes = min(others_bytes, working)
-        # once they are known those before a new one leave as much to it as they take
+        # once they are known, those before a new call leave as much to it as they take
         others = self._open if self.is_new(spec, options) else calls[1:] if fraction < 1.0 else ()
         spans = [ranges[each].span_bytes for each in (kind, *others)]
         part = spans[0] / sum(spans) if spans[0] else 1.0
@@ -346,6 +346,6 @@ def _most_that_fit(room_bytes: int, found: KeptRange, input_bytes: int) -> int:
 
 
 def _may_look(options: Options) -> bool:
-    """Whether a first plan may be another one than the next: not where it was asked for."""
+    """Whether a first plan may differ from the next: not where it was asked for."""
     searched = options.planner == DEFAULT and options.plan is None and options.ranks is None
     return searched and options.in_flight is None and not options.compile

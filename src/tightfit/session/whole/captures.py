@@ -1,4 +1,4 @@
-"""What is captured of a fitted callable, by signature and by what data decided."""
+"""The captured steps of a fitted callable, by signature and by decisions of data."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Captures:
         return len(self._by_signature)
 
     def signature(self, given: Arguments) -> Any:
-        """Return what a step depends on: inputs, modules, modes."""
+        """Return the signature of a step: inputs, modules, modes."""
         return self._graphs.signature(given)
 
     def inputs(self, spec: Specialisation, given: Arguments) -> list[Any]:
@@ -74,7 +74,7 @@ class Captures:
         return found
 
     def find(self, key: Any, given: Arguments) -> Specialisation | None:
-        """Return what was captured for a signature, where inputs decide the same again."""
+        """Return the captured step of a signature, where inputs decide the same again."""
         alike = self._by_signature.get(key, ())
         if len(alike) > 1:
             alike = sorted(alike, key=lambda spec: -spec.used)
@@ -127,7 +127,7 @@ class Captures:
     # -- capturing ----------------------------------------------------------------------------
 
     def traced_call(self, key: Any, given: Arguments, *, compiled: bool = False) -> TracedCall:
-        """Return what is to be captured, with what is known of it by now.
+        """Return the call to capture, with earlier findings.
 
         Where this was captured before, numbers have changed that it reads: they may be inputs. A
         compiled step takes tensors only.
@@ -149,7 +149,7 @@ class Captures:
     def capture(
         self, key: Any, call: TracedCall, options: Options, now: int, room_bytes: int | None = None
     ) -> Specialisation:
-        """Capture a call, whose number is `now`; those not used for long are let go of.
+        """Capture a call, whose number is `now`; those not used for long are freed.
 
         `room_bytes`: what finding out costs may hold while a step waits for it; None: no step
         waits.
@@ -215,14 +215,14 @@ class Captures:
         self._detached.setdefault(key, self._detached.get(known, frozenset()))
         return max(self._by_signature[known], key=lambda spec: spec.used).captured.graph
 
-    # -- letting go ---------------------------------------------------------------------------
+    # -- freeing -------------------------------------------------------------------------------
 
     def forget(self, spec: Specialisation) -> None:
-        """Drop what was captured for a signature."""
+        """Drop the captured step of a signature."""
         self._by_signature.pop(spec.key, None)
 
     def forget_all(self) -> None:
-        """Drop all that was captured; what is known for capturing stays."""
+        """Drop all captured steps; findings for capturing stay."""
         for spec in self:
             spec.forget_plans()
         self._by_signature.clear()

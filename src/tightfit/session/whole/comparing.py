@@ -1,4 +1,4 @@
-"""Compares between two steps what was left for later, for a part of the time that a step takes."""
+"""Compares postponed alternatives between two steps, for a part of the time that a step takes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Comparing:
         self._saved_s = 0.0  # of what steps have allowed for; less than 0: spent ahead
 
     def room_bytes(self, options: Options) -> int:
-        """Return what finding out about operators may hold now."""
+        """Return the bytes that measuring operators may hold now."""
         usable_bytes = options.usable_bytes - self._addresses.looking_bytes(options)
         return usable_bytes - self._account.held_bytes()
 

@@ -1,6 +1,6 @@
 """Plans compiled and measured, one after the other, at most three.
 
-The first is ours for the budget, the next ours for the budget plus what the last one held less
+The first is ours for the budget, the next ours for the budget plus what the last held less
 than planned. Where that promises nothing more, the next is what PyTorch's own partitioner would
 keep: it counts on fusion, which our costs of single operators do not know.
 """

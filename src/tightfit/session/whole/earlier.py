@@ -1,4 +1,4 @@
-"""Plans that an earlier process ran a step by, so that the next one begins with them."""
+"""Plans that an earlier process ran a step by, so that the next begins with them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tightfit.session.options import Options
 __all__ = ["Role", "earlier_plan", "earlier_plans", "keep_for_later", "keep_least_for_later"]
 
 Role = Literal["first", "last", "least", "thrifty"]
-"""What a plan was: what a step began with, what it ran by in the end, the plan of the least
-budget, the one that keeps least between forward and backward."""
+"""The use of a plan: the first plan of a step, its last plan, the plan of the least budget, or the
+plan that keeps least between forward and backward."""
 _NO_COST = -1.0  # the overhead of a plan that takes no time at all
 _RAN: tuple[Role, ...] = ("last", "first")
 
 
 def keep_for_later(graph: Graph, role: Role, outcome: Outcome, options: Options) -> None:
-    """Keep a plan on disk for what it was, in place of the one that was this before."""
+    """Keep a plan on disk for its use, in place of the plan that had this use before."""
     if outcome.plan is not None and _keeps(options):
         _cache().store(_key(graph, role, outcome.plan.gradients, options), outcome)
 
@@ -64,7 +64,7 @@ def _cache() -> PlanCache:
 
 
 def _keeps(options: Options) -> bool:
-    """Whether the plans of a process are what another one would begin with."""
+    """Whether the plans of a process are what another would begin with."""
     usual = options.planner == DEFAULT and options.plan is None and not options.compile
     return usual and options.cache and options.ranks is None
 

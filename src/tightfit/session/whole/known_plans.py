@@ -1,4 +1,4 @@
-"""The plans that are known of a step: another one begins from them, and none is made twice."""
+"""The known plans of a step: a new search begins from them, and none is made twice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["KnownPlans"]
 
 
 class KnownPlans:
-    """Plans of one step, whatever they were made for; each is verified before it is used again."""
+    """Plans of one step, made for any surroundings; each is verified before it is used again."""
 
     def __init__(self, earlier: Iterable[Plan] = ()) -> None:
         self._smallest: dict[Gradients, Plan] = {}

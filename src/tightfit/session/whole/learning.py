@@ -1,4 +1,4 @@
-"""Measuring the steps of a callee, and learning from them what the user did not say."""
+"""Measures the steps of a callee, and learns from them what the user did not specify."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LastStep:
 
 
 class StepMonitor:
-    """Measures every step against the budget; what the first one showed replaces assumptions.
+    """Measures every step against the budget; what the first showed replaces assumptions.
 
     `name`: of the callee, for messages. `account`: what the callee holds between steps; learns the
     optimizer's state here. `guard`: None until the first step.
@@ -67,7 +67,7 @@ class StepMonitor:
         runs: Iterable[Run],
         last: LastStep | None,
     ) -> None:
-        """Begin to measure a step; learn from the one before.
+        """Begin to measure a step; learn from the previous step.
 
         `runs`: always the calls whose outputs are still held.
         """
@@ -99,7 +99,7 @@ class StepMonitor:
             self._learn(spec, options, last, self.guard)
 
     def live_bytes(self) -> int | None:
-        """Return what is given out in the process now; None where nothing is measured."""
+        """Return the bytes given out in the process now; None where nothing is measured."""
         meter = self.guard.meter if self.guard is not None else None
         return meter.live_bytes() if meter is not None else None
 
@@ -140,12 +140,12 @@ class StepMonitor:
         return self.guard.close() if self.guard is not None else None
 
     def forget(self) -> None:
-        """Forget what steps have held."""
+        """Forget the memory measured in steps."""
         self.guard = None
         self.learn_again()
 
     def learn_again(self) -> None:
-        """Learn from the next steps as from the first ones: they are planned otherwise."""
+        """Learn from the next steps as from the first: they are planned differently."""
         self._begun.clear()
 
     def _learn(
@@ -159,7 +159,7 @@ class StepMonitor:
         step, learned_from = guard.steps[-1], self._learned_from
         self._learned_from = step
         if step is learned_from:
-            return  # the step before was run without its plan, and this one is older
+            return  # the step before was run without its plan, and this record is older
         if step.others_ran:
             return  # what others held meanwhile is not its own
         if not (options.arena and self._account.device.type == "cuda"):
@@ -209,8 +209,8 @@ class StepMonitor:
 def _held_outside(graph: Graph, step: StepPeaks, growth_bytes: int) -> int:
     """Return what user code held in a step between forward and backward, on top of its begin.
 
-    What was let go of meanwhile has hidden as much. What came to stay, as the state of another
-    model's optimizer, is there when the next step begins.
+    What was freed meanwhile has hidden as much. What came to stay, as the state of another model's
+    optimizer, is there when the next step begins.
     """
     tangents = sum(v.size_bytes for v in graph.values if v.role == "tangent")
     left_bytes = step.entered_bytes - step.boundary_bytes - tangents
@@ -218,7 +218,7 @@ def _held_outside(graph: Graph, step: StepPeaks, growth_bytes: int) -> int:
     return max(0, step.outside_bytes + max(0, -left_bytes) - stays_bytes)
 
 
-def _agreed(spec: Specialisation, options: Options, what: str, own_bytes: int) -> int:
+def _agreed(spec: Specialisation, options: Options, label: str, own_bytes: int) -> int:
     """Return what the first rank measured, but at least the own: all then plan alike."""
-    key = f"{what} bytes {fingerprint(spec.captured.graph)}"
+    key = f"{label} bytes {fingerprint(spec.captured.graph)}"
     return max(own_bytes, agreed(options.ranks, key, int, lambda: own_bytes))

@@ -19,7 +19,7 @@ def planned_less_exactly(whole: WholeSteps) -> LessExact:
     It is searched as long as the user allows a search, and then forgotten: the plan that runs
     stays. What that has not measured yet of the further alternatives is measured within the budget.
 
-    Raises `BadInput` if there is no less exact class, a step is under way, plans are compiled, or
+    Raises `BadInput` if there is no less exact class, a step is running, plans are compiled, or
     the last plan is not in use any more.
     """
     options = whole.options

@@ -1,9 +1,9 @@
 """A plan for a budget in which no plan has room for all that is expected.
 
-What a loss outside holds, what the optimizer's state will take, whether what is held now is let go
-of before the backward: that is unknown of a step that was not seen yet. Where no plan has room
-for the worst of it, the step runs by one that counts on less. The limit holds all the same: the
-allocator refuses what exceeds it.
+Before a step has run, the bytes of a loss outside and of the optimizer's state are unknown. So is
+whether memory held now is freed before the backward. Where no plan has room for the worst of it,
+the step runs by one that counts on less. The limit holds all the same: the allocator refuses what
+exceeds it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tightfit.session.step.holding import holding_of
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
-__all__ = ["LessExpected", "Passing", "as_it_stands", "less_expected"]
+__all__ = ["LessExpected", "Passing", "less_expected", "without_expected"]
 
 _QUICKLY = Limits(seconds=1.0)
 _PREDICTED = 1.15  # a workspace that was predicted may be so much larger
@@ -66,14 +66,14 @@ class LessExpected:
     unseen: Surroundings
     stale: Passing  # as if gradients that an optimizer has used were gone before the backward
     likely: Passing  # as if what the call before has returned were gone, too
-    # As if whatever others hold now, and the gradients that exist, were gone before the backward
+    # As if all that others hold now, and the gradients that exist, were gone before the backward
     all: Passing
     used_gradient_bytes: int  # gradients that exist and that an optimizer has used
     outside_bytes: int  # what user code is expected to hold between forward and backward
     held_bytes: Mapping[str, int]  # what is expected to be held besides the step, by what holds it
 
     def expected(self, spec: Specialisation) -> Expected:
-        """Return what an error says of it."""
+        """Return the text about it in an error."""
         known = self._certain.around(spec.hoped.with_predicted(0))
         least = minimum_budget(known, self._certain.gradients, _QUICKLY, SILENT)
         return Expected(self.held_bytes, least.lower_bytes)
@@ -92,8 +92,10 @@ class LessExpected:
 
     def in_words(self) -> str:
         """Say what there is no room for."""
-        amounts = [f"{format_bytes(n)} of {what}" for what, n in self.held_bytes.items() if n > 0]
-        return " and ".join(amounts) or "what its backward was seen to hold"
+        amounts = [
+            f"{format_bytes(n)} of {holder}" for holder, n in self.held_bytes.items() if n > 0
+        ]
+        return " and ".join(amounts) or "memory of its last backward"
 
     def planned(
         self,
@@ -151,7 +153,7 @@ class LessExpected:
             if way.passing_bytes > passed_bytes:
                 passed_bytes = way.passing_bytes
                 yield way
-        # as plain PyTorch runs it, where the caller lets go of what the forward returns
+        # as plain PyTorch runs it, where the caller frees what the forward returns
         least = self._certain
         peak_bytes = self.plain_bytes(spec)
         returned = sum(v.size_bytes for v in spec.captured.graph.values if v.fate == "returned")
@@ -172,7 +174,7 @@ class LessExpected:
         return replace(self.all.around, outside_bytes=0)
 
 
-def as_it_stands(around: Surroundings, standing: Standing) -> Surroundings:
+def without_expected(around: Surroundings, standing: Standing) -> Surroundings:
     """Return what is resident around a step without what is only expected."""
     return replace(
         around, state_bytes=standing.state_bytes, others_bytes=standing.others_bytes, part=1.0
@@ -193,7 +195,7 @@ def less_expected(
     coming_bytes = standing.coming_bytes
     made_bytes = coming_bytes if options.steps is not None else 0  # in this very backward
     unseen = replace(
-        as_it_stands(around, standing),
+        without_expected(around, standing),
         outside_bytes=spec.user_code.seen_bytes or 0,
         state_bytes=standing.state_bytes + made_bytes,
         budget_bytes=options.planned_bytes,
@@ -206,11 +208,11 @@ def less_expected(
         unseen, others_bytes=standing.others_bytes, gradient_bytes=standing.gradient_bytes
     )
     held_bytes = {
-        "what user code may hold between forward and backward": around.outside_bytes,
+        "memory of user code between forward and backward": around.outside_bytes,
         "optimizer state that is to come": coming_bytes - made_bytes,
         "gradients that exist now": standing.gradient_bytes,
         "what else is held now": standing.others_bytes,
-        "what others within the budget will hold": standing.others_coming_bytes,
+        "memory of others within the budget": standing.others_coming_bytes,
         "what other calls may hold": options.planned_bytes - around.budget_bytes,
         "workspaces that there is no room to measure": spec.hoped.predicted_bytes,
     }
@@ -221,9 +223,9 @@ def less_expected(
 
 
 def without(around: Surroundings, *, others_bytes: int, gradient_bytes: int) -> Passing:
-    """Return a step before whose backward some of what is held now is let go of.
+    """Return a step before whose backward some of what is held now is freed.
 
-    `others_bytes`, `gradient_bytes`: what is let go of.
+    `others_bytes`, `gradient_bytes`: what is freed.
     """
     passing_bytes = others_bytes + gradient_bytes
     left = replace(

@@ -1,4 +1,4 @@
-"""The plan of a step for the constants of now: at once for a further shape, better ones later."""
+"""The plan of a step for the current constants: at once for a further shape, better plans later."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _GOOD_ENOUGH = 0.1  # of overhead, for the few seconds until a search has found 
 
 
 class NeedsComparing(Exception):
-    """Nothing at hand fits, and alternatives of the step are still to be compared."""
+    """No known plan fits, and alternatives of the step are still to be compared."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class PlanRequest:
 def planned_for(spec: Specialisation, around: Surroundings, request: PlanRequest) -> Planned:
     """Return a plan for the constants of now, ready to run; make it if needed.
 
-    No step waits for a search: it runs the best plan at hand, and takes a better one between two
-    steps once a search in the background has found it. Only where nothing at hand fits, a plan is
+    No step waits for a search: it runs the best known plan, and takes a better plan between two
+    steps once a search in the background has found it. Only where no known plan fits, a plan is
     searched at once. A compiled plan is tried on the inputs and waited for.
 
     `around`: what is resident around it now. Raises `NeedsComparing` if a plan may need
@@ -226,7 +226,8 @@ def _first_outcome(
     at_hand: Sequence[Plan],
     request: PlanRequest,
 ) -> Outcome:
-    """Return a plan to start with: the best at hand while a search goes on, else a searched one."""
+    """Return a plan to start with: the best known plan while a search goes on, else a searched
+    plan."""
     options = request.options
     asked = request.waits or options.planner != DEFAULT
     if asked and not spec.is_further:
@@ -241,7 +242,7 @@ def _first_outcome(
         raise NeedsComparing
     if outcome is None:
         if spec.is_further:
-            announce(f"{request.name}: no plan at hand fits the new inputs; searching one")
+            announce(f"{request.name}: no known plan fits the new inputs; searching one")
         outcome, is_final = _any_outcome(spec, task, options), False
     if not is_final and not request.once:
         _search(spec, around, task, options)
@@ -249,7 +250,7 @@ def _first_outcome(
 
 
 def _any_outcome(spec: Specialisation, task: Task, options: Options) -> Outcome:
-    """Search until there is a plan, whatever it costs: a step waits for it."""
+    """Search until there is a plan, at any cost: a step waits for it."""
     limits = msgspec.structs.replace(options.limits, gap=_ANY_GAP)
     first = _searching(spec, task, dataclasses.replace(options, limits=limits))(options.progress)
     assert first.plan is not None
@@ -277,11 +278,11 @@ def _searching(
 def _quick_outcome(
     spec: Specialisation, task: Task, options: Options, others: Iterable[Plan]
 ) -> tuple[Outcome | None, bool]:
-    """Return the best plan that is at hand in about a second.
+    """Return the best plan that is known in about a second.
 
     Candidates are the plan that an earlier process kept and plans of this and other shapes, each
-    verified on this graph; where none of them is good enough, what the default planner finds in a
-    moment, too. Plans that were searched for the same step before its costs were learned are.
+    verified on this graph. Where none of them is good enough, the default planner adds what it
+    finds at once. Plans that were searched for the same step before its costs were learned are.
 
     Returns None if none of them fits. Returns whether no search can find a better one, or has not
     found it before.
@@ -308,7 +309,7 @@ def _better(
     options: Options,
     name: str,
 ) -> Planned:
-    """Return the plan a search has found, or the one at hand if that costs less."""
+    """Return the plan a search has found, or the known plan if that costs less."""
     try:
         outcome = search.result()
     except TightfitError as error:
@@ -416,7 +417,7 @@ def most_kept(
 def _range_of(graph: Graph, thrifty: Plan, new_gradient_bytes: int) -> KeptRange:
     """Return what plans of a step may keep; its inputs are there before it.
 
-    `graph`: the step with what is resident around it. `thrifty`: the one that keeps least for its
+    `graph`: the step with what is resident around it. `thrifty`: the plan that keeps least for its
     backward.
     """
     least_peak, least_kept = _peak_and_kept(graph, thrifty, new_gradient_bytes)

@@ -24,7 +24,7 @@ from tightfit.session.whole.call_shares import CallShares
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.comparing import Comparing
 from tightfit.session.whole.learning import StepMonitor
-from tightfit.session.whole.optimistic import as_it_stands, less_expected
+from tightfit.session.whole.optimistic import less_expected, without_expected
 from tightfit.session.whole.planning import (
     NeedsComparing,
     PlanRequest,
@@ -52,7 +52,7 @@ class FitsPlainly(Exception):
 
 @dataclass(frozen=True)
 class _LastChoice:
-    """The plan of a call that stood alone: the next one that is like it need not be looked up."""
+    """The plan of a call that was alone: that of the next call like it need not be looked up."""
 
     spec: Specialisation  # the step
     around: Surroundings  # what was resident around it
@@ -68,7 +68,7 @@ class _LastChoice:
 
 
 class Plans:
-    """The plans that calls of a callee run: what is at hand is chosen again for each call.
+    """The plans that calls of a callee run: one of the known plans is chosen anew for each call.
 
     `addresses`: of its steps in memory. `shares`: divides the budget among calls that await
     their backward at once. `more_bytes`: held now, or reserved for others, beyond what was held
@@ -124,14 +124,14 @@ class Plans:
         return smallest_budget(spec, alone, options)
 
     def needed_bytes(self) -> int:
-        """Return the least budget for steps like the last one; 0: nothing is known of any."""
+        """Return the least budget for steps like the last; 0: nothing is known of any."""
         if self._last is None or self.shares.has_company:
             return 0
         spec = self._last[0]()
         return 0 if spec is None else needed_by_steps(spec, self._last[1], self._account)
 
     def looking_bytes(self, options: Options) -> int:
-        """Return what finding out about operators may hold now."""
+        """Return the bytes that measuring operators may hold now."""
         return self._comparing.room_bytes(options)
 
     def _chosen(
@@ -145,18 +145,17 @@ class Plans:
     ) -> Planned:
         self._comparing.go_on(spec, options, waiting)
         spec.use_step_costs(options)
-        settled, self._settled = self._settled, None
-        if settled is not None and not (waits or options.compile):
-            around = _around_step(spec, inputs, self._account, options)
-            if settled.holds(spec, around) and self.shares.is_alone(spec, options):
-                self._settled = settled
-                return settled.planned
         alone = partial(_around_step, spec, inputs, self._account, options)
+        settled, self._settled = self._settled, None
+        may_stay = settled is not None and not (waits or options.compile)
+        if may_stay and settled.holds(spec, alone()) and self.shares.is_alone(spec, options):
+            self._settled = settled
+            return settled.planned
         looks = not (waits or spec.plans or self.shares.is_new(spec, options))
         self.shares.begin(spec, alone, options, looks=looks)
         known = tuple(spec.plans.values())
         if options.compile:
-            self._account.let_go()  # what a compiled plan holds shows when it runs, and is learned
+            self._account.lift_limit()  # memory of compiled plans is measured when they run
         try:
             planned = self._fitting(spec, inputs, options, waits=waits)
         except NeedsComparing:
@@ -169,8 +168,7 @@ class Plans:
             if options.compile:
                 self._monitor.restart()  # what compiling and trying took belongs to no step
         if self.shares.is_alone(spec, options):
-            around = _around_step(spec, inputs, self._account, options)
-            self._settled = _LastChoice(spec, around, planned, len(spec.plans))
+            self._settled = _LastChoice(spec, alone(), planned, len(spec.plans))
         return planned
 
     def _fitting(
@@ -184,7 +182,7 @@ class Plans:
         request = PlanRequest(inputs, options, self._name, self._captures.other_plans, waits)
         if spec.was_optimistic and spec.fitting(spec.seen_around(around)) is None:
             standing = self._standing(spec, inputs, options)
-            optimistic = spec.optimistic(as_it_stands(around, standing))
+            optimistic = spec.optimistic(without_expected(around, standing))
             if optimistic is not None:
                 return optimistic
         try:
@@ -239,11 +237,11 @@ class Plans:
                 del error  # else its traceback holds it, this frame and the inputs
         if not spec.was_optimistic:
             announce(
-                f"{self._name}: no plan has room for {less.in_words()}. It runs by one that leaves "
-                "no room for that; what would exceed the budget is refused"
+                f"{self._name}: no plan has room for {less.in_words()}. It runs by a plan without "
+                "that room; requests beyond the budget are refused"
             )
         self.more_bytes = 0
-        return spec.take_optimistic(as_it_stands(around, standing), planned)
+        return spec.take_optimistic(without_expected(around, standing), planned)
 
     def _standing(self, spec: Specialisation, inputs: Sequence[Any], options: Options) -> Standing:
         others = options.others_in_budget(self._account)

@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
-import torch
 
+from tightfit.allocator.resident import element_bytes
 from tightfit.capture.captured import Captured
 from tightfit.execution.far.copier import copying_cpu_s
 from tightfit.execution.far.step import Moved
@@ -38,7 +38,7 @@ __all__ = ["Moves", "Planned", "Specialisation"]
 
 
 class Moves:
-    """What the last step of a plan has moved to far memory and back.
+    """The bytes that the last step of a plan has moved to far memory and back.
 
     `last`: None: no step has ended yet.
     """
@@ -47,7 +47,7 @@ class Moves:
         self.last: Moved | None = None
 
     def ended(self, moved: Moved) -> None:
-        """Note what a step has moved."""
+        """Note the bytes that a step has moved."""
         self.last = moved
 
 
@@ -94,11 +94,11 @@ class Planned:
 class Specialisation:
     """Everything made for one signature of inputs and modules, and for what data decided.
 
-    `key`: the signature, as it is once the step is captured. `is_further`: whether another one of
-    the same call was there before: its first plan must not wait. `user_code`: what user code holds
-    between forward and backward. `surplus_bytes`: what a backward was seen to hold beyond its plan:
-    user code holds it until its end. `tuner`: times the first steps; None when costs are final.
-    `used`: the number of the last call that used it. `postponed`: alternatives that are still to be
+    `key`: the signature, as it is once the step is captured. `is_further`: whether the same call
+    was captured before: its first plan must not wait. `user_code`: what user code holds between
+    forward and backward. `surplus_bytes`: what a backward was seen to hold beyond its plan: user
+    code holds it until its end. `tuner`: times the first steps; None when costs are final. `used`:
+    the number of the last call that used it. `postponed`: alternatives that are still to be
     compared; None: there are none. `places`: which inputs of a handed graph its placeholders are,
     where all are; None: not known yet.
     """
@@ -123,10 +123,10 @@ class Specialisation:
 
     @cached_property
     def input_bytes(self) -> int:
-        """What the tensors take that its placeholders are."""
+        """Bytes of the tensors among its inputs."""
         pairs = zip(self.captured.joint.placeholders, self.captured.joint.sources, strict=True)
         values = (node.meta.get("val") for node, source in pairs if source.kind != "tangent")
-        return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+        return element_bytes(values)
 
     @property
     def hoped(self) -> Captured:
@@ -145,7 +145,7 @@ class Specialisation:
 
     @property
     def plans(self) -> Mapping[Surroundings, Planned]:
-        """The plans that are ready to run, by what they were made for."""
+        """The plans that are ready to run, by their surroundings."""
         return MappingProxyType(self._plans)
 
     def seen_around(self, around: Surroundings) -> Surroundings:
@@ -178,7 +178,7 @@ class Specialisation:
         return max(0, around.held_bytes - min(held, default=around.held_bytes))
 
     def may_gain(self, around: Surroundings, planned: Planned) -> bool:
-        """Whether a search may find a plan that uses room which a plan at hand leaves."""
+        """Whether a search may find a plan that uses room which a known plan leaves."""
         if around in self._plans or planned.outcome.overhead <= 0:
             return False
         if any(_alike(around, other) for other in (*self._plans, *self._searched)):
@@ -220,7 +220,7 @@ class Specialisation:
     # -- searches in the background -----------------------------------------------------------
 
     def search(self, around: Surroundings, plan: Callable[[Progress], Outcome]) -> None:
-        """Begin to search a better plan while training goes on with the one at hand."""
+        """Begin to search a better plan while training goes on with the known plan."""
         self._searched.add(around)
         self._searches[around] = Search(plan)
 
@@ -240,7 +240,7 @@ class Specialisation:
     # -- learning -----------------------------------------------------------------------------
 
     def recall_costs(self, options: Options) -> None:
-        """Use costs from steps of an earlier process, else time the first steps of this one."""
+        """Use costs from steps of an earlier process, else time the first steps of this process."""
         graph = self.captured.graph
         own = recall(graph) if options.cache else None
         key = f"kept costs {fingerprint(graph)}"
@@ -324,7 +324,7 @@ def _fits(planned: Planned, made_for: Surroundings, around: Surroundings) -> boo
 
 
 def _leaves_more(around: Surroundings, other: Surroundings) -> bool:
-    """Whether a plan for other surroundings fits these ones, whatever it is."""
+    """Whether any plan for other surroundings fits these."""
     return (
         (other.gradients, other.far) == (around.gradients, around.far)
         and around.outside_bytes <= other.outside_bytes

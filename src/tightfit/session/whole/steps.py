@@ -62,7 +62,7 @@ class WholeSteps:
         self._calls = 0
         self._again = StepRepeater(
             self.captures,
-            weakref.WeakMethod(self._planned_otherwise),
+            weakref.WeakMethod(self._replanned),
             weakref.WeakMethod(self._planned_once_more),
         )
         self._started = weakref.WeakMethod(self._backward_started)
@@ -77,7 +77,7 @@ class WholeSteps:
 
     @property
     def guard(self) -> Guard | None:
-        """Measures the steps; None until the first one."""
+        """Measures the steps; None until the first."""
         return self.monitor.guard
 
     @property
@@ -132,14 +132,14 @@ class WholeSteps:
 
     def change_options(self, options: Options) -> None:
         """Plan the next step with other options; what was captured and priced stays."""
-        if _asks_otherwise(options, self.options):
+        if _plans_are_outdated(options, self.options):
             for spec in self.captures:
                 spec.forget_plans()
             self.monitor.learn_again()
         self.options = options
 
     def measure_again(self) -> None:
-        """Forget what steps have held."""
+        """Forget the memory measured in steps."""
         self.monitor.forget()
 
     def capture_again(self) -> None:
@@ -149,12 +149,12 @@ class WholeSteps:
 
     @property
     def is_tuning(self) -> bool:
-        """Whether steps like the last one teach something before their final plan is made."""
+        """Whether steps like the last teach something before their final plan is made."""
         last = max(self.captures, key=lambda spec: spec.used, default=None)
         return last is not None and (last.tuner is not None or last.still_compares)
 
     def needed_bytes(self) -> int:
-        """Return the least budget for steps like the last one; 0: nothing is known of any."""
+        """Return the least budget for steps like the last; 0: nothing is known of any."""
         return self._plans.needed_bytes()
 
     # -- budgets ------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class WholeSteps:
         self.account.since.forward_ended(outputs)
         return outputs
 
-    def _planned_otherwise(self, unfit: Specialisation, given: Arguments) -> Runner:
+    def _replanned(self, unfit: Specialisation, given: Arguments) -> Runner:
         """Plan a call again in its backward: its outputs have other gradients than expected."""
         self.monitor.abandon()
         planned = self.last = self._captured_again(unfit, given)[1]
@@ -326,7 +326,7 @@ def _why_new_plan(name: str, change: str | None) -> str:
     return f"{name} is called with new inputs or flags: making a new plan"
 
 
-def _asks_otherwise(options: Options, before: Options) -> bool:
+def _plans_are_outdated(options: Options, before: Options) -> bool:
     """Whether plans that were made before are not what would be made now."""
     return any(
         getattr(options, name) != getattr(before, name)

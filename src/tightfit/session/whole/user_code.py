@@ -1,8 +1,8 @@
-"""What user code holds between a planned forward and its backward: assumed, measured, predicted.
+"""Memory of user code between a planned forward and its backward: assumed, measured, predicted.
 
-An allocator that refuses a request does not know what would have been asked for next. What is
-known then of the step, and of others like it, tells more: how much user code holds between forward
-and backward, what the planned backward needs, what the optimizer's step will take.
+An allocator that refuses a request does not know what would have been asked for next. By then more
+is known of the step and of others like it: how much user code holds between forward and backward,
+and the memory of the backward and the optimizer's step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["OpenCall", "PlannedForward", "UserCode"]
 
 
 class UserCode:
-    """What user code holds between forward and backward: assumed at first, then measured.
+    """The memory of user code between forward and backward: assumed at first, then measured.
 
     `assumed_bytes`: as long as it was not seen. `planned_bytes`: what plans leave room for.
     """
@@ -51,9 +51,9 @@ class UserCode:
     def saw(self, outside_bytes: int, *, has_grown: bool) -> int:
         """Note what it held in the last step; plans that are there stay in use.
 
-        `has_grown`: whether the last step has left more behind than was there before, as the first
-        one does of an optimizer's state: a second step shows what is held without that. Returns
-        what to plan for.
+        `has_grown`: whether more is held after the last step than before it, as after the first
+        step, which makes an optimizer's state. A second step shows what is held without that.
+        Returns what to plan for.
         """
         before = self.seen_bytes
         if before is not None:
@@ -90,12 +90,12 @@ class OpenCall:
         _STEPS.add(self)
 
     def forward_ended(self, call: PlannedForward) -> None:
-        """Note what is held at the end of a planned forward."""
+        """Note the bytes held at the end of a planned forward."""
         self._call, self._entered_bytes = call, None
         self._left_bytes = self._held_bytes()
 
     def backward_begins(self) -> None:
-        """Note what is held at the begin of its backward."""
+        """Note the bytes held at the begin of its backward."""
         self._entered_bytes = self._held_bytes()
 
     def is_over(self) -> None:

@@ -1,1 +1,1 @@
-"""How Dynamo follows a frame for us; what it found, taken apart, and the same made of it again."""
+"""How Dynamo follows a frame for tightfit; its result, packed and unpacked again."""

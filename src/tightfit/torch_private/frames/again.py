@@ -1,4 +1,4 @@
-"""What is kept of a frame stands before Dynamo's conversion of it. Private names of torch.
+"""The stored result of a frame is used before Dynamo converts it. Private names of torch.
 
 Guards are made again from the values of the process that asks: none of PyTorch's are read from a
 file, whose identities would mean nothing.
@@ -54,7 +54,7 @@ class KeptFrames(Protocol):
 class _RecordingBackend:
     """A backend that notes what Dynamo knows of the frame of a graph.
 
-    Dynamo never lets go of a backend: this one keeps neither frames nor modules alive.
+    Dynamo never frees a backend: this backend keeps neither frames nor modules alive.
     """
 
     def __init__(self, backend: Callable[..., Any]) -> None:

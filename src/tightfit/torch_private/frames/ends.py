@@ -1,4 +1,4 @@
-"""Where Dynamo ends a graph, and what Python has done until then. Private names of torch."""
+"""Graph breaks of Dynamo, and side effects of Python until then. Private names of torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class End:
 
     @property
     def is_of_sizes(self) -> bool:
-        """Whether the values of a tensor decide how large another one is."""
+        """Whether the values of a tensor decide how large another is."""
         return self.reason.startswith(_OF_SIZES)
 
 

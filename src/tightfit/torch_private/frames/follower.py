@@ -17,7 +17,7 @@ __all__ = ["Follower", "Given"]
 
 @dataclass(frozen=True)
 class Given:
-    """What a call of a module's forward is given."""
+    """The arguments of a call of a module's forward."""
 
     module: nn.Module
     args: tuple[Any, ...]
@@ -28,7 +28,7 @@ class Follower(Protocol):
     """Who is asked while Dynamo follows the Python of a callable."""
 
     def call(self) -> tuple[int, Any]:
-        """Return the number of the call under way, and what it was given."""
+        """Return the number of the current call, and what it was given."""
         ...
 
     def leaves(self) -> Mapping[Any, Callable[..., Any]]:

@@ -1,4 +1,4 @@
-"""What Dynamo does otherwise than by its configuration while it follows. Private names of torch."""
+"""What Dynamo does differently from its configuration while it follows. Private names of torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["DerivativeOutside", "following_ours", "follows_derivatives"]
 class DerivativeOutside(BaseException):
     """Ends following: a graph would end at the derivative of what it has computed itself.
 
-    Of its outputs none is computed from another one for autograd, so Python would find no way from
+    Of its outputs none is computed from another for autograd, so Python would find no way from
     what is differentiated to what it is differentiated by.
     """
 
@@ -103,7 +103,8 @@ def _collectives_left_to_python() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quotients_as_one_operator() -> Iterator[None]:
-    """Have ``torch.addcdiv`` stay one operator: the three that Dynamo makes of it round otherwise.
+    """Have ``torch.addcdiv`` stay one operator: the three that Dynamo makes of it round
+    differently.
 
     The other operators that it splits stay whole by its configuration.
     """
@@ -150,9 +151,9 @@ def _named_tuples_of_values() -> Iterator[None]:
 def _derivatives_inside() -> Iterator[None]:
     """Have derivatives by `torch.autograd.grad` be part of a graph, but not ``backward()``.
 
-    So may what follows from a tensor that becomes a leaf inside, for graphs are traced together
-    with their derivatives; but not a leaf that is returned, whose gradient may be asked for.
-    PyTorch before 2.13 cannot: there they end a graph.
+    So may values computed from a tensor that becomes a leaf inside, for graphs are traced together
+    with their derivatives. Not so a leaf that is returned, whose gradient may be asked for. PyTorch
+    before 2.13 cannot: there they end a graph.
     """
     if not follows_derivatives():
         yield

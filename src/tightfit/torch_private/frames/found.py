@@ -1,4 +1,4 @@
-"""What Dynamo has found of one frame, and what its guards ask. Private names of torch."""
+"""Dynamo's result for one frame, and its guards. Private names of torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _OF_TENSORS += ("_dynamo_static_indices",)
 
 
 class NotReusable(Exception):
-    """What Dynamo has found of a frame cannot be made again in another process."""
+    """Dynamo's result for a frame cannot be made again in another process."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class GuardOf:
 
 @dataclass(frozen=True)
 class Frame:
-    """What Dynamo has made of one frame: one graph, no break."""
+    """Dynamo's result for one frame: one graph, no break."""
 
     code: types.CodeType  # what runs in its place
     guards: tuple[GuardOf, ...]  # what it depends on, in the order in which they are made
@@ -114,7 +114,7 @@ def _guard_of(guard: Guard) -> GuardOf:
     return GuardOf(guard.originating_source, kind, own)
 
 
-_THE_TENSOR = "TENSOR_MATCH", "value"  # the one at its source
+_THE_TENSOR = "TENSOR_MATCH", "value"  # the tensor at its source
 
 
 def global_state() -> Any:
@@ -215,7 +215,7 @@ def fields_of(of: Source) -> tuple[str, tuple[Any, ...]]:
 
 
 def is_source(value: Any) -> bool:
-    """Whether a value says where another one is."""
+    """Whether a value says where another is."""
     return isinstance(value, Source)
 
 

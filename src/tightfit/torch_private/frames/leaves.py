@@ -100,7 +100,7 @@ def is_leaf_call(node: fx.Node) -> bool:
 
 
 def leaf_of(module: fx.GraphModule, node: fx.Node) -> nn.Module:
-    """Return the module whose forward a node calls, while a call of its graph is under way."""
+    """Return the module whose forward a node calls, while a call of its graph is running."""
     return _retrieve_module_by_index(_given(module, node, node.args[4:])[0][0].nn_module_index)
 
 

@@ -16,7 +16,7 @@ class NumpyFollowed(Exception):
 
 
 def without_numpy(backend: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a backend that refuses NumPy's functions of tensors: PyTorch's round otherwise."""
+    """Return a backend that refuses NumPy's functions of tensors: PyTorch's round differently."""
 
     def checked(module: fx.GraphModule, inputs: Any) -> Any:
         nodes = module.graph.nodes

@@ -19,9 +19,9 @@ __all__ = ["changed_variables", "in_a_frame_of_its_own", "is_returned_with_loss"
 
 
 def in_a_frame_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function around another one, whose code is its own: Dynamo keeps graphs by code.
+    """Return a function around another, whose code is its own: Dynamo keeps graphs by code.
 
-    While Dynamo follows it, it notes what the other one returns along with a loss.
+    While Dynamo follows it, it notes what the other returns along with a loss.
     """
 
     def inner(*args: Any, **kwargs: Any) -> Any:

@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tightfit.torch_private.patches import Patch
 
-__all__ = ["Answers", "RunsOtherwise"]
+__all__ = ["AnswerChanged", "Answers"]
 
 
-class RunsOtherwise(BaseException):
+class AnswerChanged(BaseException):
     """Ends following: a graph would end in what code does only where it is not compiled."""
 
 
@@ -85,7 +85,7 @@ def _answering(is_compiled: Callable[[str, int], bool]) -> Iterator[None]:
     """
 
     def answer(go_on: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if any(self.value is each for each in _CAPTURING):
+        if _asks_of_capturing(self.value):
             return ConstantVariable.create(_CAPTURING[self.value]())
         own = tx.f_code.co_filename.startswith(_OWN)
         if own or not any(self.value is question for question in _QUESTIONS):
@@ -97,7 +97,7 @@ def _answering(is_compiled: Callable[[str, int], bool]) -> Iterator[None]:
         return ConstantVariable.create(answered)
 
     def skipped(go_on: Any, self: Any, *args: Any) -> Any:
-        if any(self.value is each for each in _CAPTURING):
+        if _asks_of_capturing(self.value):
             return ConstantVariable.create(_CAPTURING[self.value]())
         return go_on(self, *args)
 
@@ -145,9 +145,14 @@ _CAPTURING: dict[Any, Callable[[], bool]] = {
 }
 
 
+def _asks_of_capturing(function: Any) -> bool:
+    """Whether a function tells whether a stream of a device is captured."""
+    return any(function is each for each in _CAPTURING)
+
+
 def _decides_a_jump() -> bool:
     """Whether Dynamo asks because a jump depends on it, which keeps nothing of the tensor."""
-    frame = sys._getframe(3)  # behind this one, who asks it, and what a patch puts around that
+    frame = sys._getframe(3)  # behind this frame, who asks it, and what a patch puts around that
     is_jump = frame.f_code.co_name == "inner" and frame.f_globals is vars(symbolic_convert)
     return is_jump and frame.f_locals["inst"].opname.startswith("POP_JUMP")
 

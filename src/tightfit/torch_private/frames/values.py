@@ -1,4 +1,4 @@
-"""Dynamo follows Python whatever data decide in it, for the values at hand. Private names."""
+"""Dynamo follows Python where data decide in it, for the values of this call. Private names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def following_values() -> Iterator[None]:
             config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True),
             functorch.patch(fake_tensor_propagate_real_tensors=True),
             _UNUSED_SIZES(),
-            _let_go_of_afterwards(),
+            _released_afterwards(),
         ):
             yield
     finally:
@@ -46,7 +46,7 @@ def following_values() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _let_go_of_afterwards() -> Iterator[None]:
+def _released_afterwards() -> Iterator[None]:
     """Release the tensors that were computed: sizes hold them in cycles that are not collected."""
     made: list[symbolic_shapes.ShapeEnv] = []
 

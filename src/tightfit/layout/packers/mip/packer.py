@@ -1,4 +1,4 @@
-"""Solve the program, starting from what the default packer finds at once."""
+"""Solve the program, starting from the layout that the default packer finds at once."""
 
 from __future__ import annotations
 

@@ -98,8 +98,8 @@ def one_alternative_before(variables: Variables, k: int) -> None:
         runs = [] if made is None else [(made, -1.0)]
         if outline.has_choice(op):
             terms = [(variables.chosen[op, n], 1.0) for n, _ in outline.first_alternatives(op)]
-            one = 1.0 if made is None else 0.0
-            rows.row([*terms, *runs], lower=one, upper=one)
+            least_runs = 1.0 if made is None else 0.0
+            rows.row([*terms, *runs], lower=least_runs, upper=least_runs)
         for value in {v for _, way in outline.first_alternatives(op) for v in way.reads}:
             source = variables.made_before.get(outline.problem.producers[value])
             if source is None:

@@ -1,9 +1,9 @@
-"""Values that are away at a cut, and what the link to far memory lets be away.
+"""Values in far memory at a cut, and the limit that the link sets for them.
 
-A transfer takes its time in the queue of its direction, in whatever order they come. So what has
-left by an instant took no longer, together, than has passed until then, and what has to come back
-takes no longer than is left. Time is that of ops, and *waits*: real columns for all else, be it
-stalls or ops that the program does not see. The rows hold for every plan, hence so does the bound.
+A transfer takes its time in the queue of its direction, in any order. So what has left by an
+instant took no longer, together, than has passed until then, and what has to come back takes no
+longer than is left. Time is that of ops, and *waits*: real columns for all else, be it stalls or
+ops that the program does not see. The rows hold for every plan, hence so does the bound.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What may be moved, and the time of a step that no op accounts for, as columns."""
+"""Values that may be moved, and the time of a step that no op accounts for, as columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST = 1e9  # wait, in the program's unit: no plan is ever as long
 
 @dataclass(frozen=True)
 class Movable:
-    """What may be moved, and by which link."""
+    """The values that may be moved, and the link."""
 
     far: Far  # far memory
     values: frozenset[int]  # values of the engine that may be away
@@ -34,7 +34,7 @@ class Waits:
 
 @dataclass(frozen=True)
 class Moving:
-    """What a program with far memory has besides."""
+    """The additional columns of a program with far memory."""
 
     far: Far  # far memory
     # The value is in far memory only while the cut's op runs, and will be loaded

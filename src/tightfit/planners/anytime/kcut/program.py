@@ -1,4 +1,4 @@
-"""The K-cut program put together, and what its solutions say."""
+"""The K-cut program put together, and the reading of its solutions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The variables of the K-cut program: what is alive at the cuts, what runs between them.
+"""The variables of the K-cut program: values alive at the cuts, ops run between them.
 
 Cut k is the first computation of op ``cuts[k]``; window k lasts from there to the next cut. An
 optional op may run late or not at all: a cut there looks at what is resident in its place only.
@@ -39,9 +39,9 @@ class Variables:
     which branch is taken. `chosen_again` (dict of (window, op, alternative) to column): an op that
     runs again in the window does so by the alternative, at least once; only where alternatives read
     differently. `running` (dict of (cut, alternative) to list of (column, bytes)): how the cut's op
-    runs, and what it makes and works with then; of a required op that has several ways of which the
-    cheaper ones need more bytes. `made_before`: an optional op before the first cut has run.
-    `moving`: what is away at the cuts, and the time that no other column accounts for.
+    runs, and the bytes of its results and workspace then. Only for a required op with several
+    variants of which the cheaper need more bytes. `made_before`: an optional op before the first
+    cut has run. `moving`: what is away at the cuts, and the time that no other column accounts for.
     `extra_costs` (list of (column, cost)): what other columns than `computed` and those of `moving`
     cost. `constant`: what the required first computations before the first cut cost.
     """

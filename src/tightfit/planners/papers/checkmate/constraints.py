@@ -113,10 +113,10 @@ def free_only_if_safe(variables: Variables) -> None:
     """kappa (1 - FREE[t,i,k]) >= hazards[t,i,k] (equation 6c), hazard by hazard.
 
     kappa is the number of hazards; rows of their own are the same for binaries and a tighter
-    relaxation. The first hazard is FREE[t,i,k] <= R[t,k]. For the others all frees of a stage
-    are in one row: what was there less what went is what a later node j or the next stage finds,
-    R[t,j] + sum_{k<j} FREE[t,i,k] <= S[t,i] + R[t,i], and the same with S[t+1,i] for R[t,j].
-    Where a node writes a value that is resident, the right side is 2: the second instance goes.
+    relaxation. The first hazard is FREE[t,i,k] <= R[t,k]. For the others all frees of a stage are
+    in one row. What was there less what went is what a later node j or the next stage finds: R[t,j]
+    + sum_{k<j} FREE[t,i,k] <= S[t,i] + R[t,i], and the same with S[t+1,i] for R[t,j]. Where a node
+    writes a value that is resident, the right side is 2: the second instance goes.
     """
     for (stage, _, node), free in variables.freed.items():
         terms = [(free, 1.0), (variables.computed[stage, node], -1.0)]

@@ -1,4 +1,4 @@
-"""The objective of Checkmate's program and what its values mean as an overhead."""
+"""The objective of Checkmate's program, and its values as an overhead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["objective_of", "overhead_of"]
 def overhead_of(objective: float) -> float:
     """Return the overhead (a fraction) of an objective sum_t sum_i C_i R[t,i] (equation 1a).
 
-    Costs are in percent of a step without recomputation and stand on the columns of R.
+    Costs are in percent of a step without recomputation and belong to the columns of R.
     """
     if not math.isfinite(objective):
         return math.inf if objective > 0 else 0.0

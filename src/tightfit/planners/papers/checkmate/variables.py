@@ -1,8 +1,8 @@
 """The variables of Checkmate's program: R, S, FREE and U.
 
-Variables that no optimal schedule needs are left out: recomputations and residency after a
-value's last possible use, FREE after the last node of a stage and where a later reader or the
-next stage surely holds the value, all of zero-byte values.
+Variables that no optimal schedule needs are left out: recomputations and residency after a value's
+last possible use, and all of zero-byte values. So is FREE after the last node of a stage, and where
+a later reader or the next stage surely holds the value.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Variables:
     `resident` (dict of (stage, value) to column): S: the value is resident when the stage begins;
     stage ``len(stages)`` is the end. `freed` (dict of (stage, value, node) to column): FREE: the
     value is freed right after the node in the stage. After its own node only if that makes several
-    values (the paper has one per node): this one is not needed, or it is resident and the second
+    values (the paper has one per node): this value is not needed, or it is resident and the second
     instance goes. `used` (dict of (stage, node) to column): U: memory while the node is computed in
     the stage, in units of 1/1000 of the capacity.
     """

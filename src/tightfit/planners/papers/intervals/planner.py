@@ -1,9 +1,8 @@
 """Retention intervals on a constraint solver: Moccasin (Bartan et al., ICML 2023).
 
 Every value is retained during at most two intervals, or more where two do not fit, on a grid of
-events, one event per (stage, node); memory is one cumulative constraint. The model is in
-`model`; OR-Tools runs in a child process, since it cannot share one with every version
-of HiGHS.
+events, one event per (stage, node). Memory is one cumulative constraint. The model is in `model`;
+OR-Tools runs in a child process, since it cannot share one with every version of HiGHS.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _SOURCE = "retention intervals (their own search space)"
 
 
 class IntervalTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child process is asked for."""
+    """The request to the child process."""
 
     problem: Staged
     least_retentions: int
@@ -49,7 +48,7 @@ class IntervalTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IntervalReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child process answers: a schedule, a bound (a fraction), a final status."""
+    """The answer of the child process: a schedule, a bound (a fraction), a final status."""
 
     status: str
     computes: tuple[Compute, ...] = ()

@@ -17,7 +17,7 @@ from tightfit.planners.papers.stages.staged import (
     usable_again,
 )
 
-__all__ = ["Implementations", "every_one", "one_each", "reading_any"]
+__all__ = ["Implementations", "all_implementations", "reading_any", "single_implementations"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Implementations:
     again: tuple[tuple[Implementation, ...], ...]
 
 
-def one_each(problem: Staged) -> Implementations:
+def single_implementations(problem: Staged) -> Implementations:
     """Return one implementation per op: MONeT-NoOp."""
     return Implementations(
         first=tuple((node.first,) for node in problem.nodes),
@@ -36,7 +36,7 @@ def one_each(problem: Staged) -> Implementations:
     )
 
 
-def every_one(graph: Graph, problem: Staged) -> Implementations:
+def all_implementations(graph: Graph, problem: Staged) -> Implementations:
     """Return all implementations that serve: MONeT.
 
     Those that make just what the default makes, of values that the nodes make; none that writes
@@ -86,7 +86,7 @@ def _undominated(ways: Iterable[Implementation]) -> tuple[Implementation, ...]:
 
 
 def reading_any(problem: Staged, implementations: Implementations) -> Staged:
-    """Return the problem with nodes that read whatever one of their implementations reads."""
+    """Return the problem with nodes that read all that any of their implementations reads."""
 
     def widened(way: Implementation, ways: Iterable[Implementation]) -> Implementation:
         reads = {value for other in ways for value in other.reads}

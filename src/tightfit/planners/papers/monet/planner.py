@@ -11,7 +11,11 @@ from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import NO_PLAN_HERE, Bound, finish, no_plan, simulated
-from tightfit.planners.papers.monet.implementations import every_one, one_each, reading_any
+from tightfit.planners.papers.monet.implementations import (
+    all_implementations,
+    reading_any,
+    single_implementations,
+)
 from tightfit.planners.papers.monet.objective import overhead_of
 from tightfit.planners.papers.monet.program import MonetProgram, build_program
 from tightfit.planners.papers.monet.variables import LocalBound
@@ -38,7 +42,7 @@ def plan_monet(task: Task, limits: Limits, progress: Progress, option: str = "ti
     easy = easy_answer(task, problem, limits, started)
     if easy is not None:
         return easy
-    model = build_program(problem, one_each(problem), local_bound)
+    model = build_program(problem, single_implementations(problem), local_bound)
     solution = _solve(model, limits, progress, started)
     infeasible = solution.status == "infeasible"
     bound = 0.0 if infeasible else overhead_of(solution.bound)
@@ -46,7 +50,7 @@ def plan_monet(task: Task, limits: Limits, progress: Progress, option: str = "ti
     if computes is None and excess > 0:
         capacity = problem.capacity_bytes - excess
         lowered = msgspec.structs.replace(problem, capacity_bytes=capacity)
-        model = build_program(lowered, one_each(lowered), local_bound)
+        model = build_program(lowered, single_implementations(lowered), local_bound)
         again = _solve(model, limits, progress, started)
         computes, _ = _fitting(task, problem, model, again)
     if computes is None:
@@ -69,7 +73,7 @@ def plan_monet_all(task: Task, limits: Limits, progress: Progress) -> Outcome:
         return easy
     if problem.capacity_bytes <= 0:  # what there is takes no room
         return finish(task, keep_everything(task.graph), started=started, gap=limits.gap)
-    ways = every_one(task.graph, problem)
+    ways = all_implementations(task.graph, problem)
     model = build_program(reading_any(problem, ways), ways)
     solution = _solve(model, limits, progress, started)
     bound = math.inf if solution.status == "infeasible" else solution.bound / COST_UNITS - 1.0

@@ -31,10 +31,10 @@ class Variables:
     the stage begins. `recomputed` (dict of (stage, node) to column): r: the forward node is
     recomputed in the stage. `chosen` (dict of (stage, node, implementation) to column): delta: the
     node is computed so in the stage; only where there are several. `held` (dict of (stage, node) to
-    column): bytes stored while the stage is about to reach the node: of nodes before it what is
-    stored afterwards, of it and later ones what was stored before (the sums of equation 13).
-    `remaining` (dict of (stage, value) to column): p: the value is made in the stage and no
-    implementation overwrites it there (appendix C.3); only for values that some implementation may
+    column): bytes stored while the stage is about to reach the node (the sums of equation 13). Of
+    nodes before it these are the bytes stored afterwards, of it and later nodes those stored
+    before. `remaining` (dict of (stage, value) to column): p: the value is made in the stage and no
+    implementation overwrites it there (appendix C.3). Only for values that some implementation may
     overwrite. `products` (dict of (column, column) to column): alpha: the product of two binaries
     (appendix C.4).
     """
@@ -218,7 +218,7 @@ class Variables:
         return self.held[stage, node]
 
     def pass_held(self, stage: int, node: int) -> None:
-        """Take the running sum of the node before: nothing changes from there to this one."""
+        """Take the running sum of the node before: nothing changes from there to this node."""
         self.held[stage, node] = self.held[stage, node - 1]
 
     def add_product(self, first: int, second: int) -> int:

@@ -1,4 +1,4 @@
-"""The numbers of a staged problem as a solver likes them: moderate, whatever the model's size."""
+"""The numbers of a staged problem scaled for a solver: moderate for every model's size."""
 
 from __future__ import annotations
 

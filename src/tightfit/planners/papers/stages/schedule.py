@@ -84,7 +84,7 @@ def recompute(problem: Staged, residency: Sequence[int], *, ahead: bool = True) 
 
     `residency`: n + 1 bit sets of values; those that cannot be dropped are added. `ahead`: what to
     do where a value becomes resident: True computes it in the stage before, as Checkmate's S means
-    it; False reads S as a wish, met by what is at hand anyway. Raises `BadInput` if a needed value
+    it; False reads S as a wish, met by what is resident anyway. Raises `BadInput` if a needed value
     is neither resident nor recoverable.
     """
     forced = forced_residency(problem)
@@ -142,7 +142,7 @@ def _producer_again(problem: Staged, value: ValueId, stage: int) -> int:
 def stages_of(problem: Staged, computes: Sequence[Compute]) -> list[list[int]]:
     """Split computes into stages: each list of nodes ends with a first computation.
 
-    Computes of ops that are no nodes are left out; first computations stand in the nodes' order.
+    Computes of ops that are no nodes are left out; first computations are in the nodes' order.
     """
     position = {node.first.compute.op: index for index, node in enumerate(problem.nodes)}
     stages: list[list[int]] = [[]]

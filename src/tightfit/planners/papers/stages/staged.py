@@ -1,23 +1,23 @@
-"""A training step as the papers see it, and schedules by what is resident between stages.
+"""A training step in the papers' terms, and schedules by the values resident between stages.
 
 Checkmate, MONeT, Chen and Griewank plan a list of *nodes* in a fixed order. Stage ``t`` is
-everything from the end of first computation ``t - 1`` up to and including first computation
-``t``; in a stage any earlier node may be computed again, in index order.
+everything from the end of first computation ``t - 1`` up to and including first computation ``t``.
+In a stage any earlier node may be computed again, in index order.
 
 How a `Graph` becomes nodes (decided here once, for all of the papers' planners):
 
 - One node per op that a step without recomputation runs, in that order. A node makes a *set* of
   values that live and die one by one; the papers' single value per node is the special case.
 - A node has a way to be computed `first` (the default alternative at its cheapest variant) and
-  maybe another to be computed `again`: the cheapest bitwise alternative that may serve, not in
-  place. Nothing else is chosen among alternatives, so a plan may cost more than one that does.
-- Pinned ops, ops whose only implementations would write a gradient or a buffer twice, and ops
-  that read a buffer which is replaced later have no `again`; their values stay until nothing can
-  need them (conservative for buffers: they might be computed again before the replacement).
+  maybe another to be computed `again`. That is the cheapest bitwise alternative that may serve, not
+  in place. Nothing else is chosen among alternatives, so a plan may cost more than one that does.
+- Pinned ops, ops whose only implementations would write a gradient or a buffer twice, and ops that
+  read a buffer which is replaced later have no `again`. Their values stay until nothing can need
+  them. For buffers this is conservative: they might be computed again before the replacement.
 - A value read by another program is never computed again (conservative).
 - Returned values and fresh gradients stay from their first computation to the end of the step,
-  written-back ones to the end of their segment, tangents from their segment's entry (one without
-  readers through the first stage there, conservative).
+  written-back ones to the end of their segment. Tangents stay from their segment's entry (a tangent
+  without readers through the first stage there, conservative).
 - Random-number states of all ops that may be computed again are reserved (conservative by some
   bytes each, since only those that *are* computed again keep theirs).
 """
@@ -61,7 +61,7 @@ class Implementation(msgspec.Struct, frozen=True, kw_only=True):
     writes: tuple[ValueId, ...]
     cost_s: float
     workspace_bytes: int
-    overwrites: ValueId | None = None  # the read value over which the first one is written
+    overwrites: ValueId | None = None  # the read value over which the first is written
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     producer: int | None  # the node that makes it; None for a tangent
     begins: int  # the first stage at whose beginning it may be resident
-    # It must be resident at the beginning of every stage from `begins` to before this one
+    # It must be resident at the beginning of every stage from `begins` to before this stage
     forced_until: int
     ends: int  # it is gone from the beginning of this stage on
     recoverable: bool  # whether it may be dropped and come back by computing its producer again
@@ -99,7 +99,8 @@ class Crossing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of a schedule: recomputations of nodes before `limit`, then maybe a first one."""
+    """A stretch of a schedule: recomputations of nodes before `limit`, then maybe a first
+    computation."""
 
     limit: int  # nodes below this may be computed again
     # The node computed for the first time at its end; None in a stage of recomputations only
@@ -211,8 +212,8 @@ def _node(graph: Graph, compute: Compute, usable: set[ValueId]) -> Node:
     if default.overwrites is not None:
         raise BadInput(
             f"the only first implementation of op {op.id} ({op.target}) in "
-            f"{op.module or 'the model'} that this planner may use writes over its input; "
-            "the papers' planners take one out-of-place implementation per op: give the op a "
+            f"{op.module or 'the model'} that this planner may use writes over its input. "
+            "The papers' planners take one out-of-place implementation per op: give the op a "
             "default that does not overwrite, or use the default planner"
         )
     segment = graph.segments[op.segment]

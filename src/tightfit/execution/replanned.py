@@ -1,9 +1,10 @@
 """A call that is run again in its backward, by another plan or once more by its own.
 
 An output returned along with a loss is planned to receive no gradient. If code after the call takes
-it into a loss all the same, what the plan keeps is let go of, and another plan runs forward and
-backward of that call at once, within the same budget. A backward that comes after another one finds
-nothing kept: the plan's forward runs again, and its backward in step with autograd's.
+it into a loss all the same, the tensors that the plan has saved are freed. Another plan runs
+forward and backward of that call at once, within the same budget. A backward that comes after
+another finds nothing kept: the plan's forward runs again, and its backward in step with
+autograd's.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def _by_position(
 def _taken(
     gradients: list[Any], positions: Sequence[int], nothing: Set[int]
 ) -> dict[int, torch.Tensor | None]:
-    """Take gradients out of their list: autograd copies what another one holds, too."""
+    """Take gradients out of their list: autograd copies a gradient that something else holds,
+    too."""
     found = {p: None if p in nothing else g for p, g in zip(positions, gradients, strict=True)}
     gradients.clear()
     return found
@@ -138,6 +140,6 @@ def unplanned(output: int, why: str = "") -> PlanMismatch:
     reason = f" It cannot be run with another plan now, as {why}." if why else ""
     return PlanMismatch(
         f"output {output} received a gradient, though it received none in the first step and the "
-        f"plan has no room for it.{reason} The plan is dropped; run the step again and a plan with "
+        f"plan has no room for it.{reason} The plan is dropped. Run the step again and a plan with "
         "this gradient is made"
     )

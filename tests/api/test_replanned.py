@@ -85,7 +85,7 @@ def test_what_cannot_be_run_twice_is_refused_once() -> None:
         (output["loss"] + output["logits"].mean()).backward()
 
     with pytest.raises(
-        tightfit.PlanMismatch, match=r"writes model.calls and reads it.*run the step again"
+        tightfit.PlanMismatch, match=r"writes model.calls and reads it.*Run the step again"
     ):
         step()
     step()
