@@ -41,7 +41,7 @@ def document() -> str:
         "",
         "PyTorch's Dynamo follows the Python of a model and makes graphs of it. Where each model "
         "below runs is checked, too. What runs outside of every plan is announced with the reason, "
-        "and stands in `tightfit.report(model).outside`; the limit holds for it, but nothing of it "
+        "and listed in `tightfit.report(model).outside`; the limit holds for it, but nothing of it "
         "is computed again.",
         "",
         *(line for where in _WHERE for line in _models(where)),
@@ -89,9 +89,9 @@ def document() -> str:
         "",
         "## Releases of PyTorch",
         "",
-        f"From {'.'.join(map(str, OLDEST))} on; continuous integration runs the batteries of this "
-        "page, of operators and of `tightfit.online` on 2.11, 2.13 and 2.14. What older releases "
-        "do otherwise (the limit holds alike):",
+        f"From {'.'.join(map(str, OLDEST))} on; continuous integration tests 2.13, and "
+        "`make releases` runs the batteries of this page, of operators and of `tightfit.online` on "
+        "2.11 and 2.14. What older releases do differently (the limit holds alike):",
         "",
         "| from | what | before |",
         "|---|---|---|",
