@@ -162,6 +162,86 @@ def test_the_optimizer_may_step_in_backward_too(
     assert_same(own, plain)
 
 
+def wide(width: int = 1024, depth: int = 8) -> nn.Sequential:
+    """32 MiB of parameters, most of what a step takes."""
+    torch.manual_seed(0)
+    layers = (m for _ in range(depth) for m in (nn.Linear(width, width), nn.Tanh()))
+    return nn.Sequential(*layers, nn.Linear(width, 1))
+
+
+def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for step in range(steps):
+        torch.manual_seed(step)
+        loss = model(torch.randn(16, 1024)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_model_of_two_and_a_half_times_the_budget_trains(foreach: bool, link: None) -> None:
+    """Parameters, gradients and state: most of the state is in a file."""
+    plain, own = wide(), wide()
+    adam = torch.optim.AdamW(plain.parameters(), foreach=foreach)
+    stepped(plain, adam, 5)
+    parameter_bytes = sum(p.nbytes for p in own.parameters())
+    budget = int(4 * parameter_bytes / 2.5)
+    optimizer = torch.optim.AdamW(own.parameters(), foreach=foreach)
+    far = tightfit.Offload("128MiB", optimizer_state=True)
+    keywords: dict[str, Any] = {"update_in_backward": True, "offload": far, "cache": False}
+    tightfit.fit(own, budget, optimizer=optimizer, **keywords)
+    stepped(own, optimizer, 5)
+    assert_same(own, plain)
+    report = tightfit.report(own)
+    assert report.measured is not None and report.measured.peak_bytes <= budget
+    expected, found = (o.state_dict()["state"] for o in (adam, optimizer))
+    for number, state in expected.items():
+        assert all(torch.equal(value, found[number][key]) for key, value in state.items())
+
+
+def test_state_that_exists_is_moved_and_stays_right(link: None, tmp_path: Path) -> None:
+    plain, own = wide(depth=1), wide(depth=1)
+    pairs = [(m, torch.optim.Adam(m.parameters(), amsgrad=True)) for m in (plain, own)]
+    for each in pairs:
+        stepped(*each, 2)
+    far = tightfit.Offload("64MiB", folder=tmp_path, optimizer_state=True)
+    optimizer = pairs[1][1]
+    tightfit.fit(own, "1GiB", optimizer=optimizer, update_in_backward=True, offload=far)
+    assert not any(tmp_path.iterdir())  # files without names
+    weight = own[0].weight
+    assert optimizer.state[weight]["exp_avg"].untyped_storage().filename is not None
+    for each in pairs:
+        stepped(*each, 2)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    tightfit.unfit(own)
+    for each in pairs:
+        stepped(*each, 2)
+    assert_same(own, plain)
+
+
+def test_state_for_which_there_is_no_room_is_refused(
+    monkeypatch: pytest.MonkeyPatch, link: None
+) -> None:
+    model = wide(depth=1)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def fit(far: tightfit.Offload, **keywords: Any) -> None:
+        tightfit.fit(model, "1GiB", optimizer=optimizer, offload=far, **keywords)
+
+    with pytest.raises(BadInput, match="needs update_in_backward=True"):
+        fit(tightfit.Offload("1GiB", optimizer_state=True))
+    with pytest.raises(BadInput, match=r"takes 8\.00 MiB in far memory.*at least 8388608"):
+        fit(tightfit.Offload("1MiB", optimizer_state=True), update_in_backward=True)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    fit(tightfit.Offload("1GiB", optimizer_state=True), update_in_backward=True)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OffloadFailed, match=r"No space left.*a folder with more room"):
+        stepped(model, optimizer, 1)
+
+
 def test_a_far_budget_that_is_too_small_is_refused_with_the_one_to_try(
     model: nn.Module, least_bytes: int, link: None
 ) -> None:

@@ -87,7 +87,8 @@ class Options:
         """The far memory that plans may move values to."""
         if self.offload is None:
             return None
-        return self.offload.far(torch.get_num_threads(), keeps=self.cache)
+        taken_bytes = self.steps.far_bytes() if self.steps is not None else 0
+        return self.offload.far(torch.get_num_threads(), keeps=self.cache, taken_bytes=taken_bytes)
 
     @property
     def limit_bytes(self) -> int:
@@ -176,9 +177,11 @@ def make_options(
                 "update_in_backward=True needs the optimizer whose steps it takes: optimizer="
             )
         _refuse_others("update_in_backward=True", alone)
-        in_flight, steps = 1, StepsInBackward(optimizer, clip_grad_norm)
+        state_far = far if far is not None and far.optimizer_state else None
+        in_flight, steps = 1, StepsInBackward(optimizer, clip_grad_norm, state_far)
     if far is not None:
         _refuse_others("offload=", alone)
+        _with_state(far, steps)
         in_flight = 1
     return Options(
         budget_bytes=_size(budget),
@@ -226,6 +229,24 @@ def _far_side(
     if not find_planner(planner).capabilities.moves:
         raise not_together("offload=", f"planner={planner!r}, which moves nothing")
     return found
+
+
+def _with_state(far: Offload, steps: StepsInBackward | None) -> None:
+    """Have the optimizer's state in far memory where asked for; raise where it cannot be."""
+    if not far.optimizer_state:
+        return
+    if steps is None:
+        raise BadInput(
+            "Offload(optimizer_state=True) needs update_in_backward=True and optimizer=: only then "
+            "each parameter's state is used at one moment of a step"
+        )
+    if steps.far_bytes() > far.size_bytes:
+        raise BadInput(
+            f"the state of {steps.name} takes {format_bytes(steps.far_bytes())} in far memory, "
+            f"more than offload={format_bytes(far.size_bytes)}: name at least "
+            f"{steps.far_bytes()} bytes"
+        )
+    steps.move_state()
 
 
 def _exactness(asked: str | None, compiled: bool) -> Exactness:

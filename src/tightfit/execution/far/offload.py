@@ -42,6 +42,9 @@ class Offload:
     folder : str or Path, optional
         Where the file is, on a disk with that much room. Default: what ``TMPDIR`` names, or
         ``/var/tmp``.
+    optimizer_state : bool
+        With ``update_in_backward=True``: whether the large tensors of the optimizer's state are
+        there, too, from the first step on. They stay there when the model is no longer fitted.
 
     Examples
     --------
@@ -50,6 +53,7 @@ class Offload:
 
     size: int | str
     folder: str | Path | None = None
+    optimizer_state: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a size that is none, and a folder in which no file can be made."""
@@ -77,16 +81,16 @@ class Offload:
         usual = Path("/var/tmp")
         return usual if usual.is_dir() and "TMPDIR" not in os.environ else _temporary()
 
-    def far(self, threads: int = 1, *, keeps: bool = True) -> Far:
+    def far(self, threads: int = 1, *, keeps: bool = True, taken_bytes: int = 0) -> Far:
         """Return it as planners know it.
 
         `threads`: of operators: their costs are the processor time of all of them together, so a
         second of a transfer is as long as that of so many. `keeps`: whether what is measured of the
-        link is kept on disk.
+        link is kept on disk. `taken_bytes`: what is there in every step.
         """
         link = _link(self.place, keeps=keeps)
         return Far(
-            capacity_bytes=self.size_bytes,
+            capacity_bytes=self.size_bytes - taken_bytes,
             store_bytes_per_s=link.store_bytes_per_s / threads,
             load_bytes_per_s=link.load_bytes_per_s / threads,
             latency_s=link.latency_s * threads,

@@ -16,10 +16,22 @@ from tightfit.allocator.live_on_fakes import LiveOnFakes
 from tightfit.allocator.resident import resident_tensor_bytes
 from tightfit.torch_private import core as private
 
-__all__ = ["NUMBERS", "StepNeeds", "arguments_of", "needs_of_parameter", "step_needs"]
+__all__ = [
+    "FAR_BYTES",
+    "NUMBERS",
+    "StepNeeds",
+    "arguments_of",
+    "needs_of_parameter",
+    "step_needs",
+    "tensors_in",
+]
 
 NUMBERS = 4
 """How many single numbers kernels hold as tensors, which are not seen on fakes."""
+
+
+FAR_BYTES = 1 << 16
+"""Tensors of state from this size on may be in far memory."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +40,7 @@ class StepNeeds:
 
     states: tuple[tuple[str, int], ...]  # the bytes of state on each kind of device after the step
     passing_bytes: int  # the most that lives at once during the step, beyond what is there after it
+    large_bytes: int = 0  # of the state on the CPU, in tensors that may be in far memory
 
     def state_bytes(self, device: str) -> int:
         """Return the bytes of state on a kind of device."""
@@ -101,7 +114,9 @@ def _taken_by(twin: Any, granularity: int, steps: int = 1) -> StepNeeds:
         for kind in {t.device.type for t in after}
     }
     passing_bytes = max(0, counter.peak_bytes - stays) + NUMBERS * granularity
-    return StepNeeds(tuple(sorted(states.items())), passing_bytes)
+    large = (t for t in after if t.device.type == "cpu" and t.nbytes >= FAR_BYTES)
+    large_bytes = resident_tensor_bytes(large, granularity)
+    return StepNeeds(tuple(sorted(states.items())), passing_bytes, large_bytes)
 
 
 def _step_without_hooks(twin: Any) -> None:
@@ -144,8 +159,12 @@ def _twin_state(state: Any) -> Any:
 
 
 def _state_tensors(optimizer: Any) -> list[torch.Tensor]:
-    leaves = private.pytree.tree_leaves([dict(s) for s in optimizer.state.values()])
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return [t for state in optimizer.state.values() for t in tensors_in(dict(state))]
+
+
+def tensors_in(state: Any) -> list[torch.Tensor]:
+    """Return the tensors of a parameter's state."""
+    return [t for t in private.pytree.tree_leaves(state) if isinstance(t, torch.Tensor)]
 
 
 def arguments_of(optimizer: Any) -> dict[str, Any]:

@@ -12,9 +12,11 @@ from tightfit.allocator.alive import alive
 from tightfit.allocator.resident import granularity_of
 from tightfit.capture.stepping import Stretch
 from tightfit.errors import BadInput, TightfitError
+from tightfit.execution.far.offload import Offload
 from tightfit.execution.stepping import with_gradient
 from tightfit.progress import announce
 from tightfit.session.memory import stretches
+from tightfit.session.memory.far_state import FarState
 from tightfit.session.memory.forecast import StepNeeds, needs_of_parameter
 from tightfit.session.memory.one_by_one import plain_step, refuse_unless_one_by_one
 from tightfit.session.memory.optimizers import after_every_step, before_every_step, kinds_of
@@ -30,16 +32,20 @@ class StepsInBackward:
     """Takes the steps of an optimizer inside of planned backwards, and watches the loop around.
 
     `optimizer`: its own code steps each parameter. `max_norm`: to which the norm of all gradients
-    is clipped before any step. Raises `BadInput` if its step of a parameter needs more than that
-    parameter, its gradient and its state.
+    is clipped before any step. `offload`: where large tensors of its state are; None: in memory.
+    Raises `BadInput` if its step of a parameter needs more than that parameter, its gradient and
+    its state.
     """
 
-    def __init__(self, optimizer: Any, max_norm: float | None = None) -> None:
+    def __init__(
+        self, optimizer: Any, max_norm: float | None = None, offload: Offload | None = None
+    ) -> None:
         refuse_unless_one_by_one(optimizer)
+        self._far = FarState(optimizer, offload) if offload is not None else None
         self.optimizer = optimizer
         self.max_norm = max_norm
         self._taken: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
-        self._needs: dict[Any, tuple[int, int]] = {}
+        self._needs: dict[Any, StepNeeds] = {}
         self._stretches: dict[Any, Stretch | None] = {}
         self._settings: list[dict[str, Any]] | None = None  # with which parameters were stepped
         self._group_numbers: dict[int, int] = {}
@@ -55,6 +61,11 @@ class StepsInBackward:
     def name(self) -> str:
         """The optimizer's, for people."""
         return type(self.optimizer).__name__
+
+    @property
+    def keeps_state_far(self) -> bool:
+        """Whether large tensors of the state are in far memory."""
+        return self._far is not None
 
     def is_of(self, optimizer: Any) -> bool:
         """Whether it takes the steps of an optimizer."""
@@ -78,6 +89,18 @@ class StepsInBackward:
 
         Raises `BadInput` if that cannot be predicted.
         """
+        needs = self._predicted(parameter)
+        passing_bytes = needs.passing_bytes
+        if self._far is not None:  # where its state is made at first
+            stretch = self.stretch(parameter)
+            made_bytes = passing_bytes + needs.large_bytes if stretch is None else 0
+            passing_bytes = max(
+                passing_bytes, made_bytes, stretch.workspace_bytes if stretch else 0
+            )
+        return needs.state_bytes(parameter.device.type), passing_bytes
+
+    def _predicted(self, parameter: torch.Tensor) -> StepNeeds:
+        """Return what a step of a parameter takes in memory."""
         where = parameter.dtype, parameter.device
         key = self._places()[id(parameter)], parameter.shape, parameter.stride(), *where
         if key not in self._needs:
@@ -87,12 +110,15 @@ class StepsInBackward:
                     f"what {self.name} takes to step one parameter cannot be predicted, so that no "
                     "plan can have room for it. Way out: fit without update_in_backward"
                 )
-            self._needs[key] = needs.state_bytes(parameter.device.type), needs.passing_bytes
+            self._needs[key] = needs
         return self._needs[key]
 
     def stretch(self, parameter: torch.Tensor) -> Stretch | None:
         """Return by what stretches a parameter may be stepped, too; None: whole only."""
-        if self.needs(parameter)[1] < _LARGE * stretches.STRETCH * parameter.element_size():
+        if (
+            self._predicted(parameter).passing_bytes
+            < _LARGE * stretches.STRETCH * parameter.element_size()
+        ):
             return None
         number = self._places()[id(parameter)]
         key = number, parameter.dim(), parameter.dtype, parameter.device
@@ -165,11 +191,30 @@ class StepsInBackward:
             self._settings = _settings_of(self.optimizer)
             self._group_numbers = self._places()
         group = self.optimizer.param_groups[self._group_numbers[id(parameter)]]
+        if self._far is not None and not self.optimizer.state.get(parameter):
+            stretch = self.stretch(parameter)  # its state is made where it stays
+            elements = stretch.elements if stretch is not None else elements
         if elements is not None:
-            stretches.step_in_stretches(self.optimizer, group, parameter, gradient, elements)
-            return
-        with with_gradient(parameter, gradient):
-            plain_step(self.optimizer, [{**group, "params": [parameter]}])
+            made = self._far.empty_like if self._far is not None else stretches.in_memory
+            args = self.optimizer, group, parameter, gradient, elements
+            stretches.step_in_stretches(*args, made)
+        else:
+            with with_gradient(parameter, gradient):
+                plain_step(self.optimizer, [{**group, "params": [parameter]}])
+        if self._far is not None:
+            self._far.keep(self.optimizer.state.get(parameter))
+
+    def move_state(self) -> None:
+        """Move state that exists to far memory, if it is kept there."""
+        if self._far is not None:
+            self._far.keep_all()
+
+    def far_bytes(self) -> int:
+        """Return the bytes of state that are in far memory, or will be."""
+        if self._far is None:
+            return 0
+        groups = self.optimizer.param_groups
+        return sum(self._predicted(p).large_bytes for group in groups for p in group["params"])
 
     def after_step(self, optimizer: Any) -> None:
         """Note that the loop has stepped: its closure may have run the backward meanwhile."""

@@ -15,8 +15,8 @@ from torch.optim.optimizer import (
 )
 
 from tightfit.allocator.alive import alive
-from tightfit.session.memory.forecast import StepNeeds, step_needs
-from tightfit.torch_private import core as private
+from tightfit.session.memory.far_state import is_mapped
+from tightfit.session.memory.forecast import StepNeeds, step_needs, tensors_in
 from tightfit.units import rounded_up
 
 __all__ = [
@@ -35,6 +35,11 @@ class InBackward(Protocol):
     @property
     def parameters(self) -> frozenset[int]:
         """Identities of the parameters whose gradients are freed there."""
+        ...
+
+    @property
+    def keeps_state_far(self) -> bool:
+        """Whether large tensors of the state are in far memory."""
         ...
 
     def is_of(self, optimizer: Any) -> bool:
@@ -100,10 +105,10 @@ class Optimizers:
     # -- state --------------------------------------------------------------------------------
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the tensors of the own parameters' state that exist."""
+        """Return the tensors of the own parameters' state that exist; not those in far memory."""
         own = {id(p) for p in self._own()}
         states = (s for o in self for p, s in o.state.items() if id(p) in own)
-        return [t for state in states for t in _tensors(state)]
+        return [t for state in states for t in tensors_in(state) if not is_mapped(t)]
 
     def has_state(self) -> bool:
         """Whether any of them has stepped."""
@@ -133,7 +138,8 @@ class Optimizers:
     def _predicted_bytes(self, optimizer: Any, device: str) -> int:
         needs = self.step_needs(optimizer)
         if needs is not None:
-            return needs.state_bytes(device)
+            is_far = self.steps_in_backward(optimizer) and self._steps.keeps_state_far
+            return needs.state_bytes(device) - (needs.large_bytes if is_far else 0)
         return self._copies_bytes()
 
     def _copies_bytes(self, counted: Container[int] = frozenset()) -> int:
@@ -190,10 +196,6 @@ def kinds_of(kind: type) -> set[type]:
 def _holds_any(optimizer: Any, parameters: Iterable[nn.Parameter]) -> bool:
     own = {id(p) for p in parameters}
     return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
-
-
-def _tensors(state: Any) -> list[torch.Tensor]:
-    return [t for t in private.pytree.tree_leaves(state) if isinstance(t, torch.Tensor)]
 
 
 class _BeforeSteps(Protocol):

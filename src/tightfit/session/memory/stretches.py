@@ -7,7 +7,7 @@ a large parameter is stepped in stretches where there is little room.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from tightfit.execution.stepping import with_gradient
 from tightfit.session.memory.one_by_one import plain_step
 
-__all__ = ["STRETCH", "has_same_bits", "step_in_stretches"]
+__all__ = ["STRETCH", "has_same_bits", "in_memory", "step_in_stretches"]
 
 STRETCH = 1 << 19
 """Elements of a stretch."""
@@ -25,17 +25,24 @@ _SHAPE = (31, 5285)  # that is tried: almost five stretches
 _STEPS = 3
 
 
+def in_memory(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor laid out as a parameter."""
+    return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+
+
 def step_in_stretches(
     optimizer: Any,
     group: Mapping[str, Any],
     parameter: torch.Tensor,
     gradient: torch.Tensor,
     elements: int,
+    made: Callable[[torch.Tensor, torch.dtype], torch.Tensor] = in_memory,
 ) -> None:
     """Take an optimizer's step of one parameter, so many elements at a time.
 
     `optimizer`: its state of the parameter is written as its own step writes it. `parameter`,
-    `gradient`: without gaps, and laid out alike.
+    `gradient`: without gaps, and laid out alike. `made`: makes the whole of a state, laid out as a
+    parameter.
     """
     before = optimizer.state.get(parameter, {})
     after = dict(before)
@@ -44,7 +51,11 @@ def step_in_stretches(
         part = slice(begin, begin + elements)
         state = {key: _part(value, parameter, part) for key, value in before.items()}
         state = _stepped(optimizer, group, (_flat(parameter)[part], flat[part]), state)
-        after |= {key: _put(v, after.get(key), parameter, part) for key, v in state.items()}
+        for key, value in state.items():
+            whole = after.get(key)
+            if whole is None and isinstance(value, torch.Tensor) and value.dim():
+                whole = made(parameter, value.dtype)
+            after[key] = _put(value, whole, part)
         del state  # before the next stretch makes its own
     if after:
         optimizer.state[parameter].update(after)
@@ -81,13 +92,10 @@ def _part(value: Any, parameter: torch.Tensor, part: slice) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _put(value: Any, before: Any, parameter: torch.Tensor, part: slice) -> Any:
+def _put(value: Any, whole: Any, part: slice) -> Any:
     """Return a state with what a stretch has made of it."""
     if not isinstance(value, torch.Tensor) or value.dim() == 0:
         return value
-    whole = before
-    if whole is None:
-        whole = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
     mine = _flat(whole)[part]
     if mine.data_ptr() != value.data_ptr():
         mine.copy_(value)
