@@ -292,13 +292,14 @@ class StepPlans:
         held = self.limit_bytes - left
         following = self._following_bytes(part) + self._unseen_bytes(part, kind)
         least = max(held + needed, held + kind.least.staying_bytes + following)
+        least = max(least, self._stepping_bytes)
         raise InfeasibleBudget(
             f"part {part.name!r} needs {format_bytes(needed)} with its least plan, and "
             f"{format_bytes(held)} are held when it starts: more than the budget of "
-            f"{format_bytes(self.limit_bytes)}. Raise the budget, or {self._way_out}. "
-            f"{WITHOUT_A_PLAN}",
+            f"{format_bytes(self.limit_bytes)}. Try a budget of {least} bytes "
+            f"({format_bytes(least)}), or {self._way_out}. {WITHOUT_A_PLAN}",
             budget_bytes=self.limit_bytes,
-            minimum_bytes=max(least, self._stepping_bytes),
+            minimum_bytes=least,
         )
 
     def _fitting(
