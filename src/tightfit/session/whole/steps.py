@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.side_effects.generators import GeneratorStates, generators_of
 from tightfit.capture.trace.garbage import fewer_collections
@@ -283,7 +285,8 @@ class WholeSteps:
 
     def _backward_ended(self, run: Run) -> None:
         self.account.since.backward_ended()
-        self._under_way.is_over()
+        if run.state is not RunState.DIFFERENTIATED:
+            self._under_way.is_over()
         self.monitor.after_backward(run)
         self._plans.shares.window(self.options).ended()
         shared = self.options.shared
@@ -299,6 +302,8 @@ class WholeSteps:
             spec.tuner.begin()
         if run.reached.backwards == 1:
             self._under_way.backward_begins()
+            if torch.is_grad_enabled():
+                self._under_way.is_differentiated()
             self.monitor.before_backward()
         else:
             self.monitor.close()  # the planned step is over; what comes belongs to none

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tightfit.allocator.tally import Tally, before_refusals
 from tightfit.capture.captured import Captured
 from tightfit.graph.ir import Graph
+from tightfit.graph.liveness import producers
 from tightfit.plan.plan import Plan
 from tightfit.plan.simulate import simulate
 from tightfit.session.memory.account import Account
@@ -86,17 +87,22 @@ class OpenCall:
         self._call: PlannedForward | None = None
         self._left_bytes = 0
         self._entered_bytes: int | None = None
+        self._is_differentiated = False
         self._named: Tally | None = None
         _STEPS.add(self)
 
     def forward_ended(self, call: PlannedForward) -> None:
         """Note the bytes held at the end of a planned forward."""
-        self._call, self._entered_bytes = call, None
+        self._call, self._entered_bytes, self._is_differentiated = call, None, False
         self._left_bytes = self._held_bytes()
 
     def backward_begins(self) -> None:
         """Note the bytes held at the begin of its backward."""
         self._entered_bytes = self._held_bytes()
+
+    def is_differentiated(self) -> None:
+        """Note that its backward is differentiated: what is derived of it is still to come."""
+        self._is_differentiated = True
 
     def is_over(self) -> None:
         """Know of no call any more."""
@@ -114,7 +120,8 @@ class OpenCall:
             used_bytes = max(0, self._held_bytes() - self._left_bytes)
             needed = self._left_bytes + _outside_bytes(call, used_bytes)
         else:
-            needed = self._entered_bytes + _rise_bytes(call)
+            rise = _kept_bytes if self._is_differentiated else _rise_bytes
+            needed = self._entered_bytes + rise(call)
         self._named = keeper.tally
         self._named.advise(with_numbers(max(needed, self._stepping_bytes(call.captured))))
 
@@ -153,6 +160,16 @@ def _rise_bytes(call: PlannedForward) -> int:
     crossing = simulation.crossing_index
     begin = simulation.after_bytes[crossing]
     return max(simulation.during_bytes[crossing + 1 :], default=begin) - begin
+
+
+def _kept_bytes(call: PlannedForward) -> int:
+    """Return what plain PyTorch may hold in a call that is differentiated, and in what follows.
+
+    All that the call makes is kept, and the backward of the derivative makes about as much again.
+    """
+    graph = call.captured.graph
+    made = producers(graph)
+    return 2 * sum(v.size_bytes for v in graph.values if v.id in made)
 
 
 _STEPS: Living[OpenCall] = Living()
