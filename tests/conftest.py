@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -76,7 +77,7 @@ _HAS_FAILED = pytest.StashKey[bool]()
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note whether any test has failed."""
+    """Note that a test has failed."""
     report = yield
     if report.failed:
         item.config.stash[_HAS_FAILED] = True
@@ -89,12 +90,16 @@ def settled(request: pytest.FixtureRequest) -> None:
 
     PyTorch keeps some hundred to some thousand objects of every graph that it has traced (caches
     of fake tensors, finalizers of guards). After a thousand tests, each full collection, of which
-    a test has several, walked through more than a million. Pytest has let go of the test before by
-    now; what a failed one has left is not kept, for its limits would be those of all to come.
+    a test has several, walked through more than a million. Pytest has freed the objects of the
+    test before by now. Those of one that failed are held by its traceback, which is forgotten
+    first: frozen, they would stay, and their limits with them.
     """
-    if not request.config.stash.get(_HAS_FAILED, False):
-        gc.collect()
-        gc.freeze()
+    if request.config.stash.get(_HAS_FAILED, False):
+        request.config.stash[_HAS_FAILED] = False
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            vars(sys).pop(name, None)
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_finish() -> None:

@@ -24,6 +24,7 @@ class _Before:
 
 
 _LOCK = threading.Lock()
+_FROZEN: list[bool] = []  # once the program was seen to have frozen objects
 _BEFORE: list[_Before] = []  # one while any is open
 
 
@@ -54,13 +55,20 @@ def fewer_collections() -> Iterator[None]:
 
 def _begun() -> _Before:
     if not _BEFORE:
-        before = _Before(gc.get_threshold(), gc.get_freeze_count() > 0)
+        before = _Before(gc.get_threshold(), _has_frozen())
         _BEFORE.append(before)
         if 0 < before.thresholds[0] < _OBJECTS:
             gc.set_threshold(_OBJECTS, *before.thresholds[1:])
         if not before.has_frozen:
             gc.freeze()
     return _BEFORE[0]
+
+
+def _has_frozen() -> bool:
+    """Whether the program has frozen objects; they are counted one by one, so only until then."""
+    if not _FROZEN and gc.get_freeze_count() > 0:
+        _FROZEN.append(True)
+    return bool(_FROZEN)
 
 
 def _end(before: _Before) -> None:
