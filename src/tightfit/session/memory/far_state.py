@@ -26,7 +26,13 @@ _DESCRIPTORS = Path("/proc/self/fd")
 
 def is_mapped(tensor: torch.Tensor) -> bool:
     """Whether a tensor is mapped from a file: no allocator has given it out."""
-    return tensor.device.type == "cpu" and tensor.untyped_storage().filename is not None
+    return _is_plain(tensor) and tensor.untyped_storage().filename is not None
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it is an ordinary tensor of the CPU: dense, of no class of its own."""
+    is_dense = type(tensor) is torch.Tensor and tensor.layout == torch.strided
+    return is_dense and tensor.device.type == "cpu"
 
 
 class FarState:
@@ -91,7 +97,7 @@ class FarState:
 
 def _large(state: Any) -> Iterator[torch.Tensor]:
     for tensor in tensors_in(state):
-        is_large = tensor.nbytes >= FAR_BYTES and tensor.device.type == "cpu"
+        is_large = _is_plain(tensor) and tensor.nbytes >= FAR_BYTES
         if is_large and is_without_gaps(tensor) and tensor.storage_offset() == 0:
             yield tensor
 
