@@ -198,6 +198,15 @@ def test_another_mode_after_the_call_changes_nothing_of_it() -> None:
     assert all(map(torch.equal, *found))
 
 
+def test_a_second_backward_after_one_that_freed_the_graph_is_refused() -> None:
+    model, x = tightfit.fit(critic(), "1GiB", costs="unit"), torch.randn(8, 16, requires_grad=True)
+    output = model(x)
+    loss = slope(output.square(), x).square().sum() + output.sum()
+    loss.backward()
+    with pytest.raises(TightfitError, match=r"a second time.*retain_graph=True"):
+        output.sum().backward()
+
+
 class TestRefused:
     def refused(self, model, reason, change=lambda model: None):
         x = torch.randn(8, 16, requires_grad=True)

@@ -71,7 +71,7 @@ def ways(one: Specialisation) -> set[str]:
 
 
 def test_alternatives_come_into_use_while_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tightfit.session.whole.comparing._PART", 1.0)  # whatever the machine does
+    monkeypatch.setattr("tightfit.session.whole.comparing._PART", 1.0)  # on a slow machine, too
     model = images()
     plain = copy.deepcopy(model)
     budget = int(0.75 * needs(plain))

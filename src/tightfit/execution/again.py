@@ -101,8 +101,7 @@ class DifferentiatedCall:
         own = {p: get_gradient_edge(x) for p, (x, o) in pairs if x is o and _has_history(x)}
         self._owners = {p: own[p] for _, p in joint.gradients if p in own}
         self._ends = {edge.node for edge in own.values()}
-        raw = raw_outputs(joint, ran.outputs)
-        self._made = {i: x for i, x in raw.items() if x.requires_grad}
+        self._made = _made_by(joint, ran)
         self._outputs = {i: get_gradient_edge(x) for i, x in self._made.items()}
         self._returned = tuple(self._outputs)
         self._before = before
@@ -128,7 +127,7 @@ class DifferentiatedCall:
         (backward, computed), self._computed = self._computed, (-1, {})
         is_computed = backward == engine.running_backward()  # of what a later call has led here
         if self._is_over and not is_computed:
-            raise refused.second_time(is_let_go=False)
+            raise refused.second_time(is_freed=False)
         came = {
             base: gradient
             for base in self._returned
@@ -216,8 +215,7 @@ class DifferentiatedCall:
             if self._repeated is None:
                 raise _used_with("through several graphs of the model")
             ran = self._repeated.plainly(lambda given, run, output: None)
-            raw = raw_outputs(self._joint, ran.outputs)
-            outputs = {i: get_gradient_edge(x) for i, x in raw.items() if x.requires_grad}
+            outputs = {i: get_gradient_edge(x) for i, x in _made_by(self._joint, ran).items()}
             nodes = [*self._inside(outputs, calls)]
         edges = [outputs[base] for base in came]
         return [*edges, *(GradientEdge(nodes[index], nr) for index, nr in waiting.gradients)]
@@ -295,6 +293,11 @@ class FromDerivatives:
             self._came_by, self._came = running, {}
         self._came |= came
         return (None,) * len(gradients)
+
+
+def _made_by(joint: JointGraph, ran: RanPlainly) -> dict[int, torch.Tensor]:
+    """Return the raw outputs that have a history."""
+    return {i: x for i, x in raw_outputs(joint, ran.outputs).items() if x.requires_grad}
 
 
 def _key(edge: GradientEdge) -> tuple[Any, int]:

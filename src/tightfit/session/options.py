@@ -87,7 +87,7 @@ class Options:
         """The far memory that plans may move values to."""
         if self.offload is None:
             return None
-        taken_bytes = self.steps.far_bytes() if self.steps is not None else 0
+        taken_bytes = self.steps.far_bytes if self.steps is not None else 0
         return self.offload.far(torch.get_num_threads(), keeps=self.cache, taken_bytes=taken_bytes)
 
     @property
@@ -240,11 +240,11 @@ def _with_state(far: Offload, steps: StepsInBackward | None) -> None:
             "Offload(optimizer_state=True) needs update_in_backward=True and optimizer=: only then "
             "each parameter's state is used at one moment of a step"
         )
-    if steps.far_bytes() > far.size_bytes:
+    if steps.far_bytes > far.size_bytes:
         raise BadInput(
-            f"the state of {steps.name} takes {format_bytes(steps.far_bytes())} in far memory, "
+            f"the state of {steps.name} takes {format_bytes(steps.far_bytes)} in far memory, "
             f"more than offload={format_bytes(far.size_bytes)}: name at least "
-            f"{steps.far_bytes()} bytes"
+            f"{steps.far_bytes} bytes"
         )
     steps.move_state()
 

@@ -315,7 +315,7 @@ class Comparison:
             return ratios, peaks
         self.progress.start("timing steps", rounds)
         try:
-            for _ in range(_MOST_TUNING):  # where data decide anew in each step, it never ends
+            for _ in range(_MOST_TUNING):  # where data decide in each step, it never ends
                 if fitted.is_tuning:
                     self._planned_time(fitted, peaks)
             peaks.clear()  # of the plan before

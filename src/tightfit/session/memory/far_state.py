@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import sys
 import tempfile
@@ -131,4 +132,9 @@ def _drop_pages(tensor: torch.Tensor) -> None:
     """Have the pages of a mapped tensor leave the process; what is written stays in the file."""
     if sys.platform == "linux":
         address, size = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes)
-        ctypes.CDLL(None).madvise(address, size, _DONTNEED)  # only a hint: it may fail
+        _c_library().madvise(address, size, _DONTNEED)  # only a hint: it may fail
+
+
+@functools.cache
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -91,12 +92,11 @@ class StepsInBackward:
         """
         needs = self._predicted(parameter)
         passing_bytes = needs.passing_bytes
-        if self._far is not None:  # where its state is made at first
+        if self._far is not None:  # its first step makes the state
             stretch = self.stretch(parameter)
-            made_bytes = passing_bytes + needs.large_bytes if stretch is None else 0
-            passing_bytes = max(
-                passing_bytes, made_bytes, stretch.workspace_bytes if stretch else 0
-            )
+            whole_bytes = needs.passing_bytes + needs.large_bytes
+            first_bytes = whole_bytes if stretch is None else stretch.workspace_bytes
+            passing_bytes = max(passing_bytes, first_bytes)
         return needs.state_bytes(parameter.device.type), passing_bytes
 
     def _predicted(self, parameter: torch.Tensor) -> StepNeeds:
@@ -115,10 +115,8 @@ class StepsInBackward:
 
     def stretch(self, parameter: torch.Tensor) -> Stretch | None:
         """Return by what stretches a parameter may be stepped, too; None: whole only."""
-        if (
-            self._predicted(parameter).passing_bytes
-            < _LARGE * stretches.STRETCH * parameter.element_size()
-        ):
+        least_bytes = _LARGE * stretches.STRETCH * parameter.element_size()
+        if self._predicted(parameter).passing_bytes < least_bytes:
             return None
         number = self._places()[id(parameter)]
         key = number, parameter.dim(), parameter.dtype, parameter.device
@@ -209,8 +207,9 @@ class StepsInBackward:
         if self._far is not None:
             self._far.keep_all()
 
+    @cached_property  # asked for in every step
     def far_bytes(self) -> int:
-        """Return the bytes of state that are in far memory, or will be."""
+        """The bytes of state that are in far memory, or will be."""
         if self._far is None:
             return 0
         groups = self.optimizer.param_groups

@@ -12,8 +12,7 @@ from torch import nn
 
 from tightfit.errors import BadInput
 from tightfit.execution.stepping import with_gradient
-from tightfit.session.memory.forecast import arguments_of
-from tightfit.torch_private import core as private
+from tightfit.session.memory.forecast import arguments_of, tensors_in
 
 __all__ = ["plain_step", "refuse_unless_one_by_one"]
 
@@ -129,6 +128,5 @@ def _facts(optimizer: Any) -> list[dict[str, str]]:
 
 
 def _tensors(optimizer: Any) -> list[torch.Tensor]:
-    states = [optimizer.state.get(p, {}) for p in _parameters_of(optimizer)]
-    leaves = private.pytree.tree_leaves([dict(state) for state in states])
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    states = (optimizer.state.get(p, {}) for p in _parameters_of(optimizer))
+    return [t for state in states for t in tensors_in(dict(state))]

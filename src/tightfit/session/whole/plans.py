@@ -68,7 +68,7 @@ class _LastChoice:
 
 
 class Plans:
-    """The plans that calls of a callee run: one of the known plans is chosen anew for each call.
+    """The plans that calls of a callee run: one of the known plans is chosen again for each call.
 
     `addresses`: of its steps in memory. `shares`: divides the budget among calls that await
     their backward at once. `more_bytes`: held now, or reserved for others, beyond what was held

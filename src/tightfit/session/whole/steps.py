@@ -303,7 +303,7 @@ class WholeSteps:
         if run.reached.backwards == 1:
             self._under_way.backward_begins()
             if torch.is_grad_enabled():
-                self._under_way.is_differentiated()
+                self._under_way.note_differentiated()
             self.monitor.before_backward()
         else:
             self.monitor.close()  # the planned step is over; what comes belongs to none

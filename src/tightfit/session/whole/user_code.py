@@ -100,7 +100,7 @@ class OpenCall:
         """Note the bytes held at the begin of its backward."""
         self._entered_bytes = self._held_bytes()
 
-    def is_differentiated(self) -> None:
+    def note_differentiated(self) -> None:
         """Note that its backward is differentiated: what is derived of it is still to come."""
         self._is_differentiated = True
 
