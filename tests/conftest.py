@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from tightfit.session.memory import account
@@ -98,6 +99,8 @@ def settled(request: pytest.FixtureRequest) -> None:
         request.config.stash[_HAS_FAILED] = False
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             vars(sys).pop(name, None)
+    # If an error ended a backward, autograd's queue holds nodes, and their tensors, until the next.
+    torch.zeros(1, requires_grad=True).sum().backward()
     gc.collect()
     gc.freeze()
 

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-import pytest
-
 from support.architecture import (
     SPECIAL,
     File,
@@ -186,8 +184,20 @@ def is_torch_free(file: File) -> bool:
     return room_of(file.place) not in TORCH_ROOMS and not file.place.startswith(TORCH_PLACES)
 
 
-def of_every_file(test: Callable[[File], None]) -> Callable[[File], None]:
-    return pytest.mark.parametrize("file", FILES, ids=lambda file: file.place)(test)
+def of_every_file(test: Callable[[File], None]) -> Callable[[], None]:
+    """Return a test of every file, which fails with the complaints about all of them."""
+
+    def of_all() -> None:
+        complaints: list[str] = []
+        for file in FILES:
+            try:
+                test(file)
+            except AssertionError as error:
+                complaints.append(str(error))
+        assert not complaints, "\n".join(complaints)
+
+    of_all.__name__, of_all.__doc__ = test.__name__, test.__doc__
+    return of_all
 
 
 def offends(file: File, found: list[tuple[int, str]], why: str) -> None:

@@ -112,7 +112,7 @@ class Run:
         self.rank = rank
         self.port = port
         self._keywords = keywords
-        gc.collect()
+        _forget_earlier_loops()
         self._meter = meter_for("cpu")
         self._base_bytes = self._meter.live_bytes()
         self._life = Life(budget_bytes, 0, 0, (), (), (), "")
@@ -206,6 +206,15 @@ class Run:
 
     def _change(self, **fields: Any) -> None:
         self._life = dataclasses.replace(self._life, **fields)
+
+
+def _forget_earlier_loops() -> None:
+    """Free what earlier loops have left, so that nothing of it is freed while this one is metered.
+
+    If an error ends a backward, autograd's queue holds nodes, and their tensors, until the next.
+    """
+    gc.collect()
+    torch.zeros(1, requires_grad=True).sum().backward()
 
 
 def live(loop: Callable[[Run], None], run: Run) -> Life:
