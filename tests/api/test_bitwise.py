@@ -66,6 +66,7 @@ def _parts(tensor: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
     return (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", BY_NAME)
 def test_any_recomputation_equals_plain_pytorch(case: Case):
     """Random plans, far from any planner's: every value may be dropped and made again.

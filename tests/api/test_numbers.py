@@ -151,6 +151,7 @@ INPUTS = (Whole, Fraction, ReadBefore, Arguments, Returned, Momentum, Queue, Rin
 DECISIONS = (Compared, OfItsClass, Chance, Size)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", [*INPUTS, *DECISIONS])
 def test_a_number_that_decides_nothing_takes_no_plan_of_its_own(kind: type[Base]):
     torch.manual_seed(0)

@@ -546,6 +546,7 @@ def every_way_twice() -> list[tuple[str, Any, int]]:
     return fitted_ways + [(name, *others[i % 4]) for i, name in enumerate(names)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name, mode, scale", every_way_twice())
 def test_what_a_forward_reads_is_never_old(name, mode, scale, monkeypatch) -> None:
     row = WAYS[name]
@@ -574,6 +575,7 @@ def test_what_is_another_number_in_every_call_is_so(name: str) -> None:
     assert row.put is None or found[0] == found[1]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [name for name, row in WAYS.items() if not row.moves])
 def test_no_trace_that_was_kept_has_an_old_number(name: str) -> None:
     row = WAYS[name]

@@ -202,6 +202,7 @@ def inputs_of(model: nn.Module) -> Tensor:
     ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("share", [0.6, 0.8, 1.0])
 @pytest.mark.parametrize("make", [GraphAttention, Tied, randomised, Field])
 def test_plans_are_near_their_bound_or_use_the_budget(
@@ -317,6 +318,7 @@ def test_lists_of_data_leave_nothing_behind() -> None:
 # -- texts --------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", [*LIFETIMES])
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.8])
 def test_texts_fields_and_advice_are_views_of_one_value(name: str, share: float) -> None:

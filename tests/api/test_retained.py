@@ -76,6 +76,7 @@ WAYS: list[Backward] = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("norm", [False, True], ids=["no buffers", "running statistics"])
 @pytest.mark.parametrize("dropout", [0.0, 0.2], ids=["no draws", "dropout"])
 @pytest.mark.parametrize("backward", WAYS, ids=lambda way: way.__name__)

@@ -91,6 +91,7 @@ def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
     return len(found) == len(expected) and all(map(torch.equal, found, expected))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
 def test_every_bit_is_the_same_if_everything_is_evicted_always(case: Case) -> None:
     expected = train(*of_case(case), steps=1)
@@ -141,6 +142,7 @@ def fresh(name: str) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     return numbered(PROGRAMS[name]())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", SHARES)
 def test_programs_of_all_kinds_keep_to_their_budget(name: str) -> None:
     if name == "jetmoe":

@@ -231,6 +231,7 @@ def assert_alike(fitted: nn.Module, plain: nn.Module, seed: int) -> None:
         assert mine is None or torch.equal(mine, reference)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.filterwarnings("ignore:hooks on module")
 def test_a_change_between_two_steps(change: Callable[[Any], Any]) -> None:

@@ -201,6 +201,7 @@ class Softer(nn.BatchNorm1d):
         return 0.5 * super().forward(x)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_a_model_that_differs_is_followed(name: str, known: list[str]) -> None:
     assert is_right(DIFFERENCES[name])
@@ -280,6 +281,7 @@ def test_a_setting_that_was_put_back_counts_no_more(known: list[str]) -> None:
     assert not known
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", [*DIFFERENCES, *ELSEWHERE])
 def test_what_changes_after_it_served_counts(
     name: str, known: list[str], monkeypatch: pytest.MonkeyPatch

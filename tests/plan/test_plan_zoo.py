@@ -14,6 +14,7 @@ from tightfit.studies.dry_step import graph_of
 FILES = sorted((Path(__file__).parents[2] / "plans").glob("*.json.gz"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.partition(".")[0])
 def test_the_plans_of_a_model_verify(file: Path) -> None:
     found = load_shared(file)

@@ -80,6 +80,7 @@ def _earliest(graph: Graph, first: int) -> list[int]:
     return [op for i in range(first) for op in (i, *behind.get(i, ()))]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("planner", sorted(EVERY_PLANNER))
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(graph=graphs_with_steps(), share=st.floats(0.0, 1.0))

@@ -78,6 +78,7 @@ def proof_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., S
     return proof
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("example", "fitted", "budget"),
     [

@@ -76,6 +76,7 @@ def report_of(model: nn.Module) -> Report:
     return report
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("share", "net_mib", "broken_mib"), [(0.05, 11.5, 21), (0.15, 12, 22), (0.4, 13, 24)]
 )

@@ -100,6 +100,7 @@ def trained(run: Run, way: Callable[[Broken, Tensor], None], dropout: float, nor
     run.trained(model)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dropout, norm", [(0.0, False), (0.3, True)], ids=["plain", "draws"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_every_backward_has_the_bits_of_plain_pytorch(

@@ -31,6 +31,7 @@ def drawn_layers(seed: int, count: int) -> list[Layer]:
     ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("speed", [0.5, 2.0])
 @pytest.mark.parametrize("share", [0.25, 0.5])
 @pytest.mark.parametrize("seed", range(3))
