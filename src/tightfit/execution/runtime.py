@@ -42,14 +42,15 @@ __all__ = ["Run", "Runner"]
 class Runner:
     """Calls a program: placeholders in, outputs with gradients attached out.
 
-    `changing`: buffers that code outside may change before the backward, which then reads copies.
+    `changing`: buffers that code outside may change before the backward, which then reads copies;
+    shared by runners of one captured step, or of this one.
     """
 
     def __init__(
         self, captured: Captured, program: Program, changing: ChangingBuffers | None = None
     ) -> None:
         joint = captured.joint
-        self.changing = changing or ChangingBuffers(())
+        self.changing = changing or ChangingBuffers(joint.sources)
         self.captured = captured
         self.program = program
         self.joint = joint

@@ -79,10 +79,11 @@ def test_a_model_that_counts_and_logs_keeps_to_its_budget_and_finds_a_good_plan(
 
 
 class Contrast(nn.Module):
-    """Keeps a queue of keys, and writes into it behind what is read of it: momentum contrast."""
+    """Reads a queue of keys, into which keys are written before the backward: momentum contrast."""
 
-    def __init__(self) -> None:
+    def __init__(self, writes_itself: bool) -> None:
         super().__init__()
+        self.writes_itself = writes_itself
         self.inner = nn.Linear(16, 32)
         self.register_buffer("queue", torch.randn(32, 64))
         self.register_buffer("place", torch.zeros(1, dtype=torch.long))
@@ -93,26 +94,34 @@ class Contrast(nn.Module):
         self.queue[:, place : place + len(keys)] = keys.T
         self.place[0] = (place + len(keys)) % 64
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         query = torch.tanh(self.inner(x))
         scores = query @ self.queue.clone().detach()
-        self.enqueue(query.detach())
-        return scores
+        if self.writes_itself:
+            self.enqueue(query.detach())
+        return scores, query.detach()
 
 
 @pytest.mark.parametrize("share", [1.0, 2.0])
-def test_a_buffer_that_the_call_itself_changes_later_is_copied(share: float) -> None:
+@pytest.mark.parametrize("is_shared", [False, True], ids=["own budget", "shared budget"])
+@pytest.mark.parametrize("writes_itself", [True, False], ids=["forward writes", "loop writes"])
+def test_a_buffer_that_changes_before_the_backward_is_copied(
+    writes_itself: bool, is_shared: bool, share: float
+) -> None:
     def loop(run: Run) -> None:
-        model = Contrast()
+        model = Contrast(writes_itself)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        run.fit(model, optimizer=optimizer)
+        run.fit(model, run.budget() if is_shared else None, optimizer=optimizer)
         for _ in range(run.steps):
-            loss = model(torch.randn(16, 16)).square().mean()
+            scores, keys = model(torch.randn(16, 16))
+            if not writes_itself:
+                model.enqueue(keys)
+            loss = scores.square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             run.note(loss)
-            del loss
+            del loss, scores, keys
         run.trained(model)
 
     plain = live(loop, Run(None, steps=6, small=True))
