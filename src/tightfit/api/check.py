@@ -41,15 +41,15 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     gradients : str
         ``"fresh"`` or ``"accumulated"``.
     budget_bytes, eager_peak_bytes : int
-        What was asked, and the peak with nothing recomputed; constants included.
+        The budget asked for, and the peak with nothing recomputed; constants included.
     outcome : Outcome
         The plan, its overhead and the proven bound.
     minimum : MinimumBudget
         The smallest budget with a plan found, and the proven lower limit.
     explanation : Explanation or None
-        Who holds the memory, what is saved and computed again; None without a plan.
+        Holders of memory, values saved and values computed again; None without a plan.
     height_bytes : int or None
-        What the plan takes with an address for every byte: constants and the height of its
+        Bytes of the plan with an address for every byte: constants and the height of its
         layout; None without a plan.
     message : str
         Why there is no plan, and what to try; empty with a plan.

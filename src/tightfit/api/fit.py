@@ -123,8 +123,8 @@ def fit(
         ``clip_grad_norm_(model.parameters(), clip_grad_norm)`` would. The optimizer then steps in
         backward, too, once all gradients are there.
     offload : int, str or Offload, optional
-        What a step may hold in far memory: a file, on the CPU. Plans then keep values, compute
-        them again, or move them there and back while operators run, whichever is cheapest.
+        Bytes that a step may hold in far memory: a file, on the CPU. Plans then keep values,
+        compute them again, or move them there and back while operators run, whichever is cheapest.
         ``"16GiB"``, or an `Offload` that names a folder, too.
 
     Returns
@@ -286,7 +286,7 @@ def prepare(target: nn.Module | PlannedStep, *args: Any, **kwargs: Any) -> Repor
     Returns
     -------
     Report
-        What the plan promises.
+        Peak, overhead and bound of the plan.
     """
     fitted = fitted_of(target)
     fitted.join_replicas(target if isinstance(target, DistributedDataParallel) else None)
@@ -302,8 +302,8 @@ def report(target: nn.Module | PlannedStep, *, next_exactness: bool = False) -> 
     target : nn.Module or PlannedStep
         A fitted model, or a step.
     next_exactness : bool
-        Whether to plan once more with the next, less exact class of alternatives, and to say what
-        that would gain. It takes as long as a search may, between two steps; the plan stays.
+        Whether to plan once more with the next, less exact class of alternatives, and to report its
+        gain. It takes as long as a search may, between two steps; the plan stays.
 
     Raises
     ------

@@ -33,7 +33,7 @@ def load_step(
     Parameters
     ----------
     target : str
-        What the user names.
+        The name that the user gave.
     options, step_options
         Those of a model; of a file only the costs count.
     exactness : str or None

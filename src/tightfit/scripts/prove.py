@@ -27,7 +27,7 @@ _CHILD = (  # imports nothing from the folder it is started in
     "import sys; del sys.path[0]; from tightfit.scripts.child import main; main(sys.argv[1])"
 )
 _SET_ASIDE = ("line", "generator")
-"""What a program may do differently each time although it trains alike."""
+"""Events that may differ between runs of a program although it trains alike."""
 
 
 class ScriptProof(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class ScriptProof(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        """Whether what was measured is within the budget, where both are known."""
+        """Whether the measured peak is within the budget, where both are known."""
         if self.budget_bytes is None or self.measured_peak_bytes is None:
             return True
         return self.measured_peak_bytes <= self.budget_bytes
@@ -118,7 +118,7 @@ def prove_script(
 
 
 class _Runs:
-    """The runs of a program and what comes of them."""
+    """The runs of a program and their comparison."""
 
     def __init__(self, job: Job, folder: Path, progress: Progress) -> None:
         self._job = job

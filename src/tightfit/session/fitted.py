@@ -77,7 +77,7 @@ class Route(Protocol):
         ...
 
     def report(self) -> Report:
-        """Return what the plans promise and what the last complete step held."""
+        """Return promises of the plans and bytes held by the last complete step."""
         ...
 
     def close_step(self) -> StepPeaks | None:
@@ -85,7 +85,7 @@ class Route(Protocol):
         ...
 
     def change_options(self, options: Options) -> None:
-        """Plan the next step with other options; what was captured stays."""
+        """Plan the next step with other options; captured steps stay."""
         ...
 
 
@@ -133,7 +133,7 @@ class Fitted:
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
         return self.callee.name
 
     @property
@@ -235,8 +235,7 @@ class Fitted:
     def prepare(self, given: Arguments) -> Report:
         """Capture, price and plan for the given inputs without running anything.
 
-        Raises `CaptureError` if it cannot be captured as a whole; says what happens instead when it
-        is trained.
+        Raises `CaptureError` if it cannot be captured as a whole; says what training does instead.
         """
         self._resolve_budget()
         try:
@@ -253,7 +252,7 @@ class Fitted:
         self.route.settle()
 
     def report(self) -> Report:
-        """Return what the current plan promises and what the last step held.
+        """Return promises of the current plan and bytes held by the last step.
 
         Raises `BadInput` if nothing has been planned yet.
         """
@@ -275,7 +274,7 @@ class Fitted:
 
     @property
     def specialisations(self) -> list[Specialisation]:
-        """What was captured of it as a whole so far."""
+        """Steps captured of it as a whole so far."""
         return list(self._whole.captures) if self._whole is not None else []
 
     @property
@@ -291,7 +290,7 @@ class Fitted:
     # -- budgets and ranks --------------------------------------------------------------------
 
     def change_options(self, options: Options) -> None:
-        """Plan the next step with other options; what was captured and priced stays."""
+        """Plan the next step with other options; captured and priced steps stay."""
         self.close_step()
         self._take_options(options)
         self._join_budget()
@@ -333,7 +332,7 @@ class Fitted:
         self.route = self._whole
 
     def _resolve_budget(self) -> None:
-        """Know the budget of what trains now: of a copy it is that of the model it is a copy of."""
+        """Find the budget of the model that trains now: a copy shares that of its original."""
         before = self.options
         self._take_options(before.resolved(self.account.device))
         if self._copies is not None:
@@ -372,7 +371,7 @@ class Fitted:
         self._at_leaving.append(callback)
 
     def leave(self) -> None:
-        """No longer take part in a shared budget; take back what watches the model."""
+        """No longer take part in a shared budget; remove hooks that watch the model."""
         if self.options.shared is not None:
             self.options.shared.leave(self.account)
         self.account.keep_to(None)
@@ -382,9 +381,9 @@ class Fitted:
 
 
 def prepare_all(fitted: Fitted, shapes: Iterable[Any]) -> None:
-    """Plan for example inputs, the largest first: what does not fit shows at once.
+    """Plan for example inputs, the largest first: inputs that do not fit show at once.
 
-    What cannot be planned takes no part in a shared budget.
+    A callable that cannot be planned takes no part in a shared budget.
     """
     try:
         for given in worst_first(shapes, fitted.callee.modules):

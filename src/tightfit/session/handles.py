@@ -114,7 +114,7 @@ def _callee_of(module: nn.Module) -> Callee:
 def _methods_of(
     module: nn.Module, names: Iterable[str], options: Options, copies: Copies | None = None
 ) -> dict[str, Fitted]:
-    """Return what runs methods of a module, each planned as a step of its own, by their names."""
+    """Return callables of a module's methods by name, each planned as a step of its own."""
     kind = type(module).__name__
     callees = {
         name: Callee(original_method(module, name), {"model": module}, f"{kind}.{name}")
@@ -158,7 +158,7 @@ class PlannedStep:
         self._fitted = fitted
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one planned forward; call ``backward()`` on what it returns."""
+        """Run one planned forward; call ``backward()`` on its result."""
         return self._fitted(args, kwargs)
 
 

@@ -14,11 +14,11 @@ from tightfit.graph.liveness import eager_peak_bytes
 __all__ = ["Usage"]
 
 _SURE = 3  # steps
-_MUCH = 0.01  # of the time of a step, or of what it holds
+_MUCH = 0.01  # of the time of a step, or of the bytes it holds
 
 
 class Usage:
-    """What backwards have shown of the outputs of calls, by what tells calls apart.
+    """Facts that backwards have shown about outputs of calls, by signature.
 
     An output that has received a gradient once is planned with one ever after: two heads may be
     trained in turns.

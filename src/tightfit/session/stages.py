@@ -69,9 +69,9 @@ class Pricing:
 
     `neighbour`: the graph of the same callable at another shape, whose costs are scaled.
     `is_checked`: whether `Captured.conditions` are checked in every step. `room_bytes`: a step
-    waits for this, and measuring may hold so much: what is not known is found out at once, and the
-    steps that follow teach the rest. None: every operator is measured well. `postpones`: whether
-    what takes long to compare is compared later (`Captured.hoped`).
+    waits for this, and measuring may hold so much: unknown costs are measured quickly, and steps
+    that follow give the rest. None: every operator is measured well. `postpones`: whether
+    alternatives that take long to compare are compared later (`Captured.hoped`).
     """
 
     neighbour: Graph | None = None
@@ -154,8 +154,8 @@ def less_exact_step(
 ) -> Captured:
     """Return a priced step with the alternatives of a less exact class, too, priced alike.
 
-    `modules`: those of the step; some alternatives rest on what their weights are now.
-    `room_bytes`: what comparing an alternative with its default may take.
+    `modules`: those of the step; some alternatives rest on the present values of weights.
+    `room_bytes`: memory for comparing an alternative with its default.
     """
     plain = step.plain or step
     wider = with_alternatives(plain, exactness, present=parameters_of(plain.joint, modules))
@@ -253,7 +253,7 @@ def _searched(
 
 
 def _stop(task: Task, options: Options, outcome: Outcome) -> NoReturn:
-    """Keep what an interrupted search has found, and stop the program as the user asked."""
+    """Keep the result of an interrupted search, and stop the program as the user asked."""
     found = "nothing was found yet"
     if outcome.plan is not None and options.cache:
         PlanCache().store(_key(task, options, interrupted=True), outcome)
@@ -271,7 +271,7 @@ def _said(options: Options, label: str) -> AbstractContextManager[None]:
 
 
 def cached_outcome(task: Task, options: Options) -> Outcome | None:
-    """Return the user's own plan, or what an earlier search for this very task has found."""
+    """Return the user's own plan, or the result of an earlier search for this very task."""
     if options.plan is not None and options.plan.gradients == task.gradients:
         return judged(task, options.plan)
     return PlanCache().load(_key(task, options), task.graph) if options.cache else None

@@ -31,13 +31,13 @@ _NONE = "nothing"
 class FlagRow(msgspec.Struct, frozen=True, kw_only=True):
     """One way to train the step."""
 
-    way: str  # what a user writes
+    way: str  # the line that a user writes
     # Its peak, constants included; None: it cannot be used here, and `note` says why
     peak_bytes: int | None
     overhead: float | None  # extra compute, a fraction
     bitwise: bool = True  # whether losses, gradients and buffers have the bits of plain PyTorch
     raises_peak: bool = False  # whether the peak is above that of doing nothing
-    note: str = ""  # what a person should know
+    note: str = ""  # a remark for users
 
 
 def flag_rows(
@@ -48,7 +48,7 @@ def flag_rows(
     limits: Limits | None = None,
     progress: Progress = SILENT,
 ) -> tuple[FlagRow, ...]:
-    """Return what each flag gives on a captured step, and tightfit at three budgets.
+    """Return peak and time of each flag on a captured step, and of tightfit at three budgets.
 
     `own_blocks`: the modules that the model's own ``gradient_checkpointing_enable`` puts under a
     checkpoint; empty: it has no such method.

@@ -30,7 +30,7 @@ def show(
     costs: OtherCosts = None,
     json: Json = False,
 ) -> int:
-    """Say what a graph needs, or what a plan holds, saves and costs.
+    """Print the memory a graph needs, or the memory and overhead of a plan.
 
     ```sh
     tightfit show graph.json

@@ -50,8 +50,9 @@ class InBackward(Protocol):
 class Optimizers:
     """The optimizers that hold any of some modules' parameters.
 
-    `given`: one that the user has named; others are found when they exist. `granularity_bytes`:
-    what the device's allocator rounds to. `looked`: how often it was looked for optimizers in vain.
+    `given`: one that the user has named; others are found when they exist. `granularity_bytes`: the
+    unit that the device's allocator rounds to. `looked`: how often it was looked for optimizers in
+    vain.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Optimizers:
         return self._met[optimizer]
 
     def _note(self, optimizer: Any) -> None:
-        groups = optimizer.param_groups  # a wrapper shows those of what it wraps
+        groups = optimizer.param_groups  # a wrapper shows those of its optimizer
         if all(other.param_groups is not groups for other in self):
             self._known.append(weakref.ref(optimizer))
 

@@ -40,8 +40,8 @@ class DeviceAddresses(DefaultAddresses):
 
     The places follow from the plan. Its program is written with a word before each op that
     requests much. Fillers, which are ordinary tensors, then leave nothing free in the arena but the
-    places of that op, so that PyTorch's own allocator gives out these. What plans leave of the
-    budget is what the layout is higher than they say.
+    places of that op, so that PyTorch's own allocator gives out these. Plans leave as much of the
+    budget as the layout is higher than their peak.
 
     `ground_for`: returns the memory of an arena that is so many bytes high. Raises `BadInput` if
     the device or its allocator cannot be led to addresses, or if plans are to be compiled.
@@ -81,7 +81,7 @@ class DeviceAddresses(DefaultAddresses):
     # -- steps --------------------------------------------------------------------------------
 
     def accept(self, planned: PlannedStep, options: Options) -> Options:
-        """Leave of the budget what a plan, laid out, holds more than there is."""
+        """Leave as much of the budget as the layout of a plan exceeds it."""
         assert planned.outcome.plan is not None
         laid_out = self._of(planned.number, planned.graph, planned.outcome.plan)
         room_bytes = (
@@ -104,7 +104,7 @@ class DeviceAddresses(DefaultAddresses):
         return dataclasses.replace(options, left_bytes=self._left_bytes)
 
     def runner_for(self, number: int, graph: Graph, plan: Plan, runner: Runner) -> Runner:
-        """Return what runs a plan at its places; anywhere if these take more than the budget."""
+        """Return a program that runs a plan at its places; anywhere if they exceed the budget."""
         laid_out = self._of(number, graph, plan)
         if not laid_out.is_placed:
             return runner
@@ -112,7 +112,7 @@ class DeviceAddresses(DefaultAddresses):
         return laid_out.runner(runner, plan)
 
     def _of(self, number: int, graph: Graph, plan: Plan) -> _LaidOut:
-        """Return what is known of a plan; it is laid out again if some of it had no room."""
+        """Return the layout of a plan; it is laid out again if some of it had no room."""
         with_gradients = not self._steering.outlived  # gone when the next step begins, it seems
         key = number, with_gradients
         known = self._laid_out.get(key)
@@ -139,10 +139,10 @@ class DeviceAddresses(DefaultAddresses):
         self._laid_out.clear()
         self._steering.leave()
 
-    # -- what is held -------------------------------------------------------------------------
+    # -- memory held --------------------------------------------------------------------------
 
     def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
-        """Leave nothing where no plan leaves so much: the allocator places what is too high."""
+        """Leave nothing where no plan leaves so much: the allocator places higher blocks."""
         if not self._left_bytes:
             raise error
         self._left_bytes, self._gave_way = 0, True
@@ -159,7 +159,7 @@ class DeviceAddresses(DefaultAddresses):
         )
 
     def added_to(self, report: Report) -> Report:
-        """Return a report with what happened in the arena, and what the device's allocator held."""
+        """Return a report with figures of the arena and of the device's allocator."""
         reserved_bytes = meter_for(self._account.device).held_bytes()
         tensor_bytes = self._account.lasting_bytes()
         held = Held(
@@ -176,9 +176,8 @@ class DeviceAddresses(DefaultAddresses):
 class _LaidOut:
     """The places of a plan, and the steps that use them.
 
-    `steering`: leads requests to them. `elsewhere`: instructions that had no room for what they
-    request. `is_placed`: whether its steps use them. `crowded`: further instructions that had no
-    room.
+    `steering`: leads requests to them. `elsewhere`: instructions whose requests had no room.
+    `is_placed`: whether its steps use them. `crowded`: further instructions that had no room.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ __all__ = ["PartsRoute"]
 class PartsRoute:
     """A way to run a callable whose steps consist of planned parts.
 
-    `outside`: notes what runs as plain Python.
+    `outside`: notes frames that run as plain Python.
     """
 
     is_used = True
@@ -46,7 +46,7 @@ class PartsRoute:
         self.close_step()
 
     def report(self) -> Report:
-        """Return what the plans promise and what the last complete step held."""
+        """Return promises of the plans and bytes held by the last complete step."""
         return msgspec.structs.replace(self.steps.report(), outside=self.outside.reasons())
 
     def close_step(self) -> StepPeaks | None:
@@ -54,6 +54,6 @@ class PartsRoute:
         return self.steps.close_step()
 
     def change_options(self, options: Options) -> None:
-        """Plan the next step with other options; what was captured stays."""
+        """Plan the next step with other options; captured steps stay."""
         self.options = options
         self.steps.change_options(options)

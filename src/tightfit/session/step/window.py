@@ -106,7 +106,7 @@ class Window(Generic[CallKind]):
     ) -> Sequence[CallKind]:
         """Return the most calls that may follow one before the backward of those open now.
 
-        `alike`: whether what followed one kind is expected after another.
+        `alike`: whether a successor of one kind is expected after another.
         """
         together = (*self.open, kind)
         found = (each for met in self._known for each in _begin_so(met, together, alike))

@@ -64,7 +64,7 @@ def _cache() -> PlanCache:
 
 
 def _keeps(options: Options) -> bool:
-    """Whether the plans of a process are what another would begin with."""
+    """Whether another process would begin with the plans of a process."""
     usual = options.planner == DEFAULT and options.plan is None and not options.compile
     return usual and options.cache and options.ranks is None
 
