@@ -25,9 +25,9 @@ _MOST_KNOWN = 4096
 
 
 class Given(NamedTuple):
-    """An operator and what it is given."""
+    """An operator and its arguments."""
 
-    operator: Operator  # what its schema says
+    operator: Operator  # facts of its schema
     # args, kwargs: its arguments
     args: Any
     kwargs: Any
@@ -45,7 +45,7 @@ class Attempts:
         self._takes: dict[Hashable, int] = {}
 
     def run(self, call: Given, run: Callable[[], Any], drawn_from: Drawn | None = None) -> Any:
-        """Return what an operator returns.
+        """Return an operator's result.
 
         `drawn_from`: the generator that it draws from, and its state before. Raises `HasBegun` if
         it cannot run again, and was refused memory.

@@ -23,8 +23,8 @@ class NotPlain(Exception):
 class Contents:
     """The contents of all storages that are known.
 
-    `room`: notified when something ends that was there before. `pool`: notified of what comes and
-    goes.
+    `room`: notified when a storage ends that existed before. `pool`: notified of contents that come
+    and go.
     """
 
     def __init__(self, room: Room, pool: Pool) -> None:
@@ -53,7 +53,7 @@ class Contents:
         return None if mark is None else mark.content
 
     def lying_in(self, tensor: torch.Tensor) -> tuple[Content, torch.UntypedStorage]:
-        """Return the content and the storage of a tensor; what is new stays where it is.
+        """Return the content and the storage of a tensor; a new content stays where it is.
 
         Raises `NotPlain` if it has no storage.
         """
@@ -103,7 +103,7 @@ class Contents:
         return [*found.values()]
 
     def notice_ends(self) -> None:
-        """Catch up with what the program has freed."""
+        """Catch up with storages that the program has freed."""
         while self._ended:
             content = self._ended.popleft().content
             self._lost(content)
@@ -112,7 +112,7 @@ class Contents:
                 self._room.less_before(size_bytes)
 
     def computed(self) -> list[Content]:
-        """Return what is held and could be computed again."""
+        """Return contents that are held and could be computed again."""
         return [content for content in self._held if content.maker is not None]
 
     def weights(self) -> tuple[int, int]:

@@ -32,7 +32,7 @@ class Core(ABC):
         self._room = room
         self._parameters: dict[int, tuple[weakref.ref[Any], Any]] = {}
 
-    # -- what a runtime does -----------------------------------------------------------------------
+    # -- the work of a runtime ---------------------------------------------------------------------
 
     @abstractmethod
     def begin(self) -> None:
@@ -49,7 +49,7 @@ class Core(ABC):
     @property
     @abstractmethod
     def room_maker(self) -> Callable[[int], bool] | int:
-        """What the allocator calls for room: a function, or the address of one in C."""
+        """The function that the allocator calls for room, or the address of one in C."""
 
     @abstractmethod
     def make_room(self, lacking_bytes: int) -> bool:
@@ -61,7 +61,7 @@ class Core(ABC):
 
     @abstractmethod
     def resize(self, storage: torch.UntypedStorage, run: Callable[[], Any]) -> Any:
-        """A storage is given another size: what was computed from it must not need it any more."""
+        """A storage gets another size: contents computed from it must not need it any more."""
 
     @abstractmethod
     def expect_writes(self, size_bytes: int) -> None:
@@ -77,7 +77,7 @@ class Core(ABC):
 
     @abstractmethod
     def let_go_of_failed(self) -> None:
-        """Free what autograd holds of a backward in which an operator has failed."""
+        """Free autograd's tensors of a backward in which an operator has failed."""
 
     @abstractmethod
     def close(self) -> None:
@@ -85,7 +85,7 @@ class Core(ABC):
 
     @abstractmethod
     def update_ledger(self) -> None:
-        """Let the ledger know what has happened so far."""
+        """Write events so far into the ledger."""
 
     @abstractmethod
     def weights(self) -> tuple[int, int]:
@@ -118,7 +118,7 @@ class Core(ABC):
         self._parameters.clear()
 
     def settle_gradient(self, parameter: torch.Tensor) -> None:
-        """A gradient is accumulated: it stays, and what it was computed from may go."""
+        """A gradient is accumulated: it stays, and contents it was computed from may go."""
         if parameter.grad is not None:
             self.need(parameter.grad, for_good=True)
 
@@ -140,7 +140,7 @@ class Core(ABC):
     def exceeded(self, name: str, *, has_begun: bool = False) -> BudgetExceeded:
         """Return the error of an operator that cannot fit.
 
-        `has_begun`: whether it may have begun to write into what it was given.
+        `has_begun`: whether it may have begun to write into its arguments.
         """
         room = self._room
         last = room.refusals()

@@ -63,7 +63,7 @@ class Noted:
         drawn_from: tuple[torch.Generator, torch.Tensor] | None,
         with_grad: bool,
     ) -> Call:
-        """Return what is needed to run it again."""
+        """Return the call to run it again."""
         given = self.args, self.kwargs, self.reads
         call = Call(function, *given, cost, with_grad)
         if drawn_from is not None:

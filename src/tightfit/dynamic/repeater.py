@@ -1,7 +1,8 @@
 """Contents brought back: the calls that made them run again, as many as that takes.
 
 Kirisame et al., appendix C.4, with a stack of our own instead of recursion: chains may be longer
-than Python's stack. What a waiting call needs is locked, so that it is not evicted meanwhile.
+than Python's stack. Contents that a waiting call needs are locked, so that they are not evicted
+meanwhile.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["Repeater"]
 class Repeater:
     """Computes again.
 
-    `pool`: what may be evicted.
+    `pool`: contents that may be evicted.
     """
 
     def __init__(self, room: Room, pool: Pool, ledger: Ledger) -> None:
@@ -48,7 +49,7 @@ class Repeater:
         reads: Mapping[Content, torch.UntypedStorage],
         unread: Mapping[Content, torch.UntypedStorage],
     ) -> Held | Pinned:
-        """Make what is read resident and lock it; give memory to what is only written."""
+        """Make contents that are read resident and lock them; give memory to those only written."""
         clock, count = self._ledger.clock, self._ledger.operators
         if not unread:
             for content in reads:
@@ -77,7 +78,7 @@ class Repeater:
             self._work(self._frame(content))
 
     def _work(self, bottom: _Frame) -> None:
-        """Run what a frame waits for, and its call if it has one; releases it if that fails."""
+        """Run calls that a frame waits for, and its own if any; releases it if that fails."""
         stack = [bottom]
         try:
             with below_autograd():
@@ -119,7 +120,7 @@ class Repeater:
                 self._arrive(content, storage, frame)
 
     def _made_again(self, frame: _Frame, call: Call) -> list[torch.UntypedStorage]:
-        """Run a call, and return what it has written and made."""
+        """Run a call, and return the storages it has written and made."""
         written = {content: self._to_write(content) for content in call.written}
         args = [_tensors_for(value, written, frame) for value in call.args]
         kwargs = {name: _tensors_for(value, written, frame) for name, value in call.kwargs.items()}
@@ -136,7 +137,7 @@ class Repeater:
         return made
 
     def _to_write(self, content: Content | Blank) -> torch.UntypedStorage:
-        """The memory that a call overwrites: what only it needs, or else a copy.
+        """The memory that a call overwrites: its own if only it needs that, or else a copy.
 
         A copy as well where the call may have to start over.
         """
@@ -173,7 +174,7 @@ class Repeater:
 
 
 class Pinned:
-    """What an operator of the program reads, all of which was there.
+    """Contents that an operator of the program reads, all of them resident.
 
     `contents`: it is in storages of the program.
     """
@@ -194,10 +195,10 @@ class Pinned:
 class Held:
     """Contents that are locked, with their storages.
 
-    While others are computed, they may be evicted if nothing else is left: only what a running
-    operator reads must stay.
+    While others are computed, they may be evicted if nothing else is left: only inputs of a running
+    operator must stay.
 
-    `pool`: what may be evicted.
+    `pool`: contents that may be evicted.
     """
 
     __slots__ = ("_fast", "_lent", "_pool", "_storages")
@@ -239,7 +240,7 @@ class Held:
         self.fasten()
 
     def release(self) -> None:
-        """Unlock them; what was not written after all has no memory again."""
+        """Unlock them; contents that were not written after all have no memory again."""
         for content, storage in self._lent.items():
             if content.is_held:
                 take_memory(storage)
@@ -257,7 +258,7 @@ class _Frame:
     """A call that waits until all it reads is there.
 
     `wanted`: why it runs; None: for the operator of the program, which runs elsewhere. `missing`:
-    what is not.
+    those that are not resident.
     """
 
     __slots__ = ("_missing", "_reads", "_rounds", "call", "held", "wanted")
@@ -281,9 +282,9 @@ class _Frame:
         return str(self.call.function) if self.call is not None else ""
 
     def next_missing(self) -> Content | None:
-        """Return what has to be computed next; None if all is there.
+        """Return the content to be computed next; None if all are resident.
 
-        What was evicted while it waited is computed again, and stays this time.
+        A content evicted while the call waited is computed again, and stays this time.
         """
         while True:
             while self._missing:

@@ -38,9 +38,9 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 
 
 class Runtime(Core, private.TorchDispatchMode):
-    """Sees every operator; keeps what is needed to run it again.
+    """Sees every operator; keeps the means to run it again.
 
-    `pool`: what may be evicted.
+    `pool`: contents that may be evicted.
     """
 
     name = "Python"
@@ -61,7 +61,7 @@ class Runtime(Core, private.TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    # -- what others ask for ---------------------------------------------------------------------
+    # -- calls by others -------------------------------------------------------------------------
 
     def begin(self) -> None:
         """See the operators of this thread from now on."""
@@ -73,7 +73,7 @@ class Runtime(Core, private.TorchDispatchMode):
 
     @property
     def room_maker(self) -> Callable[[int], bool]:
-        """What the allocator calls for room."""
+        """The function that the allocator calls for room."""
         return self.make_room
 
     def know(self, storages: Iterable[torch.UntypedStorage]) -> None:
@@ -102,7 +102,7 @@ class Runtime(Core, private.TorchDispatchMode):
             self._pool.sweep()
 
     def resize(self, storage: torch.UntypedStorage, run: Callable[[], Any]) -> Any:
-        """A storage is given another size: what was computed from it must not need it any more."""
+        """A storage gets another size: contents computed from it must not need it any more."""
         content = self._contents.of_storage(storage)
         if content is None:
             return run()
@@ -145,7 +145,7 @@ class Runtime(Core, private.TorchDispatchMode):
         return lost_bytes
 
     def let_go_of_failed(self) -> None:
-        """Free what autograd holds of a backward in which an operator has failed."""
+        """Free autograd's tensors of a backward in which an operator has failed."""
         if self._has_failed and not engine.in_backward():
             self._has_failed = False
             self._room.in_room(let_go_of_failed_backward)
@@ -239,7 +239,7 @@ class Runtime(Core, private.TorchDispatchMode):
         """Remember how the results were computed, if that can be done again."""
         try:
             fresh = self._contents.new_among(outputs)
-        except NotPlain:  # it may be a view of what was given
+        except NotPlain:  # it may be a view of an argument
             self._settled.settle_all(noted.reads)
             return
         changed = [*noted.written, *fresh] if noted.written else fresh
@@ -271,7 +271,7 @@ class Runtime(Core, private.TorchDispatchMode):
             put(storage, content)
 
     def _run_outside(self, func: Any, operator: Operator, args: Any, kwargs: Any) -> Any:
-        """Run an operator on tensors of another kind: what it is given stays."""
+        """Run an operator on tensors of another kind: its arguments stay."""
         tensors = private.pytree.tree_leaves((args, kwargs))
         known = [self._contents.of_tensor(t) for t in tensors if isinstance(t, torch.Tensor)]
         self._settled.settle_all([content for content in known if content is not None])
@@ -298,7 +298,7 @@ class Runtime(Core, private.TorchDispatchMode):
         self.watch(parameter)
 
     def _about_to_write(self, operator: Operator, args: Any, kwargs: Any) -> list[torch.Tensor]:
-        """Return what an operator overwrites; what cannot be computed again must not be needed."""
+        """Return contents that an operator overwrites; lost contents must not be needed again."""
         for value in args:
             if type(value) is torch.nn.Parameter:
                 self._know(value)

@@ -18,7 +18,7 @@ __all__ = ["KeptHandedGraph", "graph_again", "kept_graph"]
 class KeptHandedGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A graph."""
 
-    # What each does, its name, what it calls, and packed arguments
+    # The kind of each, its name, its function, and packed arguments
     nodes: list[tuple[str, str, str, Any, Any]]
     made_in: dict[str, str]  # the module in whose forward a node was made
     # Outputs that the callable returns along with a loss
@@ -61,7 +61,7 @@ _OF_PYTORCH = ("torch.ops.aten.", "torch.ops.prims.")
 def graph_again(kept: KeptHandedGraph, modules: Mapping[str, nn.Module]) -> HandedGraph:
     """Return the graph of a record.
 
-    Raises `NotKept` if it names what is not there.
+    Raises `NotKept` if it names an object that does not exist.
     """
     graph = fx.Graph()
     nodes: list[fx.Node] = []

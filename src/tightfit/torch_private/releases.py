@@ -32,8 +32,8 @@ class Since:
     """Something that PyTorch can do from a release on."""
 
     release: tuple[int, int]  # the first release
-    what: str  # what it can do
-    before: str  # what happens on an earlier one
+    what: str  # the feature
+    before: str  # the behaviour of earlier releases
 
     @property
     def is_here(self) -> bool:

@@ -1,7 +1,7 @@
 """Storages whose memory is taken away and given back under the tensors that use them.
 
 Private names of torch. A storage without memory keeps its size, so views of it can be made, and
-every access to its memory raises torch's error; nothing can read what is not there.
+every access to its memory raises torch's error; nothing can read memory that does not exist.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _swap(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
 
 @functools.cache
 def _owned() -> tuple[int, int]:
-    """The place and number of the bytes of a storage that say what memory it has."""
+    """The place and number of the bytes of a storage that describe its memory."""
     flags = _flags()
     assert flags is not None
     storage = torch.UntypedStorage(64)
@@ -172,7 +172,7 @@ def intercepted_resizing(
 ) -> Iterator[None]:
     """Let a function give a storage another size, where that happens without the dispatcher.
 
-    It gets the storage and what resizes it.
+    It gets the storage and the function that resizes it.
     """
     resize = torch.UntypedStorage.resize_
 

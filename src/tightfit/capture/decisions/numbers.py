@@ -2,7 +2,7 @@
 
 The length of a schedule, a factor that a buffer counts up to: such a number changes in every step,
 and a plan for each would never run twice. While a step is traced it stands for itself, as a symbol.
-What computes with it goes into the graph; what it places in a tensor does, too (`stretches`). Code
+Operators on it go into the graph; so do writes into the slice that it names (`stretches`). Code
 that asks for its value fails, and the number is a decision then.
 """
 
@@ -55,8 +55,8 @@ class Numbers(TorchFunctionMode):
     Operators take their numbers as symbols, but for the momentum of batch norm, which has to be a
     plain number. A mark is its placeholder: a number that occurs nowhere else.
 
-    `deciding`: those that decide what runs, by the order in which numbers are asked for. `placed`:
-    the writes that are traced as those that a number places, whether one does or not.
+    `deciding`: those that decide which code runs, by the order in which numbers are asked for.
+    `placed`: the writes that are traced as those that a number places, whether one does or not.
     """
 
     def __init__(self, deciding: Container[int] = frozenset(), placed: Iterable[int] = ()) -> None:
@@ -74,7 +74,7 @@ class Numbers(TorchFunctionMode):
         self.writes.start()
 
     def take(self, tensor: torch.Tensor, ask: Callable[[], Any], value: Any) -> Any:
-        """Return what stands for the next number that is asked for; None if that decides."""
+        """Return the symbol of the next number that is asked for; None if that decides."""
         number = self._asked
         self._asked += 1
         if tensor.dtype is torch.bool or tensor.is_complex() or number in self.deciding:
@@ -86,7 +86,7 @@ class Numbers(TorchFunctionMode):
         return symbol
 
     def value_of(self, names: Iterable[str]) -> float | int:
-        """Return what the number is in this call that a symbol stands for."""
+        """Return the number of this call that a symbol stands for."""
         (name,) = names
         return self._values[self._order[name]]
 

@@ -41,7 +41,7 @@ class Stretch:
 
 
 def stretch_of(index: Any) -> Stretch | None:
-    """Return the one stretch that an index names; None: it names something else."""
+    """Return the stretch that an index names; None: it names something else."""
     parts = index if isinstance(index, tuple) else (index,)
     named = [(d, part) for d, part in enumerate(parts) if not _is_everything(part)]
     if len(named) != 1:

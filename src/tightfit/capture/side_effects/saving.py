@@ -1,9 +1,9 @@
 """Hooks on saved tensors (`saved_tensors_hooks`): refused by name.
 
 They may save other values than those computed (in bfloat16, compressed) or elsewhere (on the CPU,
-on disk). The tracer never calls them, so a plan would keep what the program did not mean to keep
-and compute other gradients than it. The hooks of non-reentrant checkpoints only decide what is
-computed again: the plan does, and the bits are the same.
+on disk). The tracer never calls them, so a plan would keep values that the program did not mean to
+keep and compute other gradients. The hooks of non-reentrant checkpoints only decide about
+recomputation: the plan does, and the bits are the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WAY_OUT = (
 
 
 def refuse_saving_hooks(name: str) -> None:
-    """Refuse a call within hooks that decide what is saved for backward.
+    """Refuse a call within hooks that decide how tensors are saved for backward.
 
     Raises `CaptureError`: names the kind of the hooks.
     """

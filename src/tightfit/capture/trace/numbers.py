@@ -60,7 +60,7 @@ def _with_inputs(call: TracedCall, joint: JointGraph, strides: TrueStrides | Non
 def _with_places(
     call: TracedCall, joint: JointGraph, strides: TrueStrides | None, numbers: Numbers
 ) -> JointGraph:
-    """Return the step with its own numbers, what numbers place in a tensor written alike."""
+    """Return the step with its own numbers, with alike writes into slices."""
     placed = numbers.writes.placed
     return trace(call, strides, Numbers(_ALL, placed)) if placed else joint
 

@@ -23,7 +23,7 @@ __all__ = ["NativeRuntime"]
 class NativeRuntime(Core):
     """Sees operators on a dispatch key below autograd, in C++.
 
-    `ledger`: receives what happened. `candidates`: which contents an eviction looks at. `waits`:
+    `ledger`: receives counts of events. `candidates`: which contents an eviction looks at. `waits`:
     until the core is compiled, where that is not done yet. Raises `CoreUnavailable` if the core
     cannot be compiled here. Raises `BeingCompiled` if it is not there yet and `waits` is False.
     """
@@ -53,7 +53,7 @@ class NativeRuntime(Core):
             ledger.most_again,
         )
 
-    # -- what a region asks for --------------------------------------------------------------------
+    # -- calls by a region -------------------------------------------------------------------------
 
     def begin(self) -> None:
         """See the operators of this thread from now on."""
@@ -70,7 +70,7 @@ class NativeRuntime(Core):
 
     @property
     def room_maker(self) -> int:
-        """The address of what the allocator calls for room."""
+        """The address of the function that the allocator calls for room."""
         return self._module.address_of_make_room()
 
     def make_room(self, lacking_bytes: int) -> bool:
@@ -82,7 +82,7 @@ class NativeRuntime(Core):
         self._core.need(tensor, for_good)
 
     def resize(self, storage: torch.UntypedStorage, run: Callable[[], Any]) -> Any:
-        """A storage is given another size: what was computed from it must not need it any more."""
+        """A storage gets another size: contents computed from it must not need it any more."""
         if not self._core.is_known(storage._cdata):
             return run()
         self._core.before_resizing(storage._cdata)
@@ -103,7 +103,7 @@ class NativeRuntime(Core):
         return self._core.settle_all()
 
     def let_go_of_failed(self) -> None:
-        """Free what autograd holds of a backward in which an operator has failed."""
+        """Free autograd's tensors of a backward in which an operator has failed."""
         self._core.let_go_of_failed()
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class NativeRuntime(Core):
         del self._core  # it holds this in turn, where Python's collector cannot see it
 
     def update_ledger(self) -> None:
-        """Add to the ledger what has happened since the last update."""
+        """Add events since the last update to the ledger."""
         self._ledger.add(Counts(*self._core.take_counts()))
 
     def weights(self) -> tuple[int, int]:
@@ -125,10 +125,10 @@ class NativeRuntime(Core):
         """The operator that could not run again, if that was why something failed."""
         return self._core.refused()
 
-    # -- what the core asks for --------------------------------------------------------------------
+    # -- calls by the core -------------------------------------------------------------------------
 
     def describe(self, name: str, overload: str) -> tuple[Any, ...]:
-        """Return what is known of an operator, as module.cpp takes it."""
+        """Return the facts about an operator, as module.cpp takes them."""
         space, packet = name.split("::")
         function = getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
         operator = operator_of(function)
@@ -172,7 +172,7 @@ class NativeRuntime(Core):
         raise self.exceeded(name)
 
     def raise_thrashes(self, times: float) -> None:
-        """Computing again has cost so many times what the step itself costs.
+        """Computing again has cost so many times the cost of the step itself.
 
         Raises `InfeasibleBudget`: always.
         """

@@ -25,13 +25,13 @@ __all__ = ["AnswerChanged", "Answers"]
 
 
 class AnswerChanged(BaseException):
-    """Ends following: a graph would end in what code does only where it is not compiled."""
+    """Ends following: a graph would end in code that runs only where it is not compiled."""
 
 
 class Answers:
     """The answers to code outside of PyTorch that asks whether it is compiled, in one frame.
 
-    No, for that is what plain PyTorch runs; but yes to those of libraries that would then end
+    No, as in plain PyTorch; but yes to those of libraries that would then end
     the graph.
 
     `looks_at_data`: the file and line of the first caller that got "yes" because of data; "": there
@@ -45,7 +45,7 @@ class Answers:
         self._end: str | None = None  # why following ended before any caller got "yes"
 
     def around(self) -> contextlib.AbstractContextManager[None]:
-        """Return what is around following a frame."""
+        """Return the context of following a frame."""
         self._asked = []
         return _answering(self._answer)
 
@@ -152,7 +152,7 @@ def _asks_of_capturing(function: Any) -> bool:
 
 def _decides_a_jump() -> bool:
     """Whether Dynamo asks because a jump depends on it, which keeps nothing of the tensor."""
-    frame = sys._getframe(3)  # behind this frame, who asks it, and what a patch puts around that
+    frame = sys._getframe(3)  # behind this frame, its caller, and the patch around that
     is_jump = frame.f_code.co_name == "inner" and frame.f_globals is vars(symbolic_convert)
     return is_jump and frame.f_locals["inst"].opname.startswith("POP_JUMP")
 
@@ -196,7 +196,7 @@ def _call_method(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _changes(node: fx.Node) -> bool:
-    """Whether a node may change what it is given."""
+    """Whether a node may change its inputs."""
     name = _name_of(node)
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or node.target is operator.setitem or name in _IN_PLACE or "out" in node.kwargs
