@@ -27,19 +27,18 @@ class Refusals:
     """The requests that a limit has refused."""
 
     count: int = 0  # how many
-    # asked_bytes, held_bytes: of the last: what it asked for, and what was held then
+    # asked_bytes, held_bytes: the size of the last, and bytes held then
     asked_bytes: int = 0
     held_bytes: int = 0
 
 
 class CudaTally:
-    """A tally of PyTorch's CUDA allocator: what is given out now minus what was then.
+    """A tally of PyTorch's CUDA allocator: bytes given out now minus bytes given out then.
 
-    The limit is PyTorch's own (`set_per_process_memory_fraction`), for what the allocator may
-    reserve: what it caches and what is lost between blocks counts, whichever code asks. What was
-    reserved before, and is not counted, is added; what was cached then goes back first, as it would
-    be added, too. Of several tallies the least limit holds, and none is above what the user has
-    set.
+    The limit is PyTorch's own (`set_per_process_memory_fraction`), for bytes that the allocator
+    reserves: cached blocks and gaps between blocks count, whichever code asks. Bytes reserved
+    before, and not counted, are added; blocks cached then go back first, as they would be added,
+    too. Of several tallies the least limit holds, and none is above the user's own.
 
     `before`: tensors that are there already, and are asked about later. `from_now`: whether the
     peak starts from now, that of the user as well.
@@ -83,7 +82,7 @@ class CudaTally:
         return sum(n for address, n in sizes.items() if address not in self._before)
 
     def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
-        """Have the allocator reserve no more from now on than a limit, and what is not counted."""
+        """Have the allocator reserve no more than a limit from now on, uncounted bytes aside."""
         now = None if limit_bytes is None else (limit_bytes, before_bytes)
         if now == self._kept_to:
             return
@@ -102,7 +101,7 @@ class CudaTally:
         self._advised_bytes = budget_bytes
 
     def refusals(self) -> Refusals:
-        """Return nothing of what was refused: PyTorch only tells who asked."""
+        """Return no refusals: PyTorch tells of them only by errors."""
         return Refusals()
 
     @property
@@ -124,7 +123,7 @@ class CudaTally:
         torch.cuda.set_per_process_memory_fraction(min(fraction, cls._users_own[index]), index)
 
     def _described(self, error: BaseException) -> str:
-        """Say what PyTorch has refused, in terms of the budget."""
+        """Describe a refusal of PyTorch in terms of the budget."""
         asked = _ASKED.search(str(error))
         asked_bytes = parse_bytes(asked[1].replace("bytes", "B")) if asked else 0
         held_bytes = self.given_bytes() + self._before_bytes
@@ -143,13 +142,13 @@ class CudaTally:
 
 
 def _fraction(index: int) -> float:
-    """Return what part of a device this process may take; older releases do not tell."""
+    """Return the part of a device for this process; older releases do not tell."""
     read = getattr(torch.cuda, "get_per_process_memory_fraction", None)
     return 1.0 if read is None else read(index)
 
 
 def budget_refusal(error: BaseException) -> str | None:
-    """Say what a GPU's allocator has refused, in terms of its least budget; None: it has none."""
+    """Describe a refusal of a GPU's allocator in terms of its least budget; None: it has none."""
     if not isinstance(error, torch.OutOfMemoryError):
         return None
     refusing = _REFUSING.search(str(error))

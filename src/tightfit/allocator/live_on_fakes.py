@@ -35,7 +35,7 @@ class _Storage:
 class LiveOnFakes(private.TorchDispatchMode):
     """Counts the bytes of the storages that ops make, as long as a tensor refers to them."""
 
-    granularity: int  # what the device's allocator rounds to, in bytes
+    granularity: int  # the unit that the device's allocator rounds to, in bytes
     peak_bytes: int = 0  # the most that lived at once so far
     _held_bytes: int = 0
     _storages: dict[int, _Storage] = field(default_factory=dict)

@@ -28,7 +28,7 @@ class _NoPlaceLeft(HookUnavailable):
 class Tally(Protocol):
     """Counts the bytes given out on a device since it was made, as long as they are held."""
 
-    refuses: bool  # whether it can refuse what would exceed a limit
+    refuses: bool  # whether it can refuse requests above a limit
 
     def given_bytes(self) -> int:
         """Return the bytes given out since and still held."""
@@ -41,8 +41,8 @@ class Tally(Protocol):
     def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
         """Refuse requests from now on that would exceed a limit, where the device can.
 
-        `limit_bytes`: for what is counted and for what was there before; None: no limit.
-        `before_bytes`: what was there before and counts against the limit, too.
+        `limit_bytes`: for counted bytes and for those before; None: no limit. `before_bytes`: bytes
+        that existed before and count against the limit, too.
         """
         ...
 

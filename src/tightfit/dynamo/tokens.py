@@ -98,7 +98,7 @@ class Tokens:
         return [*self._code(function.__code__), function.__module__, *around]
 
     def _attached(self, value: Any, depth: int) -> Any:
-        """Return the token of a value that a function closes over; of objects only their kind."""
+        """Return the token of a default or closed-over value; of objects only their kind."""
         if isinstance(value, types.FunctionType) and depth < _DEEPEST:
             return self._function(value, depth)
         if isinstance(value, type):

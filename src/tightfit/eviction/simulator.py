@@ -52,7 +52,7 @@ class Simulator:
         seed: int = 0,
         with_moments: bool = False,
     ) -> Replayed:
-        """Return what happens when the program runs in a budget.
+        """Return the result of running the program in a budget.
 
         `budget_bytes`: bytes for everything resident, constants included. `seed`: of the random
         policy. `with_moments`: also return every eviction and rematerialisation. Raises `BadInput`

@@ -67,9 +67,9 @@ def promises_kept(
     language model have no room, neither has the default that their replacement would be compared
     with.
 
-    `room_bytes`: memory for a comparison. `postpones`: whether to leave for later what takes
-    long and no earlier process has compared. `seconds`: how long to compare first of what would be
-    left for later.
+    `room_bytes`: memory for a comparison. `postpones`: whether to leave long comparisons for later
+    that no earlier process has made. `seconds`: how long to make those first that would be left for
+    later.
     """
     claims = claims_of(captured)
     if not claims:

@@ -52,7 +52,7 @@ class LinearProgram:
         return self.by_row(self.coefficients * values[self.indices])
 
     def by_row(self, entries: Floats) -> Floats:
-        """Return the sums of what is given for every entry, shape (rows,)."""
+        """Return the sums of numbers given for every entry, shape (rows,)."""
         rows = np.repeat(np.arange(self.rows), np.diff(self.starts))
         return np.bincount(rows, weights=entries, minlength=self.rows).astype(np.float64)
 
