@@ -134,9 +134,9 @@ class CudaTally:
             f"tightfit: the budget of {self._limit_bytes} bytes "
             f"({format_bytes(self._limit_bytes)}) has no room for a further {asked_bytes} bytes "
             f"({format_bytes(asked_bytes)}): {held_bytes} bytes ({format_bytes(held_bytes)}) are "
-            f"held now, and {format_bytes(cached_bytes)} reserved and not given out. What asks "
-            "for it runs outside the planned step, or holds more than was planned for. Try a "
-            f"budget of {named} bytes ({format_bytes(named)}), or hold less; a loss is planned, "
+            f"held now, and {format_bytes(cached_bytes)} reserved and not given out. The "
+            "request comes from outside the planned step, or more is held than was planned for. "
+            f"Try a budget of {named} bytes ({format_bytes(named)}), or hold less; a loss is planned, "
             "too, by tightfit.step; tightfit.unfit ends the limit of a model"
         )
 

@@ -51,7 +51,7 @@ class Tally(Protocol):
         ...
 
     def refusals(self) -> Refusals:
-        """Return what the limit has refused so far."""
+        """Return the refusals of the limit so far."""
         ...
 
 
@@ -120,7 +120,7 @@ class CpuTally:
         return int(self._hook.tightfit_hook_tally_take_peak(self._slot))
 
     def refusals(self) -> Refusals:
-        """Return what the limit has refused so far."""
+        """Return the refusals of the limit so far."""
         asked, held = ctypes.c_int64(), ctypes.c_int64()
         count = self._hook.tightfit_hook_tally_refusals(
             self._slot, ctypes.byref(asked), ctypes.byref(held)
@@ -158,7 +158,7 @@ def tally_for(device: torch.device, before: Iterable[Any]) -> Tally | None:
     try:
         return CpuTally()
     except _NoPlaceLeft as error:
-        announce(f"{error}. Nothing refuses what would exceed the budget of one more")
+        announce(f"{error}. Requests above the budget of one more are not refused")
         return None
     except HookUnavailable:
         return None

@@ -71,7 +71,7 @@ class Extra:
     # function, args: the call, behind the last of the ops it reads
     function: Callable[..., Any]
     args: tuple[Any, ...]
-    node: fx.Node  # stands for its result in the arguments of a `Way`
+    node: fx.Node  # its result, in the arguments of a `Way`
     # Of a function that returns several tensors: a node for each
     results: tuple[fx.Node, ...] = ()
     # Further arguments with which it makes the same, as exact as the least of the ways

@@ -92,7 +92,7 @@ def check(
     Parameters
     ----------
     target : str, callable or tuple
-        A model's name (``"zoo:gpt2"``, ``"my/file.py:factory"``), a factory, or what it returns:
+        A model's name (``"zoo:gpt2"``, ``"my/file.py:factory"``), a factory, or its result:
         ``(model, loss, args, target)``.
     budget : int or str, optional
         The budget, constants included; ``"minimum"``: the smallest with a plan found. Or

@@ -67,13 +67,13 @@ def fit(
     model : nn.Module
         The model; it may return its loss or its prediction.
     budget : int, str or Budget
-        Bytes, or text such as ``"8GiB"``, or ``"device"`` (what a GPU has free now), or a `Budget`
+        Bytes, or text such as ``"8GiB"``, or ``"device"`` (free memory of a GPU now), or a `Budget`
         that several models share. A deep copy of the model that trains shares it, too.
     optimizer : torch.optim.Optimizer, optional
         Tells the size of its state; without it two copies of the parameters are assumed until
         the first step has shown the truth.
     methods : str or iterable of str
-        Methods that the training calls besides the forward, or instead of it, such as
+        Methods that the training calls in addition to the forward, or instead of it, such as
         ``"get_action_and_value"``. Each is planned like the forward, in the same budget. Where one
         calls another, they are planned as one.
     reserve : int or str
@@ -110,9 +110,10 @@ def fit(
         plans differ from eager by rounding.
     arena : bool
         Whether the memory of a step is at planned addresses (Sekiyama et al. 2018). On the CPU the
-        budget then bounds what the process holds: plans leave of it what was measured outside of
-        tensors, and the report names that. On a GPU (untested on one) it bounds what PyTorch's
-        allocator reserves. What differs from the plan is served as without the arena, and counted.
+        budget then bounds the memory of the process: plans leave as much of it as was measured
+        outside of tensors, and the report names that. On a GPU (untested on one) it bounds bytes
+        reserved by PyTorch's allocator. Requests that differ from the plan are served as without
+        the arena, and counted.
     update_in_backward : bool
         Whether the step of `optimizer` is part of the plan. Each parameter is stepped by the
         optimizer's own code as soon as its gradient is final and nothing needs the old weight, and
@@ -308,7 +309,8 @@ def report(target: nn.Module | PlannedStep, *, next_exactness: bool = False) -> 
     Raises
     ------
     BadInput
-        If it is not fitted, nothing has been planned yet, or what is asked for cannot be said.
+        If it is not fitted, nothing has been planned yet, or the further answers asked for cannot
+        be given.
     """
     fitted = used_of(target)
     fitted.settle()

@@ -73,7 +73,7 @@ def online(
         If an argument is none of these, there is no such device, or a region is entered inside
         another.
     InfeasibleBudget
-        On entering, if what exists already does not fit; inside, if the program thrashes.
+        On entering, if existing tensors do not fit; inside, if the program thrashes.
     BudgetExceeded
         Inside the region, by the operator that does not fit although all is evicted that may be;
         a smaller step may follow. At its end, if the program holds more than fits.

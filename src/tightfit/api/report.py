@@ -97,7 +97,7 @@ def reported(fitted: Fitted, *, next_exactness: bool = False) -> Report:
     Raises
     ------
     BadInput
-        If nothing has been planned yet, or what is asked for cannot be said.
+        If nothing has been planned yet, or the further answers asked for cannot be given.
     """
     known = msgspec.structs.asdict(fitted.report())
     if next_exactness:

@@ -58,7 +58,7 @@ class Call:
     """How one alternative of an op is run."""
 
     function: Callable[..., Any]  # an ATen overload or any function of tensors
-    # args, kwargs: arguments; an `fx.Node` in them stands for the value (or view) of that node
+    # args, kwargs: arguments; an `fx.Node` in them means the value (or view) of that node
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     outputs: tuple[ValueId | None, ...]  # the value each output becomes; None: it is dropped

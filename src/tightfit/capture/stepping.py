@@ -61,7 +61,7 @@ class Stepper(Protocol):
         ...
 
     def stretch(self, parameter: torch.Tensor) -> Stretch | None:
-        """Return by what stretches a parameter may be stepped, too; None: whole only."""
+        """Return the stretches in which a parameter may be stepped, too; None: whole only."""
         ...
 
     def take(self, parameters: Mapping[str, torch.Tensor]) -> None:

@@ -112,7 +112,7 @@ def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]
     """
     graphs, number = call.function, call.args[-1]
     if not isinstance(graphs, HandedGraphs):
-        raise NotKept("a graph whose inputs stand for each of their uses")
+        raise NotKept("a graph with an input for each use of an input")
     graph = graphs.graph(number)
     if graph.calls_unseen or graph.numbers:
         raise NotKept("modules that run eagerly, or numbers that change")

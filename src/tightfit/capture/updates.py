@@ -22,7 +22,7 @@ _IS_TRAINING = 5  # of the arguments of the first; the second always trains
 
 
 def decided_by_updates(joint: JointGraph) -> list[str]:
-    """Return the buffers and inputs that a step writes and whose content decides what it returns.
+    """Return the buffers and inputs that a step writes and whose content decides its outputs.
 
     Where there are none, the step has the same results and gradients when it is run again after
     it has written.

@@ -1,4 +1,4 @@
-"""The table of commands, and what happens when one fails."""
+"""The table of commands, and the handling of errors."""
 
 from __future__ import annotations
 

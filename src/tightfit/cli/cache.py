@@ -60,7 +60,7 @@ def list_plans(*, json: Json = False) -> int:
     text = f"{len(plans)} plans, {format_bytes(total)}, in {store.folder}"
     others = _other_files()
     size = sum(path.stat().st_size for path in others)
-    text += f"\n{len(others)} traces and plans to begin with, {format_bytes(size)}, beside them"
+    text += f"\n{len(others)} traces and plans to begin with, {format_bytes(size)}, in addition"
     if rows:
         text = f"{render_table(header, rows, text_columns=3)}\n\n{text}"
     return print_result(

@@ -112,7 +112,7 @@ def _following(target: str, exactness: Exactness) -> Exactness:
 
 
 def _print(outcome: Outcome, task: Task, gained: LessExact | None, *, as_json: bool) -> int:
-    """Print an outcome; without a plan, also the least budget for which one is known."""
+    """Print an outcome; without a plan, also the least budget with a known plan."""
     graph = task.graph
     if outcome.plan is None:
         return _print_infeasible(outcome, task, gained, as_json=as_json)

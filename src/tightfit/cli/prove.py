@@ -164,7 +164,7 @@ def _results(proof: Any) -> str:
         return (
             "plain PyTorch gives other bits each time it is run; results differ by up to "
             f"{proof.max_relative_difference:.3g}, within the tolerance of {proof.tolerance:.3g} "
-            "(8 times what runs of plain PyTorch differ by)"
+            "(8 times the difference between runs of plain PyTorch)"
         )
     shown = first_of(proof.differing, _DIFFERENCES_SHOWN)
     return f"DIFFER by up to {proof.max_relative_difference:.3g}: {shown}"

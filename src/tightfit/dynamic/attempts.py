@@ -1,8 +1,9 @@
 """Operators of the program in which requests are refused: evict, and run them again.
 
-One that reads what it writes must not run again, for it may have begun to write, nor may one that
-other processes wait for. Room is made for it before it runs: as much as it took the last time, or,
-the first time, as its arguments take. If it is refused all the same, that is an error.
+An operator that reads a tensor it writes must not run again, for it may have begun to write. Nor
+may an operator that other processes wait for. Room is made for it before it runs: as much as it
+took the last time, or, the first time, as its arguments take. If it is refused all the same, that
+is an error.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def _replaces(
 
 
 def _put_back(shapes: list[tuple[torch.Tensor, Any, Any, int]], drawn_from: Drawn | None) -> None:
-    """Undo what an operator may have done before it was refused memory."""
+    """Undo changes that an operator may have made before it was refused memory."""
     for tensor, size, stride, offset in shapes:
         if tensor.size() != size or tensor.stride() != stride:  # without the memory for it
             tensor.as_strided_(size, stride, offset)

@@ -151,8 +151,8 @@ class Core(ABC):
         own_bytes = held_bytes - kept_bytes - needed_bytes
         own = f"; {format_bytes(own_bytes)} it had taken itself by then" if own_bytes > 0 else ""
         state = (
-            "it reads what it overwrites and may have begun, so it does not run again: what it "
-            "overwrites may have changed, and room is made before it the next time"
+            "it reads tensors that it overwrites and may have begun, so it does not run again: "
+            "they may have changed, and room is made before it the next time"
             if has_begun
             else "parameters and the optimizer's state are as they were"
         )

@@ -96,7 +96,7 @@ class Ledger:
         self._step_cost = self._again_cost = self._last_step_cost = 0
 
     def moment(self) -> int:
-        """Return the time now, less what was spent on searching."""
+        """Return the time now, less the time of searches."""
         return perf_counter_ns() - self._search_ns
 
     def ran_first(self, cost: int) -> None:

@@ -38,7 +38,7 @@ class Operator:
     repeats: bool
     weight: int  # how much a byte costs, compared with an elementwise operator
     written: tuple[Argument, ...]  # those it overwrites
-    replaces: bool  # it does not read what it overwrites
+    replaces: bool  # it does not read the tensors it overwrites
     # Running statistics: written in training only, and not read then
     statistics: tuple[Argument, ...]
     training: Argument | None  # says whether it is training

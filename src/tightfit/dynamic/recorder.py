@@ -1,6 +1,6 @@
 """Records a PyTorch program while it runs: its ops, their bytes and times, its frees.
 
-A name of the log stands for a storage, or for a view of it with its own sizes and strides. It is
+A name of the log means a storage, or for a view of it with its own sizes and strides. It is
 released when the storage is not held any more: no tensor and no graph of autograd.
 """
 

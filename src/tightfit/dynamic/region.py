@@ -143,9 +143,9 @@ class Online:
     def keep(self, *tensors: torch.Tensor) -> None:
         """Let tensors stay, and forget how they were computed, from what, and with which inputs.
 
-        For what a program without an optimizer carries from step to step: weights that a function
-        updates, a hidden state. Without it, every batch they came from is held to compute them
-        again.
+        For tensors that a program without an optimizer carries from step to step: weights that a
+        function updates, a hidden state. Without it, every batch they came from is held to compute
+        them again.
 
         Parameters
         ----------

@@ -225,6 +225,6 @@ def _as_its_class_has_it(function: Callable[..., Any]) -> Callable[..., Any]:
 def _too_many_graphs(name: str) -> CaptureError:
     return CaptureError(
         f"{name} runs other operators in ever new calls: Dynamo has made as many graphs of it as "
-        "it may. Way out: fit what is inside it and always the same (methods=, or inner modules), "
+        "it may. Way out: fit parts of it that never change (methods=, or inner modules), "
         "or pass the changing values as tensors"
     )

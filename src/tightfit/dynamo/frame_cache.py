@@ -74,7 +74,7 @@ class FrameCache:
 
     def key(self, frame: Any) -> str | None:
         """Return the key of a frame; None if it is not to be kept."""
-        with ignoring_errors("what Dynamo finds is not kept"):
+        with ignoring_errors("Dynamo's results are not kept"):
             return _digest(packed(self._described(frame)))
         return None
 
@@ -92,7 +92,7 @@ class FrameCache:
 
     def keep(self, key: str, frame: Any, found: frames.Frame, graph: DynamoGraph) -> None:
         """Keep the result for a frame, if it means anything in another process."""
-        with ignoring_errors("what Dynamo has found is not kept"):
+        with ignoring_errors("Dynamo's results are not kept"):
             tokens = Tokens()
             asked = _guard_digest(frame, found, tokens)
             tokens.cover(found.traced)

@@ -179,5 +179,5 @@ def _around_call() -> tuple[str, str] | None:
     if mode:
         return f"the mode {mode}", "it may run other operators than those of a plan"
     if hook:
-        return f"hooks of saved tensors ({hook})", "they decide what is kept, not a plan"
+        return f"hooks of saved tensors ({hook})", "they decide which tensors are kept, not a plan"
     return None

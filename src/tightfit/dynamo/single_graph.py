@@ -1,4 +1,4 @@
-"""The one graph that Dynamo makes of a call, without running it."""
+"""The only graph that Dynamo makes of a call, without running it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GraphHandedOver(BaseException):
 
 
 def graph_call(call: TracedCall, name: str) -> TracedCall:
-    """Return the call of the one graph of a callable; its tensors may be fake.
+    """Return the call of the only graph of a callable; its tensors may be fake.
 
     Raises `NothingToTrain` if no output depends on a parameter that requires a gradient. Raises
     `CaptureError` if it is no single graph.

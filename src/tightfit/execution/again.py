@@ -121,7 +121,7 @@ class DifferentiatedCall:
     ) -> dict[int, torch.Tensor | None]:
         """Return the gradients that a backward asks for, by positions of placeholders.
 
-        `by_position`: gradients of raw outputs. `canonical`: which of the raw outputs stands for
+        `by_position`: gradients of raw outputs. `canonical`: which of the raw outputs represents
         others that are the same.
         """
         (backward, computed), self._computed = self._computed, (-1, {})
@@ -312,8 +312,8 @@ def _of_several() -> TightfitError:
     return TightfitError(
         "outputs of several graphs of a model go back together in a backward that is "
         "differentiated (create_graph=True). They meet inside, where plain PyTorch adds in another "
-        "order, and gradients would differ in their last bits. Put together inside of the fitted "
-        "module what the derivative is taken of (have it return their sum, say), or take the "
+        "order, and gradients would differ in their last bits. Combine the outputs inside of "
+        "the fitted module (have it return their sum, say), or take the "
         f"derivative inside of it. {WITHOUT_A_PLAN}"
     )
 
@@ -322,6 +322,6 @@ def _used_with(how: str) -> TightfitError:
     return TightfitError(
         "a loss goes back through an output of a tightfit step together with its derivative "
         f"(create_graph=True), {how}. Both meet inside of the step, and gradients would differ in "
-        "their last bits. Take the derivative inside of what is planned (tightfit.step), or call "
-        f"the model once more for what else takes its output. {WITHOUT_A_PLAN}"
+        "their last bits. Take the derivative inside of the planned code (tightfit.step), or call "
+        f"the model once more for other uses of its output. {WITHOUT_A_PLAN}"
     )

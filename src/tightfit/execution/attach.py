@@ -145,7 +145,7 @@ def original_method(module: nn.Module, name: str) -> Callable[..., Any]:
     if not inspect.isfunction(method) or name in vars(nn.Module) or name == "forward":
         own = ", ".join(own_methods(kind)) or "none"
         raise BadInput(
-            f"methods= names {name!r}, which is no method of {kind.__name__} besides its "
+            f"methods= names {name!r}, which is no method of {kind.__name__} other than its "
             f"forward (it has: {own})"
         )
     here = module.__dict__.get(name)
@@ -330,7 +330,7 @@ def _refuse_wrapped(module: nn.Module) -> None:
         )
     if isinstance(module, torch.jit.ScriptModule):
         raise BadInput(
-            f"the model is scripted ({kind}): what it runs cannot be planned. Fit the plain module "
+            f"the model is scripted ({kind}): its code cannot be planned. Fit the plain module "
             f"(PYTORCH_JIT=0 in the environment has torch.jit leave it plain). {WITHOUT_A_PLAN}"
         )
     if any(type(m).__name__ == "FullyShardedDataParallel" for m in module.modules()):

@@ -355,7 +355,7 @@ class Guard:
         ]
 
     def _meet(self, other: Guard) -> None:
-        """Note of two steps that one begins while the other is running, if it is."""
+        """Note that a step begins while another is running, if it is."""
         if self._open is not None and any(run.is_open for run in self._runs):
             self._other_budgets.add(other)
             other._other_budgets.add(self)

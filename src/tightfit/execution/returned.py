@@ -2,7 +2,7 @@
 
 AOTAutograd's runtime wrapper runs around the chain of autograd nodes. An output of the chain has a
 history of its own. Views of inputs and of other outputs are made again outside of it, so that
-autograd knows them for what they are.
+autograd knows them as views.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ class Run(Chained):
         except BaseException as error:
             self._end(RunState.FAILED)
             if is_refusal(error):
-                message = "A backward that is differentiated itself takes what plain PyTorch takes."
+                message = "A differentiated backward takes as much memory as in plain PyTorch."
                 raise budget_exceeded(error, message) from error
             raise
         if self.state is not RunState.DIFFERENTIATED:

@@ -19,7 +19,7 @@ __all__ = ["Budget"]
 
 
 class Budget(Callback):
-    """Fit what a LightningModule trains inside a budget; log its measured peak in bytes.
+    """Fit the model of a LightningModule inside a budget; log its measured peak in bytes.
 
     Parameters
     ----------

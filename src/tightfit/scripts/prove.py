@@ -162,9 +162,9 @@ class _Runs:
     def _judged(
         self, plain: Record, fitted: Record, difference: Difference
     ) -> tuple[Difference | None, frozenset[int], bool]:
-        """Return the first difference that is the plan's, what is not to compare, and True.
+        """Return the first difference due to the plan, values not to compare, and True.
 
-        Where two plain runs differ no later: what these differ by, and False.
+        Where two plain runs differ no later: their difference, values not to compare, and False.
         """
         wanted = self._wanted("plain", difference) if difference.kind == "tensor" else None
         again = self._run("plain", "plain-again", wanted=wanted)
@@ -231,7 +231,7 @@ def _end_of(record: Record) -> Ended:
 
 
 def _refuse(failure: Failure | None) -> None:
-    """Raise what says that there is nothing to prove."""
+    """Raise the error that there is nothing to prove."""
     if failure is None:
         return
     if failure.refuses == "program":

@@ -127,7 +127,7 @@ def differences(a: Record, b: Record) -> Iterator[Difference]:
             step = one.number
         compared = one, other
         if isinstance(one, Generator) != isinstance(other, Generator):
-            compared = _or_end(a, one), _or_end(b, other)  # and not what is noted before it
+            compared = _or_end(a, one), _or_end(b, other)  # and not the event noted before it
         found = _difference(index, step, *compared)
         if found is not None:
             yield found

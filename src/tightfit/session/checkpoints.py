@@ -35,8 +35,8 @@ def announce_checkpoints(callee: Callee, step: JointGraph, before: Iterable[Join
         )
     if differs:
         announce(
-            f"{callee.name} goes through torch.utils.checkpoint: the plan decides what is computed "
-            f"again, and {'; '.join(differs)}"
+            f"{callee.name} goes through torch.utils.checkpoint: the plan decides which values are "
+            f"computed again, and {'; '.join(differs)}"
         )
 
 

@@ -65,7 +65,7 @@ class Route(Protocol):
         ...
 
     def outside_of_plans(self) -> bool:
-        """Whether what is around a call asks that it runs as it is; then that is noted."""
+        """Whether code around a call asks that it runs as it is; then that is noted."""
         ...
 
     def prepare(self, given: Arguments) -> None:
@@ -81,7 +81,7 @@ class Route(Protocol):
         ...
 
     def close_step(self) -> StepPeaks | None:
-        """End the measured window of the last step now; return what it held."""
+        """End the measured window of the last step now; return its peaks."""
         ...
 
     def change_options(self, options: Options) -> None:
@@ -92,9 +92,9 @@ class Route(Protocol):
 class Fitted:
     """A callable that trains inside a budget.
 
-    `route`: the way it runs at first. `addresses`: of its steps in memory. `copies`: what it
-    has in common with the model that it is a copy of. `options`: as they are now: ranks may have
-    joined, the budget may have changed. `route`: the way it runs now.
+    `route`: the way it runs at first. `addresses`: of its steps in memory. `copies`: state in
+    common with the model that it is a copy of. `options`: as they are now: ranks may have joined,
+    the budget may have changed. `route`: the way it runs now.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class Fitted:
         return self._addresses.added_to(self.route.report())
 
     def close_step(self) -> StepPeaks | None:
-        """End the measured window of the last step now; return what it held."""
+        """End the measured window of the last step now; return its peaks."""
         return self.route.close_step()
 
     @property

@@ -69,7 +69,7 @@ class FollowedCalls(HandedCalls):
                 continue
 
     def asked(self, given: Arguments, asks: Callable[[Arguments], Any]) -> Any:
-        """Ask something of the one graph of a call, without running it.
+        """Ask something of the only graph of a call, without running it.
 
         Raises `CaptureError` if the call is no single graph.
         """
@@ -106,7 +106,7 @@ class FollowedCalls(HandedCalls):
         Raises `_RestartCall` if there are any, and nothing of the call has run yet.
         """
         leaves = graph.leaves() if graph.leaf_calls else ()
-        is_left = any(not is_opaque(leaf) for leaf in leaves)  # of what was one op until now
+        is_left = any(not is_opaque(leaf) for leaf in leaves)  # inside of ops until now
         calls = bool(leaves) or graph.hides_leaf_calls
         if (calls and self._follower.follow_all_again()) or is_left:
             self._compiled.start_over()

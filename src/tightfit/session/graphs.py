@@ -70,7 +70,7 @@ class GraphSteps(WholeSteps):
         return self._is_called
 
     def outside_of_plans(self) -> bool:
-        """Whether what is around a call asks that it runs as it is; then that is noted."""
+        """Whether code around a call asks that it runs as it is; then that is noted."""
         is_outside = self.outside.is_called_within()
         self._is_called = self._is_called or is_outside
         return is_outside

@@ -93,7 +93,7 @@ class HandedCalls:
             return graph.module(*inputs)
 
     def _first_like(self, graph: HandedGraph, inputs: Sequence[Any]) -> HandedGraph:
-        """Return the first graph that runs what this graph does.
+        """Return the first graph that runs the same as this graph.
 
         Dynamo makes a graph again where Python has changed that does not matter to it.
         """

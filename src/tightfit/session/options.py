@@ -333,7 +333,7 @@ def worst_first(shapes: Iterable[Any], modules: Mapping[str, nn.Module]) -> list
     """Return the calls that example inputs describe, that with most elements first.
 
     `shapes`: for each call a tuple of positional inputs, a mapping of keyword inputs, or one
-    tensor. A tensor on the ``"meta"`` device stands for zeros on the modules' device. `modules`:
+    tensor. A tensor on the ``"meta"`` device means zeros on the modules' device. `modules`:
     their first parameter tells the device. Raises `BadInput` if one of them is something else.
     """
     calls = [_call(example) for example in shapes]

@@ -92,7 +92,7 @@ def capture_step(
     `options.costs`; workspaces are measured in any case. Of several ranks that train the same
     model one measures.
     """
-    with _said(options, f"looking at {name}: what it runs, and what each operator takes"):
+    with _said(options, f"looking at {name}: its operators, and time and memory of each"):
         captured = captured_alone(lambda: _captured_and_priced(call, options, name, pricing))
     captured.joint.opaque.forget_examples()
     return_cached(device_of_modules(call.modules))  # operators that were measured left holes
@@ -175,7 +175,7 @@ def plan_step(
 
     `known`: an earlier plan of this step; used if it fits and the planner finds none. `apart`:
     whether another process searches, while this process trains. Raises `InfeasibleBudget` if there
-    is none; says the least budget and what is forced to be alive. Raises `InvalidPlan` or
+    is none; names the least budget and the values forced to be alive. Raises `InvalidPlan` or
     `PlanMismatch` if the user gave a plan and it does not fit this graph or budget.
     """
     key = f"plan {_key(task, options)}"

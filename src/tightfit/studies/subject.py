@@ -54,8 +54,8 @@ class Subject:
     `example`: in the place of the model there may be a step (see `with_loss_inside`), planned or
     not. A model that the factory has fitted itself is taken plain. `seed`: of every random number
     drawn in training. `given`: positional and keyword inputs of the model or the step, without
-    those that only its loss reads. `loss_is_outside`: whether the loss is computed from what the
-    model or the step returns.
+    those that only its loss reads. `loss_is_outside`: whether the loss is computed from outputs of
+    the model or the step.
     """
 
     def __init__(self, example: Example, seed: int) -> None:

@@ -49,8 +49,8 @@ class Since:
 LEAVES = Since(
     (2, 13),
     "a module is one op of a plan: those marked by `tightfit.opaque`",
-    "it ends a graph: what is before and after it has a plan each, and sums of half precision that "
-    "reach into several of them may round differently",
+    "it ends a graph: the code before and after it has a plan each, and sums of half precision "
+    "that reach into several of them may round differently",
 )
 DERIVATIVES = Since(
     (2, 13),

@@ -216,7 +216,7 @@ class Structure:
     positions: tuple[int, ...]  # where the tensors are
     which: tuple[int, ...]  # which tensor is in each of these places: one may be in several
     loss: int | None = None  # which of the tensors is called ``loss`` at the top, if one is
-    numbers: tuple[int, ...] = ()  # places of tensors that stand for a number of the step
+    numbers: tuple[int, ...] = ()  # places of tensors that hold a number of the step
 
     @cached_property
     def _is_tuple(self) -> bool:

@@ -155,7 +155,7 @@ class OpaqueStandIns:
         return OpaqueModules(tuple(self._made.values()), changes_state)
 
     def note_inputs(self, traced: Any, real: Any) -> None:
-        """Remember which real tensor each traced input of the call stands for."""
+        """Remember the real tensor of each traced input of the call."""
         self._called = []
         self._forget_handed_out()
         pairs = zip(flatten(traced)[0], flatten(real)[0], strict=True)
@@ -407,7 +407,7 @@ def draws_inside(node: fx.Node) -> bool:
 def pin_of(node: fx.Node) -> str | None:
     """Return why a traced opaque operator may not run twice, if it may not."""
     if node.target is _BACKWARD:
-        return "frees what its forward kept for it"
+        return "frees the tensors its forward kept for it"
     if node.target is not _FORWARD:
         return None
     profile = _CALLS[node.args[-1]].profile  # type: ignore[index]

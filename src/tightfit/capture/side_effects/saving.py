@@ -32,7 +32,7 @@ def refuse_saving_hooks(name: str) -> None:
     if pack:
         raise CaptureError(
             f"{name} is fitted and called within hooks on saved tensors ({pack}): "
-            f"planned gradients would not be what they make of them. {_WAY_OUT}"
+            f"planned gradients would differ from those with the hooks. {_WAY_OUT}"
         )
 
 
@@ -44,7 +44,7 @@ def without_saving_hooks(trail: ModuleTrail) -> Iterator[None]:
         where = f"module {trail.running!r}" if trail.running else "the outermost forward"
         raise CaptureError(
             f"{where} sets hooks on saved tensors (saved_tensors_hooks, save_on_cpu; "
-            f"here {pack}): planned gradients would not be what they make of them. {_WAY_OUT}",
+            f"here {pack}): planned gradients would differ from those with the hooks. {_WAY_OUT}",
             module=trail.running,
         )
 

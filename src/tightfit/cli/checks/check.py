@@ -93,7 +93,7 @@ def check(
     if not compare_flags and (budget is None) == (budget_ratio is None):
         raise BadInput(
             "give one budget: --budget 8GiB for all that the step may hold; --budget-ratio 0.5 for "
-            "half of what it holds now beyond its constants; or --budget minimum for the least"
+            "half of its present bytes beyond its constants; or --budget minimum for the least"
         )
     from tightfit.api.check import ENOUGH
     from tightfit.api.check import check as check_model

@@ -189,7 +189,7 @@ def _text(numbers: dict[str, Any], found: Replayed) -> str:
     return (
         f"it fits {given}: {numbers['slowdown']:.3f} times the cost, at most "
         f"{format_bytes(found.max_memory_bytes)} resident, {found.evictions_pressure} evictions "
-        f"for want of memory and {found.evictions_eager} of what nobody held, "
+        f"for want of memory and {found.evictions_eager} of unused storages, "
         f"{found.rematerialisations} operators run again"
     )
 
@@ -241,7 +241,7 @@ def _sweep(
         )
         write_atomically(folder / f"figure{comparison.figure}.svg", picture)
     return print_result(
-        f"wrote {len(rows)} rows to {folder / 'sweep.csv'}, and the figures beside it",
+        f"wrote {len(rows)} rows to {folder / 'sweep.csv'}, and the figures next to it",
         as_json=as_json,
         status="ok",
         seconds=time.process_time() - started,

@@ -103,7 +103,7 @@ class Log:
 
     @cached_property
     def bottleneck_bytes(self) -> int:
-        """The most bytes that one call reads and makes; no budget below them can hold it."""
+        """The most bytes that a call reads and makes; no budget below them can hold it."""
         return max(map(self._bytes_around, self.operators), default=0)
 
     @cached_property

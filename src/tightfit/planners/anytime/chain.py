@@ -3,7 +3,7 @@
 The forward pass is cut where few bytes cross. A table over (first segment, last segment, memory)
 decides which values to store at each cut and to keep of each segment (docs/search.md, "Chains").
 Its view of memory is rough, so it is given more or less than the budget and the search repairs its
-schedules. Ops stand for the values they make; ops and stages are the engine's.
+schedules. Ops represent the values they make; ops and stages are the engine's.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class _Orders:
             first = waiting[0].pool
             if number > 0 and first.done and first.best is not None and search.pool.best is None:
                 self._forget(search)
-                continue  # one order is solved and this one has not even a plan: not tried
+                continue  # another order is solved and this has not even a plan: not tried
             search.pool.learn(min(known.pool.overhead for known in waiting[: number + 1]))
             seconds = self.limits.seconds - (time.perf_counter() - self.started)
             share = _FIRST_SHARE if number + 1 < len(waiting) else 1.0

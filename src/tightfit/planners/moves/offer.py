@@ -188,7 +188,7 @@ def _reading(value: ValueId, position: OpId, before: Op) -> Op:
         target="far",
         alternatives=(way,),
         segment=before.segment,
-        pinned="it stands for a place",
+        pinned="it is a place of moves",
     )
 
 

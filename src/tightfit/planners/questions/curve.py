@@ -85,7 +85,7 @@ def _with_bound(outcome: Outcome, bound: float, source: str, gap: float) -> Outc
 
 
 def _smoothed(points: list[CurvePoint], gap: float) -> tuple[CurvePoint, ...]:
-    """Where a smaller budget has a cheaper plan, take it for the larger one too."""
+    """Where a smaller budget has a cheaper plan, take it for the larger budget too."""
     best: Outcome | None = None
     smoothed: list[CurvePoint] = []
     for point in reversed(points):

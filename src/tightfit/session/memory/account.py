@@ -336,7 +336,7 @@ class Account:
         self._known = None
 
     def expect_training(self, trains: bool) -> None:
-        """Expect gradients and optimizers' state, or none: the callable holds what it has."""
+        """Expect gradients and optimizers' state, or neither: then it holds no more than now."""
         self._trains = trains
 
     def collect_garbage(self) -> bool:

@@ -107,14 +107,14 @@ class StepsInBackward:
             needs = self._needed(parameter)
             if needs is None:
                 raise BadInput(
-                    f"what {self.name} takes to step one parameter cannot be predicted, so that no "
-                    "plan can have room for it. Way out: fit without update_in_backward"
+                    f"the memory of {self.name} for a step of one parameter cannot be predicted, so "
+                    "no plan can have room for it. Way out: fit without update_in_backward"
                 )
             self._needs[key] = needs
         return self._needs[key]
 
     def stretch(self, parameter: torch.Tensor) -> Stretch | None:
-        """Return by what stretches a parameter may be stepped, too; None: whole only."""
+        """Return the stretches in which a parameter may be stepped, too; None: whole only."""
         least_bytes = _LARGE * stretches.STRETCH * parameter.element_size()
         if self._predicted(parameter).passing_bytes < least_bytes:
             return None
@@ -146,7 +146,7 @@ class StepsInBackward:
     # -- steps --------------------------------------------------------------------------------
 
     def before_forward(self) -> None:
-        """Raise if the loop does what goes with a step after backward only.
+        """Raise if the loop does something that needs a step after backward.
 
         Raises `TightfitError`: says what, and a way out; nothing has been changed then.
         """

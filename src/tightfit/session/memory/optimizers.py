@@ -176,7 +176,7 @@ class Optimizers:
         return known[1]
 
     def passing_bytes(self) -> int:
-        """Return the most that a step of any of them holds besides state, as far as predicted.
+        """Return the most that a step of any of them holds beyond state, as far as predicted.
 
         Those that step in backward take nothing after it.
         """

@@ -38,10 +38,10 @@ _NUMBERS_SHARE = 128  # of a small loop's budget they may be no more
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a budget that one of several calls has."""
+    """The part of a budget for one of several calls."""
 
     peak_bytes: int  # may be held while it runs, other memory included
-    others_bytes: int = 0  # what others may hold between its forward and its backward
+    others_bytes: int = 0  # others' limit between its forward and its backward
     # Left for later calls that keep it until after its backward
     reserved_bytes: int = 0
     part: float = 1.0  # its share of each further byte of the budget, at least

@@ -110,7 +110,7 @@ class Reserved(DefaultAddresses):
         return options
 
     def _begun(self, options: Options) -> Options:
-        """Leave room for what an allocator caches: pages are taken whole."""
+        """Leave room for an allocator's cache: pages are taken whole."""
         self._has_begun = True
         first_bytes = min(self._allocator.page_bytes, round(_MOST_FIRST * options.limit_bytes))
         self._fragmentation = Fragmentation(first_bytes)

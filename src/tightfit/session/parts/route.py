@@ -38,7 +38,7 @@ class PartsRoute:
         return []
 
     def outside_of_plans(self) -> bool:
-        """Whether what is around a call asks that it runs as it is; then that is noted."""
+        """Whether code around a call asks that it runs as it is; then that is noted."""
         return self.outside.is_called_within()
 
     def settle(self) -> None:
@@ -50,7 +50,7 @@ class PartsRoute:
         return msgspec.structs.replace(self.steps.report(), outside=self.outside.reasons())
 
     def close_step(self) -> StepPeaks | None:
-        """End the measured window of the last step now; return what it held."""
+        """End the measured window of the last step now; return its peaks."""
         return self.steps.close_step()
 
     def change_options(self, options: Options) -> None:

@@ -285,7 +285,7 @@ class PartSteps:
         if part not in self._plainly:
             self._plainly.add(part)
             announce(
-                f"part {part.name!r}: no plan fits what is left of the budget. It runs as plain "
+                f"part {part.name!r}: no plan fits the rest of the budget. It runs as plain "
                 "PyTorch there; requests beyond the budget are refused"
             )
         with raising(error):
@@ -293,7 +293,7 @@ class PartSteps:
 
 
 def _drop(writer: LedgerWriter, guard: Guard, call: int) -> None:
-    """Note that nothing is left of what a call returned."""
+    """Note that no output of a call is left."""
     if writer.awaits(call):
         writer.dropped(call)
         if writer.has_turned and writer.is_complete:

@@ -354,7 +354,7 @@ def _cannot(name: str, reason: str) -> TightfitError:
     return TightfitError(
         f"the backward of {name} is to be differentiated itself (create_graph=True): for that its "
         f"forward is run again, plainly, and here it cannot be, as {reason}. Take the derivative "
-        f"inside of what is planned (tightfit.step{_SINCE}), leave the part that needs it out of "
+        f"inside of the planned code (tightfit.step{_SINCE}), leave the part that needs it out of "
         f"the fitted module, or tightfit.unfit(model) first. {WITHOUT_A_PLAN}"
     )
 

@@ -1,4 +1,4 @@
-"""The bytes that one call of a step holds under a plan."""
+"""The bytes that a call of a step holds under a plan."""
 
 from __future__ import annotations
 

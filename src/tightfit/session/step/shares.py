@@ -94,7 +94,7 @@ def _with_last(
 ) -> tuple[list[int], list[Holding]]:
     """Give as many calls out of some as fit another holding, the last first.
 
-    Returns the calls that did not get it. Also returns for every call what it has.
+    Returns the calls that did not get it. Also returns the holding of every call.
     """
 
     def with_last(count: int) -> list[Holding]:

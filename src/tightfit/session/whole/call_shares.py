@@ -317,7 +317,7 @@ class CallShares:
             self._presumed, self._looked = calls, spec
 
     def _leave_rest(self, spec: Specialisation, alone: Surroundings, options: Options) -> None:
-        """Presume a few calls besides those that left no room, for there may be more."""
+        """Presume a few more calls than those that left no room, for there may be more."""
         room_bytes = self._room_bytes(spec, alone, options)
         found, calls = self._range_of(spec, alone, options), len(self._open)
         most = max(1, _MOST_LOOKED_FOR - calls)

@@ -91,7 +91,7 @@ class Captures:
         return not isinstance(given, GraphArguments) or self._graphs.is_as_it_was(given, spec.key)
 
     def _holds(self, spec: Specialisation, given: Arguments) -> bool:
-        """Whether values that a step has read, besides its signature, are unchanged."""
+        """Whether values that a step has read, in addition to its signature, are unchanged."""
         joint = spec.captured.joint
         decides = joint.decisions.hold(given.leaves, self.callee.modules)
         return decides and self._fulfils(spec, given)

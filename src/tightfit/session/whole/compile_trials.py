@@ -46,7 +46,7 @@ class CompiledPlan:
     """A plan, its compiled program, and the measured peaks of a trial run."""
 
     captured: Captured  # the step with the graph that was planned
-    outcome: Outcome  # the plan. Its peak is what the operators of the plan would hold one by one.
+    outcome: Outcome  # the plan. Its peak is that of the plan's operators run one by one.
     program: Program  # compiled
     trial: TrialPeaks  # measured
 

@@ -136,7 +136,7 @@ class StepMonitor:
             self.guard.abandon()
 
     def close(self) -> StepPeaks | None:
-        """End the measured window of the last step now; return what it held."""
+        """End the measured window of the last step now; return its peaks."""
         return self.guard.close() if self.guard is not None else None
 
     def forget(self) -> None:

@@ -153,7 +153,7 @@ class LessExpected:
             if way.passing_bytes > passed_bytes:
                 passed_bytes = way.passing_bytes
                 yield way
-        # as plain PyTorch runs it, where the caller frees what the forward returns
+        # as plain PyTorch runs it, where the caller frees outputs of the forward
         least = self._certain
         peak_bytes = self.plain_bytes(spec)
         returned = sum(v.size_bytes for v in spec.captured.graph.values if v.fate == "returned")
@@ -211,9 +211,9 @@ def less_expected(
         "memory of user code between forward and backward": around.outside_bytes,
         "optimizer state that is to come": coming_bytes - made_bytes,
         "gradients that exist now": standing.gradient_bytes,
-        "what else is held now": standing.others_bytes,
+        "other memory held now": standing.others_bytes,
         "memory of others within the budget": standing.others_coming_bytes,
-        "what other calls may hold": options.planned_bytes - around.budget_bytes,
+        "memory of other calls": options.planned_bytes - around.budget_bytes,
         "workspaces that there is no room to measure": spec.hoped.predicted_bytes,
     }
     outside_bytes = spec.user_code.seen_bytes

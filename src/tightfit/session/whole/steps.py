@@ -129,7 +129,7 @@ class WholeSteps:
         )
 
     def close_step(self) -> StepPeaks | None:
-        """End the measured window of the last step now; return what it held."""
+        """End the measured window of the last step now; return its peaks."""
         return self.monitor.close()
 
     def change_options(self, options: Options) -> None:

@@ -135,7 +135,7 @@ def _made_again(
     held = frame.f_globals
     backend, builtins = found.names
     held.update(imported(found))
-    graph = torch._dynamo.disable(graph, reason="it is what Dynamo has handed over")
+    graph = torch._dynamo.disable(graph, reason="it is a graph that Dynamo has handed over")
     cleanups = [
         utils.CleanupHook.create(held, name, value)
         for name, value in ((backend, graph), (builtins, builtins_of(frame)))

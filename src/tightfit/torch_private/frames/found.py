@@ -85,7 +85,7 @@ def found_in(output: Any) -> Frame:
     if any(around) or output.current_device is not None or output.dual_level != NO_LEVEL:
         raise NotReusable("something is around the call")
     if any(of_sizes) or output.installed_globals - {builtins} != backends or len(backends) != 1:
-        raise NotReusable("sizes that change, or what code finds by an identity")
+        raise NotReusable("sizes that change, or objects that code finds by an identity")
     (backend,) = backends
     return Frame(
         code=_NO_CODE,

@@ -45,7 +45,7 @@ def memory(variables: Variables, k: int) -> None:
 def one_way_to_run(variables: Variables, k: int) -> None:
     """sum_w W[k,w] = 1 over the ways to run the cut's op; with alternatives D[t_k,a] for each (10).
 
-    Those of the alternatives that read alike stand for each other.
+    Alternatives with the same inputs may replace each other.
     """
     outline, cut = variables.outline, variables.cuts[k]
     ways = list(_running(variables, k))
