@@ -136,8 +136,8 @@ class CudaTally:
             f"({format_bytes(asked_bytes)}): {held_bytes} bytes ({format_bytes(held_bytes)}) are "
             f"held now, and {format_bytes(cached_bytes)} reserved and not given out. The "
             "request comes from outside the planned step, or more is held than was planned for. "
-            f"Try a budget of {named} bytes ({format_bytes(named)}), or hold less; a loss is planned, "
-            "too, by tightfit.step; tightfit.unfit ends the limit of a model"
+            f"Try a budget of {named} bytes ({format_bytes(named)}), or hold less; a loss is "
+            "planned, too, by tightfit.step; tightfit.unfit ends the limit of a model"
         )
 
 

@@ -77,9 +77,9 @@ def compare_planners(
         Names separated by commas, or all. For a model also pytorch.min_cut,
         pytorch.activation_memory_budget and pytorch.checkpoint.
     alternatives
-        Which alternatives of operators plans may use, for a model: several of none, conv, output,
-        intermediate, attention, together, stash, inplace and all, separated by commas, side by side
-        (MONeT, figures 4 and 6).
+        Which alternatives of operators plans may use, for a model, side by side (MONeT, figures 4
+        and 6). Several of none, conv, output, intermediate, attention, together, stash, inplace and
+        all, separated by commas.
     exactness
         How exact these have to be, for a model: bitwise unless given, rounding or lossy.
     workers

@@ -149,9 +149,9 @@ class StepOptions:
         fresh: the step makes them, as after zero_grad(); accumulated: it adds to those that are
         there.
     costs
-        How long each operator is taken to run. cpu: this machine's roofline, the default for a
-        model; measured: each distinct operator of a model is timed once, by itself; unit, flops;
-        p100, v100, a100, h100: a GPU's roofline, and sizes as its allocator rounds them. A graph
+        The source of operators' times. cpu: this machine's roofline, the default for a model.
+        measured: each distinct operator of a model is timed once, by itself. p100, v100, a100,
+        h100: a GPU's roofline, and sizes as its allocator rounds them. Others: unit, flops. A graph
         file brings its own.
     """
 

@@ -44,8 +44,8 @@ class ModuleShare(msgspec.Struct, frozen=True, kw_only=True):
 
     module: str  # the module's name; an operator or a role where no module is known
     held_bytes: int  # bytes of its values alive at the peak of the plan
-    # Bytes of its values alive at the peak of a step that keeps everything, minus `held_bytes`;
-    # negative if the plan holds more of it at its own peak
+    # Bytes of its values alive at the peak of a step that keeps everything, minus `held_bytes`.
+    # Negative if the plan holds more of it at its own peak.
     saved_bytes: int
     recomputed_ops: int  # how many times one of its ops is computed again
     recompute_s: float  # seconds of that

@@ -73,8 +73,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     # It chooses among operator alternatives; if not, it uses the defaults
     alternatives: bool = False
     exact: bool = False  # given time it proves optimality in its own search space
-    # False for methods that propose plans without looking at the budget (Chen sqrt(n), or Chen
-    # greedy for every segment size); they are then checked against the budget afterwards
+    # False for methods that propose plans without looking at the budget (Chen sqrt(n), Chen greedy
+    # for every segment size). The plans are checked against the budget afterwards.
     respects_budget: bool = True
     # It can prove that no plan exists (for the given order of first computations)
     proves_infeasible: bool = False

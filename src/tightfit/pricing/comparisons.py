@@ -40,8 +40,8 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a nu
 class Verdict(msgspec.Struct, frozen=True):
     """How an alternative compared."""
 
-    # The largest as a share of the default's largest number; 0: every bit is equal; -1: the result
-    # has another shape, type or layout, or nothing can be said of it
+    # The largest as a share of the default's largest number. 0: every bit is equal. -1: the result
+    # has another shape, type or layout, or is unknown.
     difference: float
 
 

@@ -33,9 +33,9 @@ _SET_ASIDE = ("line", "generator")
 class ScriptProof(msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of two runs of a program."""
 
-    # ``"proven"``; ``"differs"``: the fitted run does something else than the plain one; ``"above
-    # budget"``; ``"not deterministic"``: two plain runs differ from each other, no later than the
-    # fitted one does; ``"nothing trained"``: no parameter moves
+    # ``"differs"``: the fitted run does something else than the plain run. ``"not deterministic"``:
+    # two plain runs differ, no later than the fitted run does. ``"nothing trained"``: no parameter
+    # changes.
     verdict: Literal["proven", "differs", "above budget", "not deterministic", "nothing trained"]
     script: str  # the program
     # steps, lines: optimizer steps and printed lines that were compared

@@ -43,9 +43,9 @@ Target: TypeAlias = "str | Callable[..., Any] | tuple[Any, ...]"
 
 _FORMS = "zoo:NAME, package.module:factory or path/to/file.py:factory"
 _RETURNS = (
-    "a factory returns (model, loss, args, target): an nn.Module; a function of (output, target) "
-    "or None if the output is the loss or carries it as .loss; a tuple of positional or a dict of "
-    "keyword inputs; the target of the loss, or None"
+    "a factory returns (model, loss, args, target). The model is an nn.Module. The loss is a "
+    "function of (output, target), or None if the output is the loss or carries it as .loss. The "
+    "args are a tuple of positional or a dict of keyword inputs; the target may be None"
 )
 
 

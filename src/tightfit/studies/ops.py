@@ -45,9 +45,9 @@ def profile_ops(
 
     `target`: a model, as for `check`. `name`: an operator such as ``"aten.convolution_backward"``,
     a module such as ``"layer1.0.conv1"``, or both with a colon between them. Calls that are alike
-    are measured once. Each op is followed by ops that belong to its alternatives: ops that are
-    replaced together with it, and ops that only some alternatives read, such as one that makes a
-    mask. Raises `BadInput` if no op has that name; says some that there are.
+    are measured once. Each op is followed by ops that belong to its alternatives. They are replaced
+    together with it, or only some alternatives read them, such as one that makes a mask. Raises
+    `BadInput` if no op has that name; says some that there are.
     """
     step = captured_step(
         target, optimizer="none", costs="unit", alternatives=Offered(EXACTNESS[-1]), **model_options

@@ -1,7 +1,7 @@
 """Storages whose memory is taken away and given back under the tensors that use them.
 
-Private names of torch. A storage without memory keeps its size, so views of it can be made, and
-every access to its memory raises torch's error; nothing can read memory that does not exist.
+Private names of torch. A storage without memory keeps its size, so views of it can be made. Every
+access to its memory raises torch's error.
 """
 
 from __future__ import annotations

@@ -212,8 +212,8 @@ class OpaqueCall:
             raise OpaqueChanged(
                 f"the opaque module {self.name!r} kept {format_bytes(held_bytes)} for its backward,"
                 f" but {format_bytes(profile.record_bytes)} when it was measured: its saved "
-                "tensors depend on the data. The plan is dropped; run the step again and a plan with "
-                "this much room is made"
+                "tensors depend on the data. The plan is dropped; run the step again and a plan "
+                "with this much room is made"
             )
 
     def _resident(self) -> set[int]:

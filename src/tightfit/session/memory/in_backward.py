@@ -107,8 +107,8 @@ class StepsInBackward:
             needs = self._needed(parameter)
             if needs is None:
                 raise BadInput(
-                    f"the memory of {self.name} for a step of one parameter cannot be predicted, so "
-                    "no plan can have room for it. Way out: fit without update_in_backward"
+                    f"the memory of {self.name} for a step of one parameter cannot be predicted, "
+                    "so no plan can have room for it. Way out: fit without update_in_backward"
                 )
             self._needs[key] = needs
         return self._needs[key]
