@@ -30,8 +30,8 @@ class Entry:
     # ``"default"`` has an activation peak of 200 to 700 MiB on a CPU, fresh gradients included.
     # Exceptions: fcn8 0.9 GiB, gpt2 1.2 GiB without and 1.6 GiB with dropout.
     # ``"channels_last"`` of vgg16 needs no workspace for convolutions, with a large batch. Others
-    # are those of papers: batch, size in pixels, sequence in tokens, dropout. Items that a setting does not name
-    # are no parameters of its model. Batch 1 under ``"checkmate"``: that paper looks for the
+    # are those of papers: batch, size in pixels, sequence in tokens, dropout. Items that a setting
+    # does not name are no parameters of its model. Batch 1 under ``"checkmate"``: that paper looks for the
     # largest batch of this model.
     settings: Mapping[str, Mapping[str, Any]]
 
