@@ -31,8 +31,8 @@ class Entry:
     # Exceptions: fcn8 0.9 GiB, gpt2 1.2 GiB without and 1.6 GiB with dropout.
     # ``"channels_last"`` of vgg16 needs no workspace for convolutions, with a large batch. Others
     # are those of papers: batch, size in pixels, sequence in tokens, dropout. Items that a setting
-    # does not name are no parameters of its model. Batch 1 under ``"checkmate"``: that paper looks for the
-    # largest batch of this model.
+    # does not name are no parameters of its model. Batch 1 under ``"checkmate"``: that paper
+    # looks for the largest batch of this model.
     settings: Mapping[str, Mapping[str, Any]]
 
 
