@@ -136,8 +136,8 @@ def _never_worse(rows: Cells) -> list[str]:
             gains.append(f"{model} {100 * ours:.2f} % ({instead})")
     return [
         f"Of {compared} cells with a plan without alternatives, {worse} cost more with those that "
-        f"have the default's bits. At {_HALF:g} of the peak these cost at most two thirds of what "
-        f"it costs without (in brackets) on {len(gains)} of {len(SIX)} models: {', '.join(gains)}."
+        f"have the default's bits. At {_HALF:g} of the peak these cost at most two thirds of the "
+        f"overhead without (in brackets) on {len(gains)} of {len(SIX)} models. {', '.join(gains)}."
     ]
 
 
