@@ -97,7 +97,7 @@ def test_a_call_that_fits_alone_is_not_refused_for_others_that_might_have_come(m
     loop = loop_of(1, ORDERS["their sum"], set_to_none=True, in_flight=None)
     plain = lived(loop, None)
     monkeypatch.setattr(
-        call_shares, "_most_that_fit", lambda room_bytes, found, input_bytes: 4
+        call_shares, "_fitting_calls", lambda room_bytes, found, input_bytes: 4
     )  # taken too lightly
     fitted = lived(loop, int(0.62 * plain.whole_bytes))
     assert not fitted.error

@@ -40,8 +40,8 @@ class CudaTally:
     before, and not counted, are added; blocks cached then go back first, as they would be added,
     too. Of several tallies the least limit holds, and none is above the user's own.
 
-    `before`: tensors that are there already, and are asked about later. `from_now`: whether the
-    peak starts from now, that of the user as well.
+    `before`: tensors that are there already, and are asked about later. `restarts_peak`: whether
+    the peak starts from now, that of the user as well.
     """
 
     refuses = True
@@ -49,11 +49,11 @@ class CudaTally:
     _users_own: ClassVar[dict[int, float]] = {}  # fractions, of devices that have a limit of ours
 
     def __init__(
-        self, device: torch.device, before: Iterable[Any], *, from_now: bool = False
+        self, device: torch.device, before: Iterable[Any], *, restarts_peak: bool = False
     ) -> None:
         return_cached(device)
         self._meter = CudaMeter(device)
-        if from_now:
+        if restarts_peak:
             self._meter.reset_peak()
         self._index = torch.cuda.current_device() if device.index is None else device.index
         self._start = self._meter.live_bytes()

@@ -81,14 +81,14 @@ typedef struct {
 
 static Shard shards[SHARDS];
 
-/* A shard is held for some ten instructions, so waiting threads spin; letting go of it is a plain
+/* A shard is held for some ten instructions, so waiting threads spin; releasing it is a plain
  * store, at half the price of a mutex. */
 static inline void hold(Shard *shard) {
     while (atomic_exchange_explicit(&shard->is_held, 1, memory_order_acquire))
         sched_yield();
 }
 
-static inline void let_go(Shard *shard) {
+static inline void release_shard(Shard *shard) {
     atomic_store_explicit(&shard->is_held, 0, memory_order_release);
 }
 
@@ -132,7 +132,7 @@ static _Bool table_insert(Entry entry) {
         place(shard, entry);
         shard->count++;
     }
-    let_go(shard);
+    release_shard(shard);
     return fits;
 }
 
@@ -166,7 +166,7 @@ static Entry table_find(uintptr_t address) {
     hold(shard);
     if (shard->capacity)
         found = shard->entries[slot_with(shard, address, hash)];
-    let_go(shard);
+    release_shard(shard);
     return found;
 }
 
@@ -184,7 +184,7 @@ static Entry table_remove(void *address) {
             shard->count--;
         }
     }
-    let_go(shard);
+    release_shard(shard);
     return found;
 }
 
@@ -524,7 +524,7 @@ static void lock_all(void) {
 
 static void unlock_all(void) {
     for (int shard = SHARDS - 1; shard >= 0; shard--)
-        let_go(&shards[shard]);
+        release_shard(&shards[shard]);
     pthread_mutex_unlock(&record_lock);
     pthread_mutex_unlock(&tallies_lock);
     pthread_mutex_unlock(&slots_lock);

@@ -12,10 +12,10 @@ from tightfit.units import format_bytes
 
 __all__ = [
     "budget_exceeded",
-    "if_room",
     "is_refusal",
     "likely_further_bytes",
     "refused_bytes",
+    "unless_refused",
 ]
 
 Result = TypeVar("Result")
@@ -28,7 +28,7 @@ def is_refusal(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _described(error).startswith(_REFUSAL)
 
 
-def if_room(run: Callable[[], Result]) -> Result | None:
+def unless_refused(run: Callable[[], Result]) -> Result | None:
     """Return a call's result; None where a limit refuses one of its requests."""
     try:
         return run()

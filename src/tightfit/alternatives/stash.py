@@ -169,12 +169,12 @@ def _may_be_kept(view: OpView, node: fx.Node) -> bool:
 def _reading(view: OpView, reader: fx.Node, node: fx.Node, again: Extra, kind: str) -> Way:
     """Return the way of a backward op that reads the value made again."""
     call = view.call_of(reader)
-    args, kwargs = fx.map_arg((call.args, call.kwargs), _instead_of(node, again.node))
+    args, kwargs = fx.map_arg((call.args, call.kwargs), _replacer(node, again.node))
     name = f"from_{kind}.{node.name}"
     return Way(name, call.function, args, kwargs, exactness="lossy", rests_on=(view.node,))
 
 
-def _instead_of(node: fx.Node, other: fx.Node) -> Callable[[fx.Node], fx.Node]:
+def _replacer(node: fx.Node, other: fx.Node) -> Callable[[fx.Node], fx.Node]:
     """Return a function that replaces a tensor by another, or by the same view of it."""
 
     def put(argument: fx.Node) -> fx.Node:

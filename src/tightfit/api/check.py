@@ -145,7 +145,7 @@ def check(
     laid_out = plan_within(
         task, lambda tighter: plan_with(planner, tighter, limits, progress, known=least.plan)
     )
-    outcome = _worded(laid_out.outcome)
+    outcome = _corrected_status(laid_out.outcome)
     return Check(
         graph=graph,
         gradients=gradients,
@@ -160,7 +160,7 @@ def check(
     )
 
 
-def _worded(outcome: Outcome) -> Outcome:
+def _corrected_status(outcome: Outcome) -> Outcome:
     """Call a plan optimal only if nothing is left to gain, also where a larger gap was enough to
     stop."""
     if outcome.status != "optimal" or outcome.gap <= Limits().gap:

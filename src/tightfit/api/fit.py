@@ -22,7 +22,7 @@ from tightfit.session.callee import Callee
 from tightfit.session.fitted import Fitted, prepare_all
 from tightfit.session.handles import PlannedStep, fit_in_place, fitted_of, used_of
 from tightfit.session.memory.budget import Budget
-from tightfit.session.options import make_options, not_together
+from tightfit.session.options import incompatible, make_options
 from tightfit.torch_private.tools import inside_compiled
 
 __all__ = [
@@ -151,13 +151,13 @@ def fit(
     if not names:
         _refuse_without_forward(type(inner))
     if optimizer is not None:
-        _tell_of_optimizer_of_another(optimizer, inner)
+        _announce_foreign_optimizer(optimizer, inner)
     if names and (update_in_backward or clip_grad_norm is not None):
-        raise not_together("update_in_backward=True", "methods=")
+        raise incompatible("update_in_backward=True", "methods=")
     if names and offload is not None:
-        raise not_together("offload=", "methods=")
+        raise incompatible("offload=", "methods=")
     options = make_options(
-        _in_common(budget) if names else budget,
+        _shared_budget(budget) if names else budget,
         optimizer=optimizer,
         reserve=reserve,
         exactness=exactness,
@@ -193,7 +193,7 @@ def _refuse_without_forward(kind: type[nn.Module]) -> None:
         )
 
 
-def _tell_of_optimizer_of_another(optimizer: Any, model: nn.Module) -> None:
+def _announce_foreign_optimizer(optimizer: Any, model: nn.Module) -> None:
     """Say so if an optimizer trains nothing of a model that has parameters to train."""
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     held = {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
@@ -205,7 +205,7 @@ def _tell_of_optimizer_of_another(optimizer: Any, model: nn.Module) -> None:
         )
 
 
-def _in_common(budget: int | str | Budget) -> Budget:
+def _shared_budget(budget: int | str | Budget) -> Budget:
     """Return the budget that a model's forward and its methods have in common."""
     if budget == "device":
         raise BadInput("methods= needs a budget in bytes, such as '8GiB', not 'device'")

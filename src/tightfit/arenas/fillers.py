@@ -16,7 +16,7 @@ from tightfit.arenas.arena import ArenaReport
 from tightfit.layout.blocks import Block
 from tightfit.layout.holes import LEAST_BYTES, Filler, Opening, Script, script_of
 
-__all__ = ["ArenaMemory", "ArenaMemoryState", "FilledStep", "FillerPlacement", "why_not_led"]
+__all__ = ["ArenaMemory", "ArenaMemoryState", "FilledStep", "FillerPlacement", "placing_obstacle"]
 
 _MIB = 1 << 20
 _TRIED = [  # alone and two at once, side by side, smaller than their cells, among others and alike
@@ -177,7 +177,7 @@ class FilledStep:
         return False
 
 
-def why_not_led(ground_for: Callable[[int], ArenaMemory]) -> str | None:
+def placing_obstacle(ground_for: Callable[[int], ArenaMemory]) -> str | None:
     """Return why an allocator's requests cannot be led to places; None if they can.
 
     Tries it: a short step, twice.

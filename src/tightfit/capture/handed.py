@@ -68,7 +68,7 @@ class HandedGraph:
         return {node: weights for node, weights in found if weights is not None}
 
     @property
-    def calls_unseen(self) -> bool:
+    def calls_opaque(self) -> bool:
         """Whether it calls a module that no trace sees into."""
         return bool(self.leaf_calls or self.recurrent_calls)
 
@@ -94,7 +94,7 @@ class _Member:
     holder: str
     name: str
 
-    def is_now(self, tensor: Any) -> bool:
+    def holds(self, tensor: Any) -> bool:
         """Whether the module holds a tensor."""
         return self.module.__dict__[self.holder].get(self.name) is tensor
 
@@ -221,7 +221,7 @@ class HandedGraphs:
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """Whether a graph that was called takes a parameter or buffer."""
-        return any(m.is_now(tensor) for placed in self._placed for m in placed.members) or any(
+        return any(m.holds(tensor) for placed in self._placed for m in placed.members) or any(
             leaf_tensor is tensor
             for placed in self._placed
             for leaf in placed.leaves

@@ -104,7 +104,7 @@ class ModuleTrail:
         for handle in self._handles:
             handle.remove()
 
-    def go_on_in(self, name: str) -> None:
+    def resume_module(self, name: str) -> None:
         """Note that later ops belong to a module, whose forward is no call here."""
         if not self._running or self._running[-1] != name:
             self._note(name, push=False)
@@ -165,7 +165,7 @@ _FOLLOWING: list[ModuleTrail] = []
 def note_module(name: str) -> None:
     """Note that ops traced from now on were made in a module, by its name."""
     for trail in _FOLLOWING:
-        trail.go_on_in(name)
+        trail.resume_module(name)
 
 
 class CastRegions:

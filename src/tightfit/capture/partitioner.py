@@ -94,14 +94,14 @@ class _Computes:
         self.captured = captured
         self.first = {compute.op: compute for compute in keep_everything(captured.graph)}
         self.done: list[Compute] = []
-        self._seen: set[OpId] = set()
+        self._visited: set[OpId] = set()
 
     def add(self, op: OpId) -> None:
         """Compute an op once more; one without readers is left out."""
-        if op in self._seen:
+        if op in self._visited:
             self.done.append(self._again(op))
         elif op in self.first:
-            self._seen.add(op)
+            self._visited.add(op)
             self.done.append(self.first[op])
 
     def _again(self, op_id: OpId) -> Compute:

@@ -114,7 +114,7 @@ def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]
     if not isinstance(graphs, HandedGraphs):
         raise NotKept("a graph with an input for each use of an input")
     graph = graphs.graph(number)
-    if graph.calls_unseen or graph.numbers:
+    if graph.calls_opaque or graph.numbers:
         raise NotKept("modules that run eagerly, or numbers that change")
     replaced = list(traces.patched(()))
     if sees_operators() or any(_is_of_a_user(held) for _, held in replaced):

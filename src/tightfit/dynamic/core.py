@@ -56,7 +56,7 @@ class Core(ABC):
         """Evict; return whether anything was freed."""
 
     @abstractmethod
-    def need(self, tensor: torch.Tensor, for_good: bool) -> None:
+    def need(self, tensor: torch.Tensor, is_permanent: bool) -> None:
         """Bring a tensor back that is read without the dispatcher; it may have to stay there."""
 
     @abstractmethod
@@ -76,7 +76,7 @@ class Core(ABC):
         """Bring back everything the program holds, to leave; return the bytes that do not fit."""
 
     @abstractmethod
-    def let_go_of_failed(self) -> None:
+    def clean_up_failed_backward(self) -> None:
         """Free autograd's tensors of a backward in which an operator has failed."""
 
     @abstractmethod
@@ -110,7 +110,7 @@ class Core(ABC):
             hook = parameter.register_post_accumulate_grad_hook(self.settle_gradient)
         self._parameters[id(parameter)] = weakref.ref(parameter), hook
 
-    def watch_no_more(self) -> None:
+    def stop_watching(self) -> None:
         """Take the hooks off parameters."""
         for _, hook in self._parameters.values():
             if hook is not None:
@@ -120,7 +120,7 @@ class Core(ABC):
     def settle_gradient(self, parameter: torch.Tensor) -> None:
         """A gradient is accumulated: it stays, and contents it was computed from may go."""
         if parameter.grad is not None:
-            self.need(parameter.grad, for_good=True)
+            self.need(parameter.grad, is_permanent=True)
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Gradients stay, however they came about; all parameters are about to change."""
@@ -134,7 +134,7 @@ class Core(ABC):
         self.expect_writes(0)
         for state in optimizer.state.values():
             for tensor in tensors_in([*state.values()]):
-                self.need(tensor, for_good=True)
+                self.need(tensor, is_permanent=True)
         self.end_step()
 
     def exceeded(self, name: str, *, has_begun: bool = False) -> BudgetExceeded:

@@ -35,7 +35,7 @@ class StorageMark(weakref.ref[torch.UntypedStorage]):
     def becomes(self, content: Content) -> None:
         """The storage is met, or was written in place."""
         self.content = content
-        content.lie_in(self)
+        content.attach_to(self)
 
 
 class Content:
@@ -93,7 +93,7 @@ class Content:
         """It was made without being written, as by ``torch.empty``."""
         self.is_blank = True
 
-    def lie_in(self, mark: StorageMark) -> None:
+    def attach_to(self, mark: StorageMark) -> None:
         """Become the content of a storage that the program holds."""
         self._mark = mark
 
@@ -105,7 +105,7 @@ class Content:
         """A call that reads it waits."""
         self.locks += 1
 
-    def fasten(self) -> None:
+    def mark_running(self) -> None:
         """A call that locked it runs now."""
         self.fast_locks += 1
 
@@ -271,7 +271,7 @@ class Call:
                         self._kept_back = {}
                     self._kept_back[content] = storage
 
-    def let_reads_go(self) -> None:
+    def release_reads(self) -> None:
         """A result came back, or is not needed."""
         if self._kept_back:
             outputs = (output for output in self.outputs if output is not None)

@@ -129,7 +129,7 @@ class Pool:
     def left(self, content: Content) -> None:
         """A content is not resident any more: it joins the class of its evicted neighbours."""
         if self._costs_are_known:
-            _tell_those_after(content)
+            _forget_costs_after(content)
         if self._classes is None or content.maker is None:
             return
         node = self._classes.add(content.maker.cost)
@@ -140,7 +140,7 @@ class Pool:
     def came_back(self, content: Content) -> None:
         """A content that was gone is about to be resident."""
         if self._costs_are_known:
-            _tell_those_after(content)
+            _forget_costs_after(content)
         if self._classes is not None and content.maker is not None and content.node is not None:
             self._classes.leave(content.node[1], content.maker.cost)
 
@@ -281,7 +281,7 @@ def _calls_before(call: Call) -> list[Call]:
     return list(found)
 
 
-def _tell_those_after(content: Content) -> None:
+def _forget_costs_after(content: Content) -> None:
     """The cost of a content has changed: forget costs of those that would need it first."""
     content.know_cost(None)
     front = [content]

@@ -30,8 +30,8 @@ from tightfit.eviction.policies.policy import Policy
 from tightfit.progress import announce
 from tightfit.torch_private.storages import (
     intercepted_resizing,
+    memory_obstacle,
     observed_addresses,
-    why_memory_stays,
 )
 from tightfit.units import format_bytes, parse_bytes
 
@@ -83,7 +83,7 @@ class Online:
         self._peak_bytes = 0
 
     def __enter__(self) -> Online:
-        reason = why_memory_stays()
+        reason = memory_obstacle()
         if reason:
             raise HookUnavailable(f"memory cannot be taken from tensors: {reason}")
         if not _one_region_at_a_time.acquire(blocking=False):
@@ -106,7 +106,7 @@ class Online:
             exceeded = budget_exceeded(error, message)
         with self._around:
             runtime.end()
-            runtime.let_go_of_failed()
+            runtime.clean_up_failed_backward()
             lost_bytes = 0 if kind else runtime.settle_all()
             runtime.update_ledger()
             self._peak_bytes = max(self._peak_bytes, room.peak_bytes())

@@ -64,7 +64,7 @@ class Repeater:
         if missing:
             top = _Frame(None, [*reads], held, missing)
             self._work(top)
-        held.fasten()
+        held.mark_running()
         try:
             held.lend_memory(unread, self._room)
         except BaseException:
@@ -89,7 +89,7 @@ class Repeater:
                         stack.append(self._frame(lacking))
                         continue
                     if frame.call is not None:
-                        frame.held.fasten()
+                        frame.held.mark_running()
                         self._run(frame, frame.call)
                         frame.held.release()
                     stack.pop()
@@ -170,7 +170,7 @@ class Repeater:
             content.arrive(own=storage)
         self._pool.offer(content)
         if content.maker is not None:
-            content.maker.let_reads_go()
+            content.maker.release_reads()
 
 
 class Pinned:
@@ -224,12 +224,12 @@ class Held:
                 self._storages[content] = storage
         return missing
 
-    def fasten(self, contents: Iterable[Content] | None = None) -> None:
+    def mark_running(self, contents: Iterable[Content] | None = None) -> None:
         """From now on nothing of it may be evicted; or some contents may not."""
         for content in self._storages if contents is None else contents:
             if content not in self._fast:
                 self._fast.add(content)
-                content.fasten()
+                content.mark_running()
 
     def lend_memory(self, unread: Mapping[Content, torch.UntypedStorage], room: Room) -> None:
         """Let storages whose content is not read be written, whether they have memory or not."""
@@ -237,7 +237,7 @@ class Held:
             storage = unread[content]
             fill(storage, room.in_room(partial(new_memory, content.size_bytes, storage.device)))
             self._lent[content] = storage
-        self.fasten()
+        self.mark_running()
 
     def release(self) -> None:
         """Unlock them; contents that were not written after all have no memory again."""
@@ -274,7 +274,7 @@ class _Frame:
         self.call = None if wanted is None else wanted.maker
         self.held = held
         self._reads = reads
-        self._missing = _dearest_last(missing)
+        self._missing = _costliest_last(missing)
         self._rounds = 0
 
     @property
@@ -291,15 +291,15 @@ class _Frame:
                 if self.held.lock(self._missing[-1:]):
                     return self._missing[-1]
                 if self._rounds:
-                    self.held.fasten(self._missing[-1:])
+                    self.held.mark_running(self._missing[-1:])
                 self._missing.pop()
-            self._missing = _dearest_last(self.held.lock(self._reads))
+            self._missing = _costliest_last(self.held.lock(self._reads))
             if not self._missing:
                 return None
             self._rounds += 1
 
 
-def _dearest_last(contents: list[Content]) -> list[Content]:
+def _costliest_last(contents: list[Content]) -> list[Content]:
     if len(contents) < 2:
         return contents
     return sorted(contents, key=lambda c: 0 if c.maker is None else c.maker.cost)

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from tightfit.allocator.alive import alive
-from tightfit.allocator.refusals import budget_exceeded, if_room, is_refusal, refused_bytes
+from tightfit.allocator.refusals import budget_exceeded, is_refusal, refused_bytes, unless_refused
 from tightfit.allocator.resident import granularity_of, storages_of
 from tightfit.allocator.tally import CpuTally, CudaTally, Refusals
 from tightfit.torch_private.storages import new_memory
@@ -77,7 +77,7 @@ class Room(ABC):
         """Return a call's result; it runs again, if need be, where its requests are refused."""
         return attempt()
 
-    def less_before(self, size_bytes: int) -> None:
+    def note_earlier_freed(self, size_bytes: int) -> None:
         """Something that was there before has ended."""
         self.peak_bytes()
         self._before_bytes -= size_bytes
@@ -163,7 +163,7 @@ class RetryingRoom(Room):
 
     def make(self, size_bytes: int) -> None:
         """Evict until so much would be given out, as far as that goes."""
-        if_room(lambda: self.in_room(lambda: new_memory(size_bytes, self.device)))
+        unless_refused(lambda: self.in_room(lambda: new_memory(size_bytes, self.device)))
 
     def taken_by(self, run: Callable[[], Result]) -> tuple[Result, int]:
         """Return a call's result, and the most bytes that it has needed."""
@@ -188,7 +188,7 @@ class CudaRoom(RetryingRoom):
 
     _tally: CudaTally
 
-    def less_before(self, size_bytes: int) -> None:
+    def note_earlier_freed(self, size_bytes: int) -> None:
         """Something that was there before has ended: it is given out no longer, and not counted."""
 
     def taken_by(self, run: Callable[[], Result]) -> tuple[Result, int]:
@@ -198,7 +198,7 @@ class CudaRoom(RetryingRoom):
         return result, self._tally.asked_so_far_bytes() - before_bytes
 
     def _new_tally(self) -> CudaTally:
-        return CudaTally(self.device, (), from_now=True)
+        return CudaTally(self.device, (), restarts_peak=True)
 
 
 def room_on(limit_bytes: int, before_bytes: int, device: torch.device) -> Room:

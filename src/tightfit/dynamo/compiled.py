@@ -206,7 +206,7 @@ class Compiled:
             self._follower.end()
 
     def _made_for(self, key: int) -> Callable[..., Any]:
-        function = _as_its_class_has_it(self._function)
+        function = _current_method(self._function)
         function = private.compiled(
             function, backend_of(self._hand_over), self._follower, self._kept
         )
@@ -214,7 +214,7 @@ class Compiled:
         return function
 
 
-def _as_its_class_has_it(function: Callable[..., Any]) -> Callable[..., Any]:
+def _current_method(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method of a module as its class has it now; other callables as they are."""
     owner = getattr(function, "__self__", None)
     if not isinstance(owner, nn.Module) or owner.__dict__.get(function.__name__) is function:

@@ -84,7 +84,7 @@ class FrameCache:
             with ignoring_errors(f"{path} is not used"):
                 kept = read_trace(path, KeptFrame, _FORMAT)
                 found = _unpacked(kept)
-                if _guard_digest(frame, found, Tokens()) == kept.asked and _are_there(kept.files):
+                if _guard_digest(frame, found, Tokens()) == kept.asked and _unchanged(kept.files):
                     graph = graph_again(kept.graph, module_names(self._modules))
                     note_use(path)
                     return found, DynamoGraph(graph, self._hand_over, trains=kept.trains)
@@ -159,7 +159,7 @@ def _guard_digest(frame: Any, found: frames.Frame, tokens: Tokens) -> str:
     return _digest([tokens.of(frames.facts_of(*each)) for each in frames.values_of(frame, found)])
 
 
-def _are_there(files: list[Any]) -> bool:
+def _unchanged(files: list[Any]) -> bool:
     paths = [Path(name) for name, *_ in files]
     return files == [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in paths]
 

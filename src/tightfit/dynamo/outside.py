@@ -47,7 +47,7 @@ class Outside:
         return dict(self._reasons)
 
     @property
-    def is_around(self) -> bool:
+    def has_outside_code(self) -> bool:
         """Whether something of calls ran as plain Python around graphs: there may be several."""
         return self._has_inner_frames or self.left > 0
 

@@ -31,7 +31,7 @@ def kept_graph(graph: HandedGraph, modules: Mapping[str, nn.Module]) -> KeptHand
     Raises `NotKept` if it is not all of its callable, or holds something that only this process
     has.
     """
-    if graph.reason or graph.numbers or graph.calls_unseen:
+    if graph.reason or graph.numbers or graph.calls_opaque:
         raise NotKept("a graph that ends in a break, takes numbers, or calls modules")
     places = {node: i for i, node in enumerate(graph.module.graph.nodes)}
     names = {id(module): name for name, module in modules.items()}

@@ -25,7 +25,7 @@ def rewritten(module: fx.GraphModule) -> fx.GraphModule:
     graph.output(graph.graph_copy(module.graph, copies))
     made = fx.GraphModule(module, graph)
     for node in list(made.graph.nodes):
-        counted = private.taken_back(node)
+        counted = private.undone_assignment(node)
         if counted is not None and _may_be_written(*node.all_input_nodes):
             for each in counted:
                 made.graph.erase_node(each)

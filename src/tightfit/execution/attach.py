@@ -35,8 +35,8 @@ __all__ = [
     "original_forward",
     "original_method",
     "own_methods",
-    "put_aside",
     "refuse_unfittable",
+    "unfit_for_now",
     "was_fitted",
 ]
 
@@ -380,7 +380,7 @@ def detach(module: nn.Module) -> bool:
     return True
 
 
-def put_aside(module: nn.Module) -> Callable[[], None]:
+def unfit_for_now(module: nn.Module) -> Callable[[], None]:
     """Give a fitted module its own forward back for a while; return a function that fits it again
     as it was.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tightfit.allocator.refusals import if_room
+from tightfit.allocator.refusals import unless_refused
 from tightfit.allocator.tally import before_refusals
 from tightfit.capture.joint_graph import Source
 from tightfit.execution import refused
@@ -38,7 +38,7 @@ class ChangingBuffers:
         them.
         """
         places = [place for place, i in enumerate(kept) if i in self._may_change]
-        made = {place: if_room(saved[place].clone) for place in places}
+        made = {place: unless_refused(saved[place].clone) for place in places}
         return {place: copy for place, copy in made.items() if copy is not None}
 
     def saw(self, kept: Sequence[int], changed: Container[int]) -> None:

@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import fx
 
-from tightfit.allocator.refusals import if_room, is_refusal
+from tightfit.allocator.refusals import is_refusal, unless_refused
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs, storage_bytes
 from tightfit.costs.cache import Cache
@@ -79,7 +79,7 @@ class Comparisons:
             for done, claim in enumerate(missing):
                 progress.update(done, name_of(claim.call.function))
                 verdict = self._known(claim) or self._found(claim)
-                verdict = verdict or if_room(partial(self._compared_on_rows, claim))
+                verdict = verdict or unless_refused(partial(self._compared_on_rows, claim))
                 if verdict is not None:
                     found[claim.key] = found[claim.kind] = verdict
         finally:
@@ -121,7 +121,7 @@ class Comparisons:
 
     def _found(self, claim: Claim) -> Verdict | None:
         """Return the verdict of a comparison that is made now, and keep it; None: no room."""
-        verdict = if_room(partial(self._compared, claim))
+        verdict = unless_refused(partial(self._compared, claim))
         if verdict is not None:
             self._cache.put(f"{Verdict.__name__}\n{claim.key}", verdict)
         return verdict
@@ -156,7 +156,7 @@ class Comparisons:
         """Compare two results side by side, or if that is too much one after the other."""
         argument_bytes = self._argument_bytes(claim)
         if self._has(3 * argument_bytes):
-            verdict = if_room(partial(self._compared_side_by_side, claim))
+            verdict = unless_refused(partial(self._compared_side_by_side, claim))
             if verdict is not None:
                 return verdict
         self._default_results = None

@@ -41,10 +41,10 @@ def _is_a_shape_only(node: fx.Node) -> bool:
 class FewerRows:
     """Calls of a step whose large tensors have fewer rows; parameters and buffers are whole.
 
-    `nodes`: arguments: the largest of them says how many rows there are. `of_small`: whether small
-    tensors with as many rows have fewer too: classes of a loss, say. `defaults`: how ops are run of
-    which results are among the arguments. `running`: those of these ops that run; the results of
-    others are drawn.
+    `nodes`: arguments: the largest of them says how many rows there are. `with_small`: whether
+    small tensors with as many rows have fewer too: classes of a loss, say. `defaults`: how ops are
+    run of which results are among the arguments. `running`: those of these ops that run; the
+    results of others are drawn.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class FewerRows:
         nodes: Sequence[fx.Node],
         rows: int,
         *,
-        of_small: bool = False,
+        with_small: bool = False,
         defaults: Mapping[fx.Node, Call] | None = None,
         running: Sequence[fx.Node] = (),
     ) -> None:
         self._captured = captured
         self._before, self._rows = rows_of(nodes), rows
         tensors = [x for n in nodes for x in flat_outputs(n)]
-        self._least_bytes = 0 if of_small else _SMALL * max(map(_bytes, tensors), default=0)
+        self._least_bytes = 0 if with_small else _SMALL * max(map(_bytes, tensors), default=0)
         self._given = defaults or {}
         self._runs = {*running}
         self._graph = fx.Graph()
@@ -145,5 +145,5 @@ def shortened(
     captured: Captured, nodes: Sequence[fx.Node], rows: int, **given: Any
 ) -> Iterator[FewerRows]:
     """Yield the ways to give calls fewer rows: small tensors whole, then shortened as well."""
-    for of_small in (False, True):
-        yield FewerRows(captured, nodes, rows, of_small=of_small, **given)
+    for with_small in (False, True):
+        yield FewerRows(captured, nodes, rows, with_small=with_small, **given)

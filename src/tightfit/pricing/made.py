@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.allocator.refusals import if_room, is_refusal
+from tightfit.allocator.refusals import is_refusal, unless_refused
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs, is_getitem, is_view
 from tightfit.capture.opaque.ops import OpaqueForward
@@ -92,7 +92,7 @@ class MadeByOps:
         """Return results of an op; None where it does not run, or has no room. One is kept."""
         if self._last is None or self._last[0] != op:
             self._last = None  # the previous result is freed first
-            self._last = op, if_room(lambda: self._run(self._captured.calls[op][0]))
+            self._last = op, unless_refused(lambda: self._run(self._captured.calls[op][0]))
         return self._last[1]
 
     def _run(self, call: Call) -> tuple[Any, ...] | None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 import torch
 
-from tightfit.allocator.refusals import if_room, is_refusal
+from tightfit.allocator.refusals import is_refusal, unless_refused
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
 from tightfit.capture.stepping import PredictedOp
@@ -94,7 +94,7 @@ def recorded(
             if is_opaque(call):
                 known[key] = _of_opaque(call.function, kind)
                 continue
-            record = if_room(partial(_measured, captured, call, measure, made))
+            record = unless_refused(partial(_measured, captured, call, measure, made))
             if record is None:
                 continue  # it is priced by others
             known[key] = record

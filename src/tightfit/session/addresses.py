@@ -65,7 +65,7 @@ class Addresses(DefaultAddresses):
         self._looked_at: set[int] = set()
         self._rounds = 0
         self._gave_way = False  # no plan leaves as much as was asked for
-        self._said = False
+        self._is_announced = False
         self._held: Held | None = None
 
     # -- steps --------------------------------------------------------------------------------
@@ -155,9 +155,9 @@ class Addresses(DefaultAddresses):
 
     def _announce_excess(self, needed_bytes: int, why: str) -> None:
         """Say, once, that no plan leaves room for memory of the process other than tensors."""
-        if self._said:
+        if self._is_announced:
             return
-        self._said = True
+        self._is_announced = True
         announce(
             f"{self._name}: the process holds {format_bytes(needed_bytes)} in addition to tensors, "
             "and no plan leaves room for that: the process exceeds the budget by "

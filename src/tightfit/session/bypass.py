@@ -67,7 +67,7 @@ def _arrival(
             gc.collect()  # a model that is no longer alive expects nothing
         expecting = _still_expecting(references)
         if expecting is not None:
-            _complain(expecting, name, methods)
+            _warn_uncalled(expecting, name, methods)
 
     return arrived
 
@@ -80,7 +80,7 @@ def _still_expecting(references: list[weakref.ref[Expecting]]) -> Expecting | No
     return expecting[0]
 
 
-def _complain(expecting: Expecting, name: str, methods: list[str]) -> None:
+def _warn_uncalled(expecting: Expecting, name: str, methods: list[str]) -> None:
     names = repr(methods[:_MOST_NAMED] or ["loss"])
     message = (
         f"a gradient reached {name!r} of a fitted {expecting.name} whose forward was not called: "

@@ -32,7 +32,7 @@ from tightfit.session.graphs import GraphSteps
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.limit import Limit
-from tightfit.session.options import Options, not_together, with_ranks, worst_first
+from tightfit.session.options import Options, incompatible, with_ranks, worst_first
 from tightfit.session.processes import Replicas, running_wrapper
 from tightfit.session.refusals import second_forward, with_way_out
 from tightfit.session.report import Report
@@ -223,9 +223,9 @@ class Fitted:
         try:
             return self.route(given)
         finally:
-            self._go_on_in_graphs()
+            self._switch_to_graphs()
 
-    def _go_on_in_graphs(self) -> None:
+    def _switch_to_graphs(self) -> None:
         """Plan whole steps of several graphs from now on, if the call had more than one."""
         if self._whole is not None and self._whole.in_graphs is not None:
             self.route = self._whole.in_graphs
@@ -323,7 +323,7 @@ class Fitted:
         if self._whole is None:
             raise BadInput("a model with sharded parts is not wrapped in DistributedDataParallel")
         if self.options.offload is not None:
-            raise not_together("offload=", "DistributedDataParallel yet")
+            raise incompatible("offload=", "DistributedDataParallel yet")
         self.close_step()
         replicas = Replicas(wrapper)
         self.account.join(replicas)

@@ -89,7 +89,7 @@ class GraphSteps(WholeSteps):
         """Run one call of a graph by its plan."""
         if graph.reason:
             self.outside.broke(graph.reason)
-        if graph.reason or self.outside.is_around or self._has_run:
+        if graph.reason or self.outside.has_outside_code or self._has_run:
             self._are_several = True
         if self._are_several and self.options.steps is not None:
             raise _steps_of_one_graph(self.callee.name)
@@ -97,7 +97,7 @@ class GraphSteps(WholeSteps):
             raise _moves_of_one_graph(self.callee.name)
         if self.in_graphs is None and self._are_several:
             if InGraphs.may_run(self.options, self.account) and not self.waiting:
-                self._go_on_in_graphs()
+                self._switch_to_graphs()
             else:
                 self._expect_others()
         if self.in_graphs is not None:
@@ -158,7 +158,7 @@ class GraphSteps(WholeSteps):
         """Return a context in which graphs are looked for: its work belongs to no step."""
         return left_out() if self.in_graphs is None else self.in_graphs.looking()
 
-    def _go_on_in_graphs(self) -> None:
+    def _switch_to_graphs(self) -> None:
         """Plan whole steps of several graphs from now on, beginning with the current call."""
         assert self._given is not None
         self.in_graphs = InGraphs(self.callee, self.options, self.account, self._followed)

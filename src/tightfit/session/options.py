@@ -28,8 +28,8 @@ from tightfit.units import format_bytes, parse_bytes
 __all__ = [
     "USUAL_LIMITS",
     "Options",
+    "incompatible",
     "make_options",
-    "not_together",
     "with_ranks",
     "worst_first",
 ]
@@ -77,7 +77,7 @@ class Options:
         Raises `BadInput` if they ask for a feature that the device does not have.
         """
         if self.offload is not None and device.type != "cpu":
-            raise not_together("offload=", f"a model on the device {device} yet: only on the CPU")
+            raise incompatible("offload=", f"a model on the device {device} yet: only on the CPU")
         if self.shared is not None or self.budget_bytes is not None:
             return self
         return dataclasses.replace(self, budget_bytes=_free_bytes(device, self.ranks))
@@ -205,7 +205,7 @@ def make_options(
     )
 
 
-def not_together(one: str, other: str) -> BadInput:
+def incompatible(one: str, other: str) -> BadInput:
     """Return the error that two things which were asked for do not go together."""
     return BadInput(f"{one} does not go with {other}: leave one of them out")
 
@@ -214,7 +214,7 @@ def _refuse_others(one: str, others: Mapping[str, bool]) -> None:
     """Raise if something is asked for that does not go with one thing."""
     for other, is_asked in others.items():
         if is_asked:
-            raise not_together(one, other)
+            raise incompatible(one, other)
 
 
 def _far_side(
@@ -225,9 +225,9 @@ def _far_side(
         return None
     found = offload if isinstance(offload, Offload) else Offload(offload)
     if in_flight is not None and in_flight > 1:
-        raise not_together("offload=", "in_flight= of more than 1")
+        raise incompatible("offload=", "in_flight= of more than 1")
     if not find_planner(planner).capabilities.moves:
-        raise not_together("offload=", f"planner={planner!r}, which moves nothing")
+        raise incompatible("offload=", f"planner={planner!r}, which moves nothing")
     return found
 
 

@@ -92,7 +92,7 @@ def capture_step(
     `options.costs`; workspaces are measured in any case. Of several ranks that train the same
     model one measures.
     """
-    with _said(options, f"looking at {name}: its operators, and time and memory of each"):
+    with _announcing(options, f"looking at {name}: its operators, and time and memory of each"):
         captured = captured_alone(lambda: _captured_and_priced(call, options, name, pricing))
     captured.joint.opaque.forget_examples()
     return_cached(device_of_modules(call.modules))  # operators that were measured left holes
@@ -229,7 +229,7 @@ def _with_far_needed(task: Task, without: Outcome, options: Options) -> Outcome:
 def _interruptible(
     task: Task, options: Options, known: Plan | None, limits: Limits, apart: bool = False
 ) -> Outcome:
-    with Interrupts() as interrupts, _said(options, "searching a plan"):
+    with Interrupts() as interrupts, _announcing(options, "searching a plan"):
         outcome = _searched(task, options, known, limits, apart)
     if interrupts.seen and options.stops_on_interrupt:
         _stop(task, options, outcome)
@@ -263,7 +263,7 @@ def _stop(task: Task, options: Options, outcome: Outcome) -> NoReturn:
     raise KeyboardInterrupt(f"tightfit: planning was interrupted; {found}") from None
 
 
-def _said(options: Options, label: str) -> AbstractContextManager[None]:
+def _announcing(options: Options, label: str) -> AbstractContextManager[None]:
     """Tell the user of long waiting, if no progress display does."""
     if options.progress is not SILENT:
         return contextlib.nullcontext()

@@ -18,7 +18,7 @@ from tightfit.errors import (
     NothingToTrain,
     TightfitError,
 )
-from tightfit.execution.attach import put_aside
+from tightfit.execution.attach import unfit_for_now
 from tightfit.execution.guard import StepPeaks
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import SILENT, Progress
@@ -278,7 +278,7 @@ class Comparison:
         if self.subject.step is not None:
             return Fitted.as_a_whole(self.subject.step, options)
         fitted = fit_in_place(self.subject.model, options)
-        self._fit_again = put_aside(self.subject.model)
+        self._fit_again = unfit_for_now(self.subject.model)
         self.subject.make_new_target()
         return fitted
 
@@ -294,7 +294,7 @@ class Comparison:
         try:
             yield
         finally:
-            self._fit_again = put_aside(self.subject.model)
+            self._fit_again = unfit_for_now(self.subject.model)
 
     def _train(self, fitted: Fitted) -> TrainingRecord:
         with self.fitted():

@@ -111,15 +111,15 @@ def _schedules(
     for share in _SHARES:
         yield (
             f"activation_memory_budget={share:g}",
-            _or_why(partial(min_cut_schedule, captured, share)),
+            _schedule_or_reason(partial(min_cut_schedule, captured, share)),
         )
 
 
 def _checkpoints(captured: Captured, blocks: list[str]) -> Schedule | str:
-    return _or_why(partial(checkpoint_schedule, captured, blocks, "checkpoint"))
+    return _schedule_or_reason(partial(checkpoint_schedule, captured, blocks, "checkpoint"))
 
 
-def _or_why(schedule: Callable[[], Schedule]) -> Schedule | str:
+def _schedule_or_reason(schedule: Callable[[], Schedule]) -> Schedule | str:
     try:
         return schedule()
     except BadInput as error:

@@ -440,14 +440,14 @@ def without_meta_log() -> Iterator[None]:
     """Keep PyTorch from writing the traceback of an error that is raised anyway to the console."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
 
-    def is_news(record: logging.LogRecord) -> bool:
+    def is_unexpected(record: logging.LogRecord) -> bool:
         return "failed while attempting to run meta" not in str(record.msg)
 
-    logger.addFilter(is_news)
+    logger.addFilter(is_unexpected)
     try:
         yield
     finally:
-        logger.removeFilter(is_news)
+        logger.removeFilter(is_unexpected)
 
 
 def is_tracing() -> bool:

@@ -32,7 +32,7 @@ from tightfit.errors import TightfitError
 from tightfit.torch_private.frames.again import KeptFrames, ReusingConversion
 from tightfit.torch_private.frames.ends import End, noting_ends
 from tightfit.torch_private.frames.follower import Follower, Given
-from tightfit.torch_private.frames.following import DerivativeOutside, following_ours
+from tightfit.torch_private.frames.following import DerivativeOutside, following_for_plans
 from tightfit.torch_private.frames.leaves import (
     HAS_LEAVES,
     ArgumentsKnown,
@@ -45,7 +45,7 @@ from tightfit.torch_private.frames.leaves import (
     run_leaf,
 )
 from tightfit.torch_private.frames.numpy import NumpyFollowed, without_numpy
-from tightfit.torch_private.frames.outermost import in_a_frame_of_its_own
+from tightfit.torch_private.frames.outermost import with_own_frame
 from tightfit.torch_private.frames.plainly import AnswerChanged, Answers
 from tightfit.torch_private.frames.recompiled import noting_failed_guards
 from tightfit.torch_private.frames.values import follows_values
@@ -67,7 +67,7 @@ __all__ = [
     "leaf_of",
     "module_of",
     "run_leaf",
-    "taken_back",
+    "undone_assignment",
     "without_hooks",
 ]
 
@@ -118,7 +118,7 @@ def compiled(
     converting = convert_frame.convert_frame(first.backend, Hooks())
     # as `optimize` does, which loads the tool that minimizes failing graphs
     context = eval_frame._optimize_catch_errors(converting, Hooks(), **_ISOLATED)
-    outermost = in_a_frame_of_its_own(function)
+    outermost = with_own_frame(function)
     context.callback = _PerFrame(context.callback, follower, first, outermost.__code__)
     for enter in context.enter_exit_hooks:  # their effects last; configuration is ours
         enter()()
@@ -143,7 +143,7 @@ class _PerFrame:
         self._torchdynamo_orig_backend = convert
         self._first = first
         self._outermost = outermost
-        first.stand_before(convert._torchdynamo_orig_backend)
+        first.replace_converter(convert._torchdynamo_orig_backend)
         self._follower = follower
         self._followed: set[Any] = set()  # for they cannot be leaves
         self._changes: Any = defaultdict(pgo.CodeState)
@@ -272,7 +272,7 @@ class _PerFrame:
             config.patch(configuration),
             self._own_changes(),
             self._unfollowed(leaves),
-            following_ours(),
+            following_for_plans(),
             noting_failed_guards(),
             _quiet(),
         ):
@@ -458,7 +458,7 @@ data_of = torch._C._autograd._get_data_attr
 """Returns a tensor's memory without its history, as ``.data`` does."""
 
 
-def taken_back(node: fx.Node) -> list[fx.Node] | None:
+def undone_assignment(node: fx.Node) -> list[fx.Node] | None:
     """Return an undo of the change that ``tensor.data = value`` counts as; None: it is not that.
 
     `node`: of a graph of Dynamo's, which makes ``set_`` of such an assignment; from PyTorch 2.14 on

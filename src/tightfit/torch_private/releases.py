@@ -36,7 +36,7 @@ class Since:
     before: str  # the behaviour of earlier releases
 
     @property
-    def is_here(self) -> bool:
+    def is_available(self) -> bool:
         """Whether the release here can do it."""
         return self.release <= RELEASE
 

@@ -21,14 +21,14 @@ __all__ = [
     "below_modes",
     "copy_of",
     "fill",
+    "free_failed_backward",
     "intercepted_resizing",
-    "let_go_of_failed_backward",
+    "memory_obstacle",
     "negated",
     "new_memory",
     "observed_addresses",
     "storage_of",
     "take_memory",
-    "why_memory_stays",
 ]
 
 storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]
@@ -38,7 +38,7 @@ _SEEN_BYTES = 120  # of c10's StorageImpl: its flags are well before that
 
 
 @functools.cache
-def why_memory_stays() -> str | None:
+def memory_obstacle() -> str | None:
     """Return why memory cannot be taken from storages on this release; None if it can."""
     if not hasattr(torch._C, "_construct_storage_from_data_pointer"):
         return "storages around a pointer cannot be made"
@@ -150,7 +150,7 @@ def copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return new_memory(storage.nbytes(), storage.device).copy_(storage)
 
 
-def let_go_of_failed_backward() -> None:
+def free_failed_backward() -> None:
     """Free the graph of a backward that has raised: the engine holds it until another runs."""
     with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
         torch.ones((), requires_grad=True).backward()

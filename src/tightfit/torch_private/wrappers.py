@@ -34,11 +34,11 @@ __all__ = [
     "RuntimeMetadata",
     "TensorAlias",
     "facts_of",
+    "marking_gradient_receivers",
     "metadata_of",
     "metadata_with",
     "receives_gradient",
     "runtime_metadata",
-    "seeing_what_receives",
     "takes_gradient",
     "wrapped",
 ]
@@ -65,7 +65,7 @@ else:
 
 
 @contextlib.contextmanager
-def seeing_what_receives() -> Iterator[None]:
+def marking_gradient_receivers() -> Iterator[None]:
     """Have the tracer tell views that are made under `no_grad` from those that have a history.
 
     PyTorch before 2.12 gives both a tangent. There the tracer treats the former as requiring none.
@@ -160,7 +160,7 @@ def wrapped(
     outputs and the tensors that several outputs view. A value that is no output of an autograd node
     is in a `TensorAlias`. `metadata`: the information that the wrapper is made of.
     """
-    function: Callable[..., list[Any]] = _looks_on
+    function: Callable[..., list[Any]] = _raise_inspected
 
     def run(given: list[Any]) -> list[Any]:
         return function(given)
@@ -182,7 +182,7 @@ class _CallInspected(Exception):
     """Ends the call in which the wrapper looks at custom operators."""
 
 
-def _looks_on(given: list[Any]) -> list[Any]:
+def _raise_inspected(given: list[Any]) -> list[Any]:
     raise _CallInspected
 
 

@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from tightfit.allocator import measure_peak
-from tightfit.allocator.refusals import if_room
+from tightfit.allocator.refusals import unless_refused
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.opaque.call import OpaqueCall
 from tightfit.capture.opaque.record import Profile, Result
@@ -128,7 +128,9 @@ def _measured(
     if briefly:
         return measure_once(run, arguments, {}, device=call.device)
     seconds = _SECONDS / len(call.draws)
-    measured = if_room(lambda: measure_call(run, arguments, device=call.device, seconds=seconds))
+    measured = unless_refused(
+        lambda: measure_call(run, arguments, device=call.device, seconds=seconds)
+    )
     return measured or measure_once(run, arguments, {}, device=call.device)
 
 

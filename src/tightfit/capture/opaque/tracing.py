@@ -320,9 +320,9 @@ class _Boundary(torch.autograd.Function):
         record, *saved = ctx.saved_tensors
         present = tuple(i for i, t in enumerate(tangents) if t is not None)
         given = [t for t in tangents if t is not None]
-        lying = [Geometry.of(t) for t in given]
+        given_geometries = [Geometry.of(t) for t in given]
         with private.without_modes(), naming_its_needs(call):
-            geometries = call.examine_backward(present, lying)
+            geometries = call.examine_backward(present, given_geometries)
         found = iter(_BACKWARD(record, saved, given, list(present), call.key))
         made = iter(geometries)
         gradients = [

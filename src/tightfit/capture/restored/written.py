@@ -36,7 +36,7 @@ class Written:
         self._entries: list[tuple[str, Any, dict[str, Any]]] = []
         self._contents: list[tuple[str, Any, Any]] = []
         self._arrays: list[tuple[str, Any, Any]] = []
-        self._seen: set[int] = set()
+        self._visited: set[int] = set()
         self._alive: list[Any] = []
         self._waiting: collections.deque[tuple[Any, str]] = collections.deque()
         for name, module in modules.items():
@@ -44,10 +44,10 @@ class Written:
                 if not key.startswith("__tightfit"):
                     self._waiting.append((value, f"{name or 'the model'}.{key}"))
             self._waiting.append((type(module), ""))
-        while self._waiting and len(self._seen) < _MOST_OBJECTS:
+        while self._waiting and len(self._visited) < _MOST_OBJECTS:
             value, path = self._waiting.popleft()
-            if not isinstance(value, _OPAQUE) and id(value) not in self._seen:
-                self._seen.add(id(value))
+            if not isinstance(value, _OPAQUE) and id(value) not in self._visited:
+                self._visited.add(id(value))
                 self._alive.append(value)
                 self._visit(value, path)
 
@@ -112,7 +112,7 @@ class Written:
 
     def _visit_class(self, kind: type) -> None:
         for base in kind.__mro__:
-            if is_ours(base.__module__) or id(base.__dict__) in self._seen:
+            if is_ours(base.__module__) or id(base.__dict__) in self._visited:
                 continue
             held = {k: v for k, v in vars(base).items() if not k.startswith("__")}
             data = {k: v for k, v in held.items() if isinstance(v, (*_CONTAINERS, *PLAIN))}

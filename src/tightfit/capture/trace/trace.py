@@ -187,7 +187,7 @@ def trace(
             stack.enter_context(with_true_strides(strides or {}))
             stack.enter_context(private.backward_without_autocast())
             stack.enter_context(private.hidden_changes_without_tangents(callee.is_parameter))
-            stack.enter_context(wrappers.seeing_what_receives())
+            stack.enter_context(wrappers.marking_gradient_receivers())
             stack.enter_context(traced_operators(recorder.values_of, checkpoints))
             stack.enter_context(trail)
             stack.enter_context(without_saving_hooks(trail))

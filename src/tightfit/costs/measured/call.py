@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from tightfit.allocator import measure_peak
-from tightfit.allocator.refusals import if_room
+from tightfit.allocator.refusals import unless_refused
 from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
 from tightfit.torch_private import core as private
 
@@ -270,7 +270,7 @@ def _time(call: Callable[[], Any], seconds: float) -> float:
 
 def _filler() -> torch.Tensor:
     """Return a tensor to read to empty caches; almost empty where a limit has no room."""
-    filler = if_room(lambda: torch.zeros(_FLUSHED_BYTES // 8, dtype=torch.int64))
+    filler = unless_refused(lambda: torch.zeros(_FLUSHED_BYTES // 8, dtype=torch.int64))
     return filler if filler is not None else torch.zeros(1, dtype=torch.int64)
 
 

@@ -45,7 +45,7 @@ def compiled_core(*, waits: bool = True) -> Any:
     """
     if _NAME in sys.modules:
         return sys.modules[_NAME]
-    if not COMPILED_ONLINE.is_here:
+    if not COMPILED_ONLINE.is_available:
         raise ForLaterReleases(
             f"it needs PyTorch {COMPILED_ONLINE.name} or later; here is {torch.__version__}"
         )

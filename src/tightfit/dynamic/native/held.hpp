@@ -36,12 +36,12 @@ public:
     }
 
     // From now on a content may not be evicted.
-    void fasten(Content& content) {
-        if (Lock* lock = find(content)) fasten(*lock);
+    void mark_running(Content& content) {
+        if (Lock* lock = find(content)) mark_running(*lock);
     }
 
-    void fasten() {
-        for (Lock& lock : locks_) fasten(lock);
+    void mark_running() {
+        for (Lock& lock : locks_) mark_running(lock);
     }
 
     // Lets a storage whose content is not read be written, whether it has memory or not.
@@ -50,7 +50,7 @@ public:
             fill(storage, *new_memory(content.size_bytes));
             lent_.emplace_back(&content, shared(&storage));
         }
-        fasten(content);
+        mark_running(content);
     }
 
     // Unlocks them; what was not written after all has no memory again.
@@ -80,7 +80,7 @@ private:
         return nullptr;
     }
 
-    static void fasten(Lock& lock) {
+    static void mark_running(Lock& lock) {
         if (lock.is_fast) return;
         lock.is_fast = true;
         ++lock.content->fast_locks;

@@ -159,7 +159,7 @@ struct Call final : Counted {
     }
 
     // A result came back, or is not needed.
-    void let_reads_go() {
+    void release_reads() {
         for (Content* output : outputs)
             if (output && !output->is_resident && output->is_held) return;
         forget_reads();

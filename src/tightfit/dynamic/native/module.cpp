@@ -64,10 +64,10 @@ Outside outside_of(const py::object& python) {
     outside.is_parameter = [f = function_of(python, "is_parameter")](const at::Tensor& tensor) {
         return ask<bool>(*f, tensor);
     };
-    outside.less_before = [f = function_of(python, "less_before")](std::int64_t size_bytes) {
+    outside.note_earlier_freed = [f = function_of(python, "note_earlier_freed")](std::int64_t size_bytes) {
         ask<void>(*f, size_bytes);
     };
-    outside.let_go_of_failed = [f = function_of(python, "let_go_of_failed_backward")] {
+    outside.clean_up_failed_backward = [f = function_of(python, "free_failed_backward")] {
         ask<void>(*f);
     };
     outside.exceeded = [f = function_of(python, "raise_exceeded")](const std::string& name) {
@@ -151,6 +151,6 @@ PYBIND11_MODULE(TIGHTFIT_MODULE, module) {
         .def("end_step", &Runtime::end_step, WithoutLock())
         .def("settle_all", &Runtime::settle_all, WithoutLock())
         .def("weights", &Runtime::weights, WithoutLock())
-        .def("let_go_of_failed", &Runtime::let_go_of_failed, WithoutLock())
+        .def("clean_up_failed_backward", &Runtime::clean_up_failed_backward, WithoutLock())
         .def("close", &forget, WithoutLock());
 }

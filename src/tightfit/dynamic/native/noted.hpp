@@ -135,7 +135,7 @@ private:
     void argument(const at::Tensor& tensor, int position, Unread kind) {
         if (kind == Unread::no) return place(tensor, position, -1);
         c10::StorageImpl* storage = storage_of(tensor);
-        Content& content = contents_.lying_in(storage);
+        Content& content = contents_.content_in(storage);
         if (kind == Unread::statistics) return blank(tensor, position, content, -1);
         const bool is_whole = tensor.nbytes() == storage->nbytes();
         if (!is_whole || (!content.maker && !content.is_blank)) return place(tensor, position, -1);
@@ -148,7 +148,7 @@ private:
     }
 
     void place(const at::Tensor& tensor, int position, int item) {
-        Content& content = contents_.lying_in(storage_of(tensor));
+        Content& content = contents_.content_in(storage_of(tensor));
         int read = call->read_of(content);
         if (read < 0) {
             read = static_cast<int>(call->reads.size());
@@ -172,7 +172,7 @@ private:
 
     // A content is read and overwritten: without its maker nothing here can be repeated.
     void overwrites(c10::StorageImpl* storage) {
-        const Content& content = contents_.lying_in(storage);
+        const Content& content = contents_.content_in(storage);
         const int read = call->read_of(content);
         if (read < 0 || written_in(storage) >= 0) return;
         call->written.push_back({read, content.size_bytes});

@@ -57,7 +57,7 @@ public:
         }
         Frame top(nullptr, call, pool_);
         if (!top.missing.empty()) work(top);
-        top.held.fasten();
+        top.held.mark_running();
         return std::move(top.held);
     }
 
@@ -83,7 +83,7 @@ private:
                 while (!missing.empty()) {
                     Content& content = *missing.back();
                     if (!held.lock(content)) return &content;
-                    if (rounds) held.fasten(content);
+                    if (rounds) held.mark_running(content);
                     missing.pop_back();
                 }
                 lock_reads();
@@ -127,7 +127,7 @@ private:
                     continue;
                 }
                 if (frame.wanted) {
-                    frame.held.fasten();
+                    frame.held.mark_running();
                     run(frame);
                     frame.held.release();
                 }
@@ -263,7 +263,7 @@ private:
             content.arrive(storage);
         }
         pool_.offer(content);
-        if (content.maker) content.maker->let_reads_go();
+        if (content.maker) content.maker->release_reads();
     }
 
     Pool& pool_;

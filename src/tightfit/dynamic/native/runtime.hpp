@@ -50,17 +50,17 @@ public:
         const Lock lock(mutex_, std::try_to_lock);
         if (!lock) return false;
         const std::int64_t before = ended_bytes_;
-        contents_.notice_ends();
+        contents_.process_frees();
         return pool_.free(lacking_bytes) || ended_bytes_ != before;
     }
 
     // Brings a tensor back that is read without the dispatcher; it may have to stay there.
-    void need(const at::Tensor& tensor, bool for_good) {
+    void need(const at::Tensor& tensor, bool is_permanent) {
         const Lock lock = locked();
         Content* content = is_plain(tensor) ? contents_.of(storage_of(tensor)) : nullptr;
-        if (!content || (content->is_resident && !for_good)) return;
+        if (!content || (content->is_resident && !is_permanent)) return;
         or_exceed([&] {
-            if (for_good)
+            if (is_permanent)
                 settled_.settle(content);
             else
                 repeater_.bring_back(*content);
@@ -95,7 +95,7 @@ public:
     // A training step is over.
     void end_step() {
         const Lock lock = locked();
-        contents_.notice_ends();
+        contents_.process_frees();
         for (const auto& content : contents_.computed())
             if (content->is_resident && pool_.is_small(*content)) settled_.settle(content);
         ledger_.end_step();
@@ -106,7 +106,7 @@ public:
         const Lock lock = locked();
         for (const auto& content : contents_.computed())
             if (content->maker) content->maker->forget_reads();
-        contents_.notice_ends();
+        contents_.process_frees();
         std::int64_t lost_bytes = 0;
         for (const auto& content : contents_.computed()) {
             try {
@@ -125,11 +125,11 @@ public:
     }
 
     // Frees what autograd holds of a backward in which an operator has failed.
-    void let_go_of_failed() {
+    void clean_up_failed_backward() {
         if (!has_failed_ || in_backward()) return;
         has_failed_ = false;
         const c10::impl::ExcludeDispatchKeyGuard unseen(kSeen);
-        outside_.let_go_of_failed();
+        outside_.clean_up_failed_backward();
     }
 
     void close() {
@@ -145,7 +145,7 @@ public:
     void meet(const at::Tensor& tensor) {
         if (!is_leaf(tensor) || !is_plain(tensor)) return;
         const Lock lock = locked();
-        Ref<Content> content = &contents_.lying_in(storage_of(tensor));
+        Ref<Content> content = &contents_.content_in(storage_of(tensor));
         if (content->was_asked || content->is_blank) return;  // blank: about to be initialised
         content->was_asked = true;
         if (outside_.is_parameter(tensor)) settled_.settle(content);
@@ -154,7 +154,7 @@ public:
     void run(const c10::OperatorHandle& op, const Operator& what, c10::DispatchKeySet keys,
              torch::jit::Stack* stack) {
         const std::int64_t started = now_ns();
-        let_go_of_failed();
+        clean_up_failed_backward();
         Lock lock = locked();
         try {
             run_locked(op, what, keys, stack, lock);
@@ -183,7 +183,7 @@ private:
 
     void ended(std::int64_t size_bytes) {
         ended_bytes_ += size_bytes;
-        outside_.less_before(size_bytes);
+        outside_.note_earlier_freed(size_bytes);
     }
 
     static bool is_leaf(const at::Tensor& tensor) {
@@ -274,13 +274,13 @@ private:
                 const c10::IValue& value = arguments[static_cast<std::size_t>(position)];
                 each_tensor(&value, &value + 1, [&](const at::Tensor& tensor) {
                     if (!is_plain(tensor)) return;
-                    settled_.settle(&contents_.lying_in(storage_of(tensor)));
+                    settled_.settle(&contents_.content_in(storage_of(tensor)));
                 });
             }
         each_overwritten(what, arguments, [&](const at::Tensor& tensor) {
             if (!is_plain(tensor)) return;
             c10::StorageImpl* storage = storage_of(tensor);
-            Content& content = contents_.lying_in(storage);
+            Content& content = contents_.content_in(storage);
             if (!content.maker) settled_.protect_readers(&content, storage);
         });
     }

@@ -15,7 +15,7 @@ from tightfit.dynamic.pool import Candidates
 from tightfit.dynamic.room import Room, allocated_bytes
 from tightfit.errors import BadInput
 from tightfit.eviction.policies.policy import Policy
-from tightfit.torch_private.storages import let_go_of_failed_backward
+from tightfit.torch_private.storages import free_failed_backward
 
 __all__ = ["NativeRuntime"]
 
@@ -77,9 +77,9 @@ class NativeRuntime(Core):
         """Evict; return whether anything was freed."""
         return self._core.make_room(lacking_bytes)
 
-    def need(self, tensor: torch.Tensor, for_good: bool) -> None:
+    def need(self, tensor: torch.Tensor, is_permanent: bool) -> None:
         """Bring a tensor back that is read without the dispatcher; it may have to stay there."""
-        self._core.need(tensor, for_good)
+        self._core.need(tensor, is_permanent)
 
     def resize(self, storage: torch.UntypedStorage, run: Callable[[], Any]) -> Any:
         """A storage gets another size: contents computed from it must not need it any more."""
@@ -102,13 +102,13 @@ class NativeRuntime(Core):
         """Bring back everything the program holds, to leave; return the bytes that do not fit."""
         return self._core.settle_all()
 
-    def let_go_of_failed(self) -> None:
+    def clean_up_failed_backward(self) -> None:
         """Free autograd's tensors of a backward in which an operator has failed."""
-        self._core.let_go_of_failed()
+        self._core.clean_up_failed_backward()
 
     def close(self) -> None:
         """Forget everything."""
-        self.watch_no_more()
+        self.stop_watching()
         self._core.close()
         del self._core  # it holds this in turn, where Python's collector cannot see it
 
@@ -156,13 +156,13 @@ class NativeRuntime(Core):
             self.watch(tensor)
         return True
 
-    def less_before(self, size_bytes: int) -> None:
+    def note_earlier_freed(self, size_bytes: int) -> None:
         """Something that was there before the region has ended."""
-        self._room.less_before(size_bytes)
+        self._room.note_earlier_freed(size_bytes)
 
-    def let_go_of_failed_backward(self) -> None:
+    def free_failed_backward(self) -> None:
         """Free the graph of a backward that has raised."""
-        let_go_of_failed_backward()
+        free_failed_backward()
 
     def raise_exceeded(self, name: str) -> None:
         """An operator cannot fit.

@@ -63,7 +63,7 @@ class Optimizers:
         self._known: list[weakref.ref[Any]] = []
         self._given = given
         self._steps: InBackward | None = None
-        self._met: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._trains_ours: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self.looked = 0
         self._needs: weakref.WeakKeyDictionary[Any, tuple[bool, StepNeeds | None]] = (
             weakref.WeakKeyDictionary()
@@ -92,11 +92,11 @@ class Optimizers:
 
     def meet(self, optimizer: Any) -> bool:
         """Note an optimizer that is to step; return whether it holds any of the parameters."""
-        if optimizer not in self._met:
-            self._met[optimizer] = _holds_any(optimizer, self._own())
-            if self._met[optimizer]:
+        if optimizer not in self._trains_ours:
+            self._trains_ours[optimizer] = _holds_any(optimizer, self._own())
+            if self._trains_ours[optimizer]:
                 self._note(optimizer)
-        return self._met[optimizer]
+        return self._trains_ours[optimizer]
 
     def _note(self, optimizer: Any) -> None:
         groups = optimizer.param_groups  # a wrapper shows those of its optimizer

@@ -11,7 +11,7 @@ import torch
 
 from tightfit.allocator import meter_for
 from tightfit.allocator.cuda_arena_memory import CudaArenaMemory
-from tightfit.arenas.fillers import ArenaMemory, FilledStep, FillerPlacement, why_not_led
+from tightfit.arenas.fillers import ArenaMemory, FilledStep, FillerPlacement, placing_obstacle
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.execution.placing import placed_runner
 from tightfit.execution.runtime import Runner
@@ -56,7 +56,7 @@ class DeviceAddresses(DefaultAddresses):
     ) -> None:
         device = account.device
         if ground_for is None:
-            reason = _why_not_led(device) if device.type == "cuda" else "it is no CUDA device"
+            reason = _placing_obstacle(device) if device.type == "cuda" else "it is no CUDA device"
             if reason is not None:
                 raise BadInput(
                     f"arena=True is not available for {name}, which is on {device}: {reason}. "
@@ -75,7 +75,7 @@ class DeviceAddresses(DefaultAddresses):
         self._laid_out: dict[tuple[int, bool], _LaidOut] = {}
         self._left_bytes = 0
         self._rounds = 0
-        self._gave_way = self._said = False
+        self._gave_way = self._is_announced = False
         self._height_bytes = 0
 
     # -- steps --------------------------------------------------------------------------------
@@ -149,9 +149,9 @@ class DeviceAddresses(DefaultAddresses):
         return dataclasses.replace(options, left_bytes=0)
 
     def _announce_excess(self, over_bytes: int) -> None:
-        if self._said:
+        if self._is_announced:
             return
-        self._said = True
+        self._is_announced = True
         announce(
             f"{self._name}: at planned addresses a step takes {format_bytes(over_bytes)} more than "
             "the budget, and no plan was found that leaves as much: PyTorch's "
@@ -220,7 +220,7 @@ def _of_one_kind(graph: Graph, plan: Plan, instructions: Iterable[int]) -> froze
 
 
 @functools.cache
-def _why_not_led(device: torch.device) -> str | None:
+def _placing_obstacle(device: torch.device) -> str | None:
     """Return why requests cannot be led on a GPU; None if they can, as they do from now on."""
     backend = torch.cuda.get_allocator_backend()
     if backend != "native":
@@ -228,4 +228,4 @@ def _why_not_led(device: torch.device) -> str | None:
     divide_coarsely()
     if segments_expand():
         return "its segments expand (expandable_segments:True), so that no block stays as it is"
-    return why_not_led(functools.partial(CudaArenaMemory, device=device))
+    return placing_obstacle(functools.partial(CudaArenaMemory, device=device))

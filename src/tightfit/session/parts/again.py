@@ -99,15 +99,15 @@ class PartsAgain:
 
     def may_repeat(self, step: PartStep) -> bool:
         """Whether calls may be run again: so they were, or none has been seen."""
-        return self._there().known.may_repeat(step.key)
+        return self._living_steps().known.may_repeat(step.key)
 
     def note_repeated(self, step: PartStep) -> None:
         """Note that a call is run again."""
-        self._there().known.note_repeated(step.key)
+        self._living_steps().known.note_repeated(step.key)
 
     def replanned(self, step: PartStep, given: Arguments) -> Planned:
         """Capture a call again, with the gradients that its outputs have, and plan it."""
-        steps, part = self._there(), self._part(step)
+        steps, part = self._living_steps(), self._part(step)
         call = steps.known.known(part, given) or steps.captured_again(part, given)
         if not _have_the_same_placeholders(call.kind, step.kind):
             late = step.captured.joint.detached - call.kind.captured.joint.detached
@@ -125,7 +125,7 @@ class PartsAgain:
 
     def _planned(self, part: Part, kind: Kind) -> Planned:
         """Return a program of a call within the current step; the least plan where none is."""
-        steps = self._there()
+        steps = self._living_steps()
         writer = steps.writer
         if writer is None:
             return kind.runner(kind.least)
@@ -138,7 +138,7 @@ class PartsAgain:
             raise self._gone()
         return part
 
-    def _there(self) -> _Steps:
+    def _living_steps(self) -> _Steps:
         steps = self._steps()
         if steps is None:
             raise self._gone()

@@ -156,7 +156,7 @@ class RepeatableCall(Generic[_Step]):
         written = {position for _, position in step.captured.joint.write_backs}
         reason = self._why_not_plainly() or self._obstacle(given, made, written)
         if reason is not None or given is None:
-            raise _cannot(self._name, reason or "")
+            raise _unrepeatable(self._name, reason or "")
         with torch.enable_grad(), tools.WithoutDynamo():
             inputs = owner.inputs(step, given)
             copies = {id(inputs[p]): inputs[p].detach().clone() for p in written}
@@ -350,7 +350,7 @@ def _only_once(name: str, reason: str) -> TightfitError:
     )
 
 
-def _cannot(name: str, reason: str) -> TightfitError:
+def _unrepeatable(name: str, reason: str) -> TightfitError:
     return TightfitError(
         f"the backward of {name} is to be differentiated itself (create_graph=True): for that its "
         f"forward is run again, plainly, and here it cannot be, as {reason}. Take the derivative "
@@ -360,4 +360,4 @@ def _cannot(name: str, reason: str) -> TightfitError:
 
 
 _DREW = "its forward drew random numbers while a CUDA graph was captured"
-_SINCE = "" if DERIVATIVES.is_here else f"; it needs PyTorch {DERIVATIVES.name} or later"
+_SINCE = "" if DERIVATIVES.is_available else f"; it needs PyTorch {DERIVATIVES.name} or later"

@@ -65,7 +65,7 @@ class GivenToCall:
         """Hold all inputs: those that other calls can make again as long as there is room."""
         if self._given is None:
             for place in self._places:
-                there = self._there()[place]
+                there = self._present_inputs()[place]
                 if there is not None and place not in self._written:
                     self._inputs[place] = there
             _RETAINED.add(self)
@@ -78,7 +78,7 @@ class GivenToCall:
 
     def now(self, instead: Instead = lambda given, run, output: None) -> Arguments | None:
         """Return the inputs, with stand-ins for outputs of other calls; None if any is gone."""
-        inputs = self._there()
+        inputs = self._present_inputs()
         for place, (reference, output) in self._makers.items():
             run = reference()
             other = instead(inputs[place], run, output) if run is not None else None
@@ -97,7 +97,7 @@ class GivenToCall:
         """Which inputs others hold."""
         return [place for place, x in enumerate(self._inputs) if isinstance(x, weakref.ref)]
 
-    def _there(self) -> list[Any]:
+    def _present_inputs(self) -> list[Any]:
         """Return all that the graph was called with; None where it is gone."""
         if self._given is not None:
             return [*self._given.inputs]

@@ -166,7 +166,7 @@ class CallShares:
         """Whether the call leaves room only to see whether another comes."""
         return self._looked is not None and not self._open
 
-    def look_no_more(self) -> None:
+    def stop_expecting_call(self) -> None:
         """Leave no room for a call that might have come: there is none to leave."""
         self._presumed, self._to_come, self._looked = 0, [], None
 
@@ -174,7 +174,7 @@ class CallShares:
         """Forget a call that was only planned: the next that runs leaves room as a first call."""
         if runs_next:
             spec.forget_plans()
-            self.look_no_more()
+            self.stop_expecting_call()
 
     def forget_needs(self, spec: Specialisation) -> None:
         """Forget the needs of a step; divide shares again that were made for a step never seen."""
@@ -311,7 +311,7 @@ class CallShares:
         if found is None:
             return
         input_bytes = self._kind(spec).input_bytes
-        calls = min(_MOST_LOOKED_FOR, _most_that_fit(room_bytes, found, input_bytes))
+        calls = min(_MOST_LOOKED_FOR, _fitting_calls(room_bytes, found, input_bytes))
         if calls > 1:
             self._kind(spec).learn((alone.gradients, new_bytes == 0), found)
             self._presumed, self._looked = calls, spec
@@ -321,7 +321,7 @@ class CallShares:
         room_bytes = self._room_bytes(spec, alone, options)
         found, calls = self._range_of(spec, alone, options), len(self._open)
         most = max(1, _MOST_LOOKED_FOR - calls)
-        fit = _most_that_fit(room_bytes, found, self._kind(spec).input_bytes)
+        fit = _fitting_calls(room_bytes, found, self._kind(spec).input_bytes)
         self._presumed = calls + max(0, min(most, fit))
 
     def _room_bytes(self, spec: Specialisation, alone: Surroundings, options: Options) -> int:
@@ -339,7 +339,7 @@ def _of_one_callable(one: _Kind, other: _Kind) -> bool:
     return one.owner == other.owner
 
 
-def _most_that_fit(room_bytes: int, found: KeptRange, input_bytes: int) -> int:
+def _fitting_calls(room_bytes: int, found: KeptRange, input_bytes: int) -> int:
     """Return how many calls fit if each keeps as little as it can; inputs of one are there."""
     room_bytes += input_bytes - found.working_bytes
     return room_bytes // max(1, found.least_bytes + input_bytes)

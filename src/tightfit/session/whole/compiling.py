@@ -53,7 +53,7 @@ def fastest_plan(
     full = spec.captured.with_graph(task.graph)
     step = _for_the_compiler(full, options)
     uncompiled = full if options.plan is None else step
-    if _was_beaten(spec, task):
+    if _compiled_was_slower(spec, task):
         return _one_by_one(spec, uncompiled, task, options, True)
     tried = compiled_tries(step, task, options, inputs, name)
     holding = [plan for plan in tried if plan.peak_bytes(task.graph) <= task.budget_bytes]
@@ -141,7 +141,7 @@ def _known(spec: Specialisation, task: Task) -> CompiledPlan | None:
     return None
 
 
-def _was_beaten(spec: Specialisation, task: Task) -> bool:
+def _compiled_was_slower(spec: Specialisation, task: Task) -> bool:
     """Whether compiled plans were slower in surroundings that leave about as much room."""
     room_bytes = task.budget_bytes - task.graph.constant_bytes
     for planned in spec.plans.values():

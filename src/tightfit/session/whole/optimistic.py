@@ -125,7 +125,7 @@ class LessExpected:
                 continue
             if spec.postponed is None:
                 spec.known.remember(least.plan)
-            roomy, thrifty = self._roomy(spec, around)
+            roomy, thrifty = self._most_room(spec, around)
             for each, known in ((roomy, thrifty), (around, least.plan)):
                 with contextlib.suppress(InfeasibleBudget):
                     planned = plan(each, known)
@@ -136,7 +136,7 @@ class LessExpected:
                     return planned
         return None
 
-    def _roomy(self, spec: Specialisation, around: Surroundings) -> tuple[Surroundings, Plan]:
+    def _most_room(self, spec: Specialisation, around: Surroundings) -> tuple[Surroundings, Plan]:
         """Return the same with as much room for user code as there can be, and a plan for it."""
         graph = around.around(spec.hoped)
         thrifty = _thrifty(graph, around.gradients, around.budget_bytes)

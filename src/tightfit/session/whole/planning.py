@@ -33,7 +33,7 @@ from tightfit.session.processes import agreed
 from tightfit.session.stages import cached_outcome, plan_at_once, plan_step
 from tightfit.session.step.presumed import KeptRange
 from tightfit.session.whole.compiling import fastest_plan
-from tightfit.session.whole.earlier import earlier_plan, keep_for_later, keep_least_for_later
+from tightfit.session.whole.earlier import earlier_plan, store_least_plan, store_plan
 from tightfit.session.whole.specialisation import Moves, Planned, Specialisation
 
 __all__ = [
@@ -334,7 +334,7 @@ def _lowered(spec: Specialisation, graph: Graph, outcome: Outcome, options: Opti
         verify(plan, graph)
         outcome = msgspec.structs.replace(outcome, plan=plan)
     spec.known.remember(outcome.plan)
-    keep_for_later(spec.captured.graph, "last" if spec.plans else "first", outcome, options)
+    store_plan(spec.captured.graph, "last" if spec.plans else "first", outcome, options)
     clock = spec.tuner.clock if spec.tuner is not None else None
     program = lower(spec.captured, outcome.plan, clock=clock)
     if outcome.plan.far is None:
@@ -371,8 +371,8 @@ def quick_range(
     crowded = graph.with_outside(least.found_bytes - graph.constant_bytes)
     thrifty = minimum_budget(crowded, around.gradients, limits, options.progress)
     spec.known.remember_thrifty(thrifty.plan)
-    keep_least_for_later(spec.hoped.graph, "least", least, options)
-    keep_least_for_later(spec.hoped.graph, "thrifty", thrifty, options)
+    store_least_plan(spec.hoped.graph, "least", least, options)
+    store_least_plan(spec.hoped.graph, "thrifty", thrifty, options)
     return _range_of(graph, thrifty.plan, new_gradient_bytes)
 
 

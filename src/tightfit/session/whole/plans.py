@@ -191,7 +191,7 @@ class Plans:
             planned = planned_for(spec, around, first)
         except InfeasibleBudget as error:
             if self.shares.looks:
-                self.shares.look_no_more()
+                self.shares.stop_expecting_call()
                 return self._fitting(spec, inputs, options, waits=waits)
             return self._with_less_expected(spec, around, request, error)
         self.more_bytes = spec.held_more(planned, around) + share.reserved_bytes
@@ -219,11 +219,11 @@ class Plans:
         planned = None
         if may_try:
 
-            def as_well_as(around: Surroundings, known: Plan) -> Planned:
+            def planned_from(around: Surroundings, known: Plan) -> Planned:
                 return planned_for(spec, around, replace(request, others=lambda: (known,)))
 
             plan_as = partial(planned_as, spec, options=options)
-            planned = less.planned(spec, as_well_as, plan_as, options.planned_bytes)
+            planned = less.planned(spec, planned_from, plan_as, options.planned_bytes)
         if planned is None:
             open_calls = self.shares.open_calls(spec, around, options)
             self._monitor.abandon()

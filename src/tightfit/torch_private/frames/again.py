@@ -92,7 +92,7 @@ class ReusingConversion:
         self._convert: Any = None
         self.is_asked = True
 
-    def stand_before(self, converting: Any) -> None:
+    def replace_converter(self, converting: Any) -> None:
         """Take the place of Dynamo's converter of frames that are not skipped."""
         if self._kept is not None:
             self._convert, converting._inner_convert = converting._inner_convert, self

@@ -25,7 +25,7 @@ from torch._dynamo.variables.user_defined import UserDefinedTupleVariable
 
 from tightfit.torch_private.patches import Patch
 
-__all__ = ["DerivativeOutside", "following_ours", "follows_derivatives"]
+__all__ = ["DerivativeOutside", "following_for_plans", "follows_derivatives"]
 
 
 class DerivativeOutside(BaseException):
@@ -46,7 +46,7 @@ def follows_derivatives() -> bool:
 
 
 @contextlib.contextmanager
-def following_ours() -> Iterator[None]:
+def following_for_plans() -> Iterator[None]:
     """Have Dynamo follow as plans need it."""
     with (
         _derivatives_inside(),

@@ -15,10 +15,10 @@ from torch._dynamo.variables.base import (
 )
 from torch._dynamo.variables.tensor import TensorVariable
 
-__all__ = ["changed_variables", "in_a_frame_of_its_own", "is_returned_with_loss"]
+__all__ = ["changed_variables", "is_returned_with_loss", "with_own_frame"]
 
 
-def in_a_frame_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_own_frame(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function around another, whose code is its own: Dynamo keeps graphs by code.
 
     While Dynamo follows it, it notes values that the other returns along with a loss.

@@ -54,13 +54,13 @@ class Answers:
 
         `end`: why following would end. If it is why it would have before, none is the cause.
         """
-        told_no = [place for place in self._asked if place not in self._compiled]
-        if not told_no or end == self._end:
+        refused = [place for place in self._asked if place not in self._compiled]
+        if not refused or end == self._end:
             return False
         self._end = end
-        self._compiled.add(told_no[-1])
+        self._compiled.add(refused[-1])
         if end.startswith(_OF_DATA):
-            self.looks_at_data = self.looks_at_data or told_no[-1]
+            self.looks_at_data = self.looks_at_data or refused[-1]
         return True
 
     def _answer(self, file: str, line: int) -> bool:
