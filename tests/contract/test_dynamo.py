@@ -149,7 +149,7 @@ def test_a_graph_says_why_it_ends_and_where_its_nodes_were_made() -> None:
     assert {id(model[0]), id(model[1])} <= made_in
 
 
-def test_a_frame_that_cannot_be_followed_is_told() -> None:
+def test_a_frame_that_cannot_be_followed_is_reported() -> None:
     def function(x: Tensor) -> Tensor:
         try:
             y = x.sum().item()

@@ -108,7 +108,7 @@ class HandedCalls:
         return first
 
     def _unguarded(self) -> Any:
-        """Return values that graphs depend on and nobody checks before they are handed over."""
+        """Return values that graphs depend on and that are not checked before hand-over."""
         return None
 
     def _leave_out(self, graph: HandedGraph, error: Exception) -> None:

@@ -105,7 +105,7 @@ class Options:
 
     @property
     def planned_bytes(self) -> int:
-        """The bytes plans may use: they leave some to memory of the process besides tensors."""
+        """The bytes plans may use: they leave some to other memory of the process."""
         return self.usable_bytes - self.left_bytes
 
     @property

@@ -112,31 +112,31 @@ class Account:
         """Return the bytes of the optimizers' state that is there now."""
         return resident_tensor_bytes(self._states(), self.granularity_bytes)
 
-    def coming_state_bytes(self, besides: Sequence[Account] = ()) -> int:
+    def coming_state_bytes(self, counted_elsewhere: Sequence[Account] = ()) -> int:
         """Return the bytes of the optimizers' state that will be there and is not yet.
 
-        `besides`: those whose optimizers and parameters are counted elsewhere.
+        `counted_elsewhere`: those whose optimizers and parameters are counted elsewhere.
         """
         return self.optimizers.coming_bytes(
             self.device.type,
-            counted=[optimizer for other in besides for optimizer in other.optimizers],
-            counted_parameters=_parameters_of(besides),
+            counted=[optimizer for other in counted_elsewhere for optimizer in other.optimizers],
+            counted_parameters=_parameters_of(counted_elsewhere),
         )
 
     def lasting_bytes(self) -> int:
         """Return the bytes held between steps: of an optimizer the state of the own parameters."""
         return lasting_bytes_of([self])
 
-    def expected_bytes(self, besides: Sequence[Account] = ()) -> int:
+    def expected_bytes(self, counted_elsewhere: Sequence[Account] = ()) -> int:
         """Return the gradients and the optimizers' state that do not exist yet but will.
 
-        `besides`: those whose optimizers and parameters are counted elsewhere.
+        `counted_elsewhere`: those whose optimizers and parameters are counted elsewhere.
         """
         if not self._trains:
             return 0
         self.optimizers.look()
-        new_bytes = self.new_gradient_bytes(_parameters_of(besides))
-        return new_bytes + self.coming_state_bytes(besides)
+        new_bytes = self.new_gradient_bytes(_parameters_of(counted_elsewhere))
+        return new_bytes + self.coming_state_bytes(counted_elsewhere)
 
     def resident_bytes(self, inputs: Iterable[Any]) -> int:
         """Return all that is resident now, the inputs of a call, buckets and libraries included."""
@@ -387,13 +387,15 @@ def lasting_bytes_of(accounts: Iterable[Account]) -> int:
     return resident_tensor_bytes(held, accounts[0].granularity_bytes) if accounts else 0
 
 
-def expected_bytes_of(accounts: Iterable[Account], besides: Iterable[Account] = ()) -> int:
+def expected_bytes_of(
+    accounts: Iterable[Account], counted_elsewhere: Iterable[Account] = ()
+) -> int:
     """Return the gradients and optimizers' state of several that do not exist yet but will.
 
-    `accounts`: of callables within one budget; memory in common counts once. `besides`:
+    `accounts`: of callables within one budget; memory in common counts once. `counted_elsewhere`:
     those whose optimizers and parameters are counted elsewhere.
     """
-    counted = list(besides)
+    counted = list(counted_elsewhere)
     expected = 0
     for account in accounts:
         expected += account.expected_bytes(counted)

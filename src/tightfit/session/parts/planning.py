@@ -48,7 +48,7 @@ class Circumstances:
 class StepPlans:
     """The plans of the parts of a model, chosen for whole steps.
 
-    `circumstances`: objects that a model's parts need besides their plans.
+    `circumstances`: objects that a model's parts need in addition to their plans.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ class PartSteps:
     """Runs the parts of a model by their plans.
 
     `capture`: given a call and a name, returns the captured step of a part. `circumstances`:
-    objects that a model's parts need besides their plans.
+    objects that a model's parts need in addition to their plans.
     """
 
     def __init__(

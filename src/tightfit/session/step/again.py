@@ -273,12 +273,12 @@ class RepeatableCall(Generic[_Step]):
             now.restore()
 
     def _obstacle(
-        self, given: Arguments | None, made: Container[int], besides: Set[int] = frozenset()
+        self, given: Arguments | None, made: Container[int], exempt: Set[int] = frozenset()
     ) -> str | None:
         """Return the reason why the call cannot be run as it was.
 
         `given`: inputs to run it on; None: some are gone. `made`: identities of tensors made again.
-        `besides`: placeholders that may be others.
+        `exempt`: placeholders that may be others.
         """
         owner, step = self._owner(), self._step
         if given is None:
@@ -291,7 +291,7 @@ class RepeatableCall(Generic[_Step]):
             changed = (
                 i for i, (x, one, other) in enumerate(now) if one != other and id(x) not in made
             )
-            if not besides.issuperset(changed):
+            if not exempt.issuperset(changed):
                 return (
                     "a parameter, buffer or input was changed since the call: change it after "
                     "backward"
