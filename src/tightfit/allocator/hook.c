@@ -219,8 +219,8 @@ static inline void count_free(uint64_t size) { atomic_fetch_sub(&live_bytes, rou
 /* ------------------------------------------------------------------ tallies */
 
 /* A tally counts the blocks given out since it was opened, as long as they live, and may have a
- * limit that they keep to. What was there before and counts against the limit all the same (the
- * parameters of a model) is set from outside, in bytes. The owner of the limit may be asked to make
+ * limit that they keep to. Memory from before that counts against the limit all the same (the parameters
+ * of a model) is set from outside, in bytes. The owner of the limit may be asked to make
  * room, in the thread that allocates. A request that would exceed a limit all the same is refused
  * by an exception of c10, as if memory had run out. */
 #define TALLIES 64
@@ -287,7 +287,7 @@ static struct {
     void (*give_lock)(int);
     long (*collect)(void);
 } python;
-static void (*_Atomic before_refusals)(void); /* counts again what was there before tallies began */
+static void (*_Atomic before_refusals)(void); /* counts memory from before tallies began again */
 static __thread _Bool collecting;
 
 static void find_python(void) {
@@ -298,7 +298,7 @@ static void find_python(void) {
     python.collect = (long (*)(void))dlsym(RTLD_DEFAULT, "PyGC_Collect");
 }
 
-/* Frees what only cycles hold, and counts again what was there before. In threads that Python
+/* Frees objects that only cycles hold, and counts memory from before again. In threads that Python
  * knows: others may be waited for by one that holds its lock. Returns whether it ran. */
 static _Bool collect_garbage(void) {
     if (collecting || !python.is_initialized || !python.thread_state || !python.take_lock ||
@@ -343,7 +343,7 @@ static void refuse(Tally *tally, int64_t size) {
     char message[600], limit_text[32], size_text[32], held_text[32], try_text[32];
     int64_t held = atomic_load(&tally->given) + atomic_load(&tally->before);
     int64_t limit = atomic_load(&tally->limit);
-    /* What comes next is not known: as much again, or an eighth of what is held. */
+    /* Later requests are not known: as much again, or an eighth of what is held. */
     int64_t try = held + size + (size > held / 8 ? size : held / 8);
     int64_t advised = atomic_load(&tally->advised);
     if (advised >= held + size)
@@ -548,7 +548,7 @@ static void stop_recording_in_child(void) {
 /* ------------------------------------------------------------------ installation */
 
 /* The interface must be the one described above; nothing is called before the table's name and
- * length have been compared. Returns NULL, or what differs. */
+ * length have been compared. Returns NULL, or a difference. */
 static const char *check_interface(void *library) {
     void **table = *(void ***)previous;
     Dl_info where;
@@ -620,12 +620,12 @@ EXPORT const char *tightfit_hook_install(const char *library) {
     return NULL;
 }
 
-/* ------------------------------------------------------------------ what Python calls */
+/* ------------------------------------------------------------------ called by Python */
 
 EXPORT int tightfit_hook_version(void) { return VERSION; }
 EXPORT int64_t tightfit_hook_live_bytes(void) { return all_live_bytes(); }
 
-/* Opens a peak that starts from what is live now. Returns its slot, or -1 if all are open. */
+/* Opens a peak that starts from bytes live now. Returns its slot, or -1 if all are open. */
 EXPORT int tightfit_hook_peak_open(void) {
     pthread_mutex_lock(&slots_lock);
     int end = atomic_load(&slots_end), slot = 0;
@@ -703,7 +703,7 @@ EXPORT int64_t tightfit_hook_tally_take_peak(int slot) {
     return atomic_exchange(&tallies[slot].peak, atomic_load(&tallies[slot].given));
 }
 
-/* Limits what is given out, plus `before` bytes. */
+/* Limits bytes given out, plus `before` bytes. */
 EXPORT void tightfit_hook_tally_advise(int slot, int64_t budget) {
     atomic_store(&tallies[slot].advised, budget);
 }
@@ -723,7 +723,7 @@ EXPORT void tightfit_hook_before_refusals(void (*function)(void)) {
     atomic_store(&before_refusals, function);
 }
 
-/* Returns how often a request was refused; of the last one its size and what was held then. */
+/* Returns how often a request was refused; of the last its size and bytes held then. */
 EXPORT int64_t tightfit_hook_tally_refusals(int slot, int64_t *size, int64_t *held) {
     *size = atomic_load(&tallies[slot].refused_size);
     *held = atomic_load(&tallies[slot].held_then);

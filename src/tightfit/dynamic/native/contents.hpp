@@ -30,7 +30,7 @@ public:
         return found == stored_.end() ? nullptr : found->second.content.get();
     }
 
-    // The content of a storage; what is new stays where it is.
+    // The content of a storage; a new content stays where it is.
     Content& content_in(c10::StorageImpl* storage) {
         if (Content* known = of(storage)) return *known;
         return put(storage, new Content(static_cast<std::int64_t>(storage->nbytes()), {}, storage));
@@ -49,7 +49,7 @@ public:
         return *content;
     }
 
-    // Catches up with what the program has let go of, and with what that held the last of.
+    // Catches up with storages that the program has freed, and with contents held by them alone.
     void process_frees() {
         while (notice_some_ends()) {
         }
@@ -60,7 +60,7 @@ public:
         if (++calls_since_ > std::max<std::size_t>(64, stored_.size())) notice_some_ends();
     }
 
-    // What is held and could be computed again.
+    // Contents that are held and could be computed again.
     std::vector<Ref<Content>> computed() const {
         std::vector<Ref<Content>> found;
         for (auto& [storage, stored] : stored_)

@@ -8,8 +8,8 @@
 
 namespace tightfit::online {
 
-// While others are computed, they may be evicted if nothing else is left: only what a running
-// operator reads must stay.
+// While others are computed, they may be evicted if nothing else is left: only inputs of a running
+// operator must stay.
 class Held {
 public:
     explicit Held(Pool& pool) : pool_(&pool) {}
@@ -53,7 +53,7 @@ public:
         mark_running(content);
     }
 
-    // Unlocks them; what was not written after all has no memory again.
+    // Unlocks them; contents that were not written after all have no memory again.
     void release() {
         for (auto& [content, storage] : lent_)
             if (content->is_held) take_memory(*storage);

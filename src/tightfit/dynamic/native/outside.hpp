@@ -1,4 +1,4 @@
-// What the core asks of Python. It may be asked under the region's lock: no thread that holds
+// Calls of the core into Python. They may be made under the region's lock: no thread that holds
 // Python's lock waits for that one.
 #pragma once
 
