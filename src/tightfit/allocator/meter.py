@@ -44,7 +44,7 @@ class Meter(Protocol):
     the meter is made.
     """
 
-    # Whether the device has one peak for all who ask, which `reset_peak` takes from others
+    # Whether the device has one peak for all readers, which `reset_peak` takes from others
     shares_peak: bool
 
     def live_bytes(self) -> int:

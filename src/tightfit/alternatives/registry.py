@@ -140,7 +140,7 @@ GROUPS = (
 
 
 def _entries(group: str, allowed: Sequence[Exactness]) -> tuple[Entry, ...]:
-    """Return those who are asked at all."""
+    """Return the contributors that are asked at all."""
     groups = {e.group for e in ENTRIES} if group == "all" else {group, "again"}
     return tuple(e for e in ENTRIES if e.group in groups and e.exactness in allowed)
 

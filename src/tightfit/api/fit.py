@@ -89,8 +89,8 @@ def fit(
     costs : str
         ``"measured"``, ``"unit"``, ``"flops"`` or ``"roofline:DEVICE"``.
     on_exceed : str
-        ``"raise"``: the CPU's allocator refuses what would exceed the budget, whoever asks for it,
-        until `unfit`. Where it cannot (on a GPU), a step that was measured above the budget raises.
+        ``"raise"``: the CPU's allocator refuses requests above the budget by any code, until
+        `unfit`. Where it cannot (on a GPU), a step that was measured above the budget raises.
         ``"warn"``: such a step is only warned of.
     in_flight : int, optional
         How many forwards may await their backward at once, each with its part of the budget;

@@ -46,8 +46,8 @@ def online(
     ----------
     budget : int or str
         Bytes, or text such as ``"8GiB"``: for everything that PyTorch's CPU allocator gives out,
-        the tensors that exist already and the workspace of operators included. On a GPU for what
-        PyTorch's allocator reserves there.
+        the tensors that exist already and the workspace of operators included. On a GPU for bytes
+        that PyTorch's allocator reserves there.
     policy : str
         The eviction policy: a name that ``tightfit simulate --policy`` knows, too.
     smallest : int or str

@@ -44,7 +44,7 @@ class Candidates:
 class Pool:
     """The contents that may be evicted.
 
-    `policy`: who goes first. `ledger`: the clock, and where times are written down. `candidates`:
+    `policy`: chooses the next. `ledger`: the clock, and where times are written down. `candidates`:
     which of them are scored.
     """
 
@@ -220,7 +220,7 @@ class Pool:
     # -- terms of a score --------------------------------------------------------------------------
 
     def _cost(self, content: Content) -> float:
-        """Return what `Cost` says of a content, as things are now."""
+        """Return a content's `Cost`, as of now."""
         known = content.known_cost
         return cost_of(self._policy.cost, self, content) if known is None else known
 

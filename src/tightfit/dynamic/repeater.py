@@ -153,7 +153,7 @@ class Repeater:
         return copy_of(storage)
 
     def _arrive(self, content: Content, storage: torch.UntypedStorage, frame: _Frame) -> None:
-        """A content was computed: into the storage that waits for it, or for those who need it."""
+        """A content was computed: into the storage that waits for it, or for calls that need it."""
         if storage.nbytes() != content.size_bytes:
             raise BadInput(
                 f"{frame.name} made {storage.nbytes()} bytes when it ran again, and "

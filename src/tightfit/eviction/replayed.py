@@ -33,7 +33,7 @@ MomentKind: TypeAlias = Literal["evict", "evict_eager", "remat", "remat_sibling"
 
 
 class Moment(NamedTuple):
-    """An eviction or a rematerialisation, for those who look closely."""
+    """An eviction or a rematerialisation, for close inspection."""
 
     # ``"evict"`` for want of memory, ``"evict_eager"`` because it is not held; ``"remat"`` of a
     # tensor that was asked for, ``"remat_sibling"`` of another output of its operator

@@ -94,7 +94,7 @@ class Simulator:
     def simulate_in_python(
         self, policy: Policy, budget_bytes: int, rules: Rules = USUAL_RULES, *, seed: int = 0
     ) -> Replayed:
-        """Return what `simulate` does, moments included, by the readable reference: slowly."""
+        """Return the result of `simulate`, moments included, by the readable reference: slowly."""
         return simulate_in_python(
             self.log if policy.views_run_again else self._log_without_views,
             policy,

@@ -46,8 +46,8 @@ class StepPeaks:
     between_bytes: int = 0
     backward_bytes: int = 0
     after_bytes: int = 0
-    # The budgets of other callables whose steps were running at the same time: who holds what
-    # is unknown, so all of them keep to the sum
+    # The budgets of other callables whose steps were running at the same time: holders of bytes are
+    # unknown, so all of them keep to the sum
     other_budgets_bytes: int = 0
     # Whether any of them ran a forward or a backward meanwhile: peaks may be theirs
     others_ran: bool = False
@@ -215,7 +215,7 @@ class Guard:
         step that begins, constants included. `shared`: the budget that it shares with others, if it
         does. `runs`: always tells which of its calls await a backward. `is_known`: whether nothing
         is learned from the step any more: it is only checked, and a peak that the device has for
-        all who ask is left to the user.
+        all readers is left to the user.
         """
         self._shared, self._runs = shared, runs
         self._is_checked_only = is_known and self.meter is not None and self.meter.shares_peak

@@ -125,8 +125,8 @@ def refuse_others(
 def tangent(gradient: torch.Tensor | None, meta: torch.Tensor) -> torch.Tensor:
     """Return the gradient of an output; zeros where there is none.
 
-    It may have any strides (an expanded scalar, say): the same kernels then run as in eager. What
-    it puts off, to be conjugated or negative, is done.
+    It may have any strides (an expanded scalar, say): the same kernels then run as in eager.
+    Conjugation and negation that it puts off are done.
     """
     if gradient is not None:
         return gradient.resolve_conj().resolve_neg()

@@ -36,7 +36,7 @@ def refuse_other_backward(
     """Raise if a backward that steps parameters is to do something else than one whole step.
 
     `came`: the gradients of outputs. `node`: the first of its chain in autograd's graph. Raises
-    `TightfitError`: says what, and a way out.
+    `TightfitError`: names the cause, and a way out.
     """
     if not runner.stepped:
         return

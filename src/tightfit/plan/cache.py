@@ -46,7 +46,7 @@ class PlanKey(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     budget_bytes: int = 0  # the budget, constants included
     gradients: Gradients = "fresh"  # ``"fresh"`` or ``"accumulated"``
-    planner: str = ""  # who was asked
+    planner: str = ""  # the planner that was asked
     name: str = ""  # the step's name, for people
 
     def __str__(self) -> str:

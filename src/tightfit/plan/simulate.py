@@ -1,4 +1,4 @@
-"""Replay a plan byte by byte: the memory curve, the peak and who holds it, the cost.
+"""Replay a plan byte by byte: the memory curve, the peak and its holders, the cost.
 
 This is the readable reference for the memory of a plan; the C++ engine and the lowered
 programs must agree with it.

@@ -59,7 +59,7 @@ def claims_of(captured: Captured) -> dict[tuple[OpId, int], Claim]:
         for op, calls in zip(captured.graph.ops, captured.calls, strict=True)
         for number, way in enumerate(op.alternatives)
         if number and not _is_the_same(calls[0], calls[number])
-        if not isinstance(calls[0].function, PredictedOp)  # tried by who offers it
+        if not isinstance(calls[0].function, PredictedOp)  # tried by its contributor
     }
 
 

@@ -28,7 +28,7 @@ TOLERANCES: Mapping[torch.dtype, float] = {
     torch.float16: 1e-2,
     torch.bfloat16: 6e-2,
 }
-"""What ``"rounding"`` means: the largest difference as a share of the default's largest number."""
+"""Limits of ``"rounding"``: the largest difference as a share of the default's largest number."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def group_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def holder_rows(holders: Sequence[Holder]) -> tuple[HolderRow, ...]:
-    """Return who holds the peak, the largest first."""
+    """Return the holders of the peak, the largest first."""
     groups = group_names(holder.module for holder in holders)
     size: Counter[tuple[str, str]] = Counter()
     count: Counter[tuple[str, str]] = Counter()

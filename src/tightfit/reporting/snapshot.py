@@ -1,6 +1,6 @@
 """Memory snapshots of PyTorch: a planned step opens in PyTorch's own viewer.
 
-The file is what ``torch.cuda.memory._dump_snapshot`` writes: a pickled dict of segments and of
+The file has the format of ``torch.cuda.memory._dump_snapshot``: a pickled dict of segments and of
 the events on each device (https://docs.pytorch.org/memory_viz, ``torch/cuda/_memory_viz.py``).
 """
 

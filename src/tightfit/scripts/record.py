@@ -115,7 +115,7 @@ class Difference(msgspec.Struct, frozen=True):
     # ``"tensor"``, ``"line"``, ``"generator"``, or ``"order"``: one run does something else than
     # the other
     kind: Literal["tensor", "line", "generator", "order"]
-    name: str  # of the first tensor or of the generator; else what each run prints or does
+    name: str  # of the first tensor or of the generator; else the event of each run
     others: int = 0  # how many more differ at the same place
 
 

@@ -73,7 +73,7 @@ class Route(Protocol):
         ...
 
     def settle(self) -> None:
-        """End what must have ended before there is a report."""
+        """Finish work that must have ended before there is a report."""
         ...
 
     def report(self) -> Report:
@@ -235,7 +235,7 @@ class Fitted:
     def prepare(self, given: Arguments) -> Report:
         """Capture, price and plan for the given inputs without running anything.
 
-        Raises `CaptureError` if it cannot be captured as a whole; says what training does instead.
+        Raises `CaptureError` if it cannot be captured as a whole; says how it is trained instead.
         """
         self._resolve_budget()
         try:
@@ -248,7 +248,7 @@ class Fitted:
     # -- reporting ----------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """End what must have ended before there is a report."""
+        """Finish work that must have ended before there is a report."""
         self.route.settle()
 
     def report(self) -> Report:

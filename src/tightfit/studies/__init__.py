@@ -2,5 +2,5 @@
 
 In: a name, a factory or its result (`model.py`). Out: a captured step without running it
 (`dry_step.py`), a `Proof` (`comparison.py`), rows of PyTorch's own ways (`pytorch_ways.py`). May
-import what `session` may, `session` and `zoo`.
+import the rooms that `session` may, `session` and `zoo`.
 """

@@ -101,7 +101,7 @@ def load_example(
 
 
 def on_fake_tensors(load: Callable[[], Example]) -> Example:
-    """Return what `load` does, made of fake tensors: shapes without memory.
+    """Return the result of `load`, made of fake tensors: shapes without memory.
 
     Code that reads values of tensors while it makes the model cannot run so; it runs for real
     then, announced on standard error.

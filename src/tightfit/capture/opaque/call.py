@@ -233,7 +233,7 @@ class OpaqueCall:
     ) -> list[torch.Tensor | None]:
         """Return the gradient of every operand that requires one, or None where it has none.
 
-        Each is added to what came before from outside, which `sums` has by its place among them.
+        Each is added to an earlier gradient from outside, which `sums` has by its place among them.
         """
         results = [record.results[i] for i in present]
         results += [record.sources[i] for i in sums]  # gradients that come in there are added to

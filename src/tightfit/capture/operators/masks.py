@@ -60,7 +60,7 @@ def _assign(
     *,
     in_place: bool,
 ) -> torch.Tensor:
-    """Do what ``index_put`` does."""
+    """Do the same as ``index_put``."""
     count = rows_of(x.dim(), indices, values.shape)
     if count is None:
         found = _Put.apply(x, values, accumulate, *indices)

@@ -69,7 +69,7 @@ def report(
     search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     json: Json = False,
 ) -> int:
-    """Write one offline HTML page about a plan: memory over the step, who holds it, its cost.
+    """Write one offline HTML page about a plan: memory over the step, its holders, its cost.
 
     ```sh
     tightfit report my_model.py:make --budget-ratio 0.5

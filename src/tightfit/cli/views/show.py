@@ -42,7 +42,7 @@ def show(
     file
         A plan or graph file (.json or .json.gz).
     graph
-        The graph file of a plan: verifies the plan and tells who holds the memory.
+        The graph file of a plan: verifies the plan and names the holders of memory.
     """
     started = time.perf_counter()
     content = read_limited(file)

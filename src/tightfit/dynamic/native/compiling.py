@@ -66,7 +66,7 @@ def compile_here(library: Path, command: Sequence[str]) -> None:
 
 
 def compile_apart(library: Path, command: Sequence[str]) -> BeingCompiled:
-    """Have a process of its own do so, once; return a message for those who want it now.
+    """Have a process of its own do so, once; return a message for users who want it now.
 
     Raises `CoreUnavailable` if the compiler has refused, or the process has failed.
     """

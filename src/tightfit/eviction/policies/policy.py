@@ -96,7 +96,7 @@ class Candidate(Protocol):
         ...
 
     def cost(self, kind: Cost) -> float:
-        """Return what `Cost` says, as things are now."""
+        """Return the storage's `Cost`, as of now."""
         ...
 
 

@@ -37,7 +37,7 @@ def simulate_in_python(
     placement: Placement,
     draw: Callable[[int], int],
 ) -> Replayed:
-    """Return what `tightfit.eviction.simulator.simulate` returns, moments included.
+    """Return the result of `tightfit.eviction.simulator.simulate`, moments included.
 
     `ledger`: of the budget and of the limit on recomputation.
     """

@@ -40,8 +40,8 @@ class Offload:
     size : int or str
         How much a step may hold there: bytes, or text such as ``"16GiB"``.
     folder : str or Path, optional
-        Where the file is, on a disk with that much room. Default: what ``TMPDIR`` names, or
-        ``/var/tmp``.
+        Where the file is, on a disk with that much room. Default: the folder that ``TMPDIR`` names,
+        or ``/var/tmp``.
     optimizer_state : bool
         With ``update_in_backward=True``: whether the large tensors of the optimizer's state are
         there, too, from the first step on. They stay there when the model is no longer fitted.

@@ -85,7 +85,7 @@ class LinearProgram:
 
     @staticmethod
     def from_bytes(data: bytes) -> LinearProgram:
-        """Read what `to_bytes` wrote."""
+        """Read the text of `to_bytes`."""
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             return LinearProgram(**dict[str, Any](arrays))
 

@@ -20,7 +20,7 @@ from tightfit.planners.solvers.program import Floats, LinearProgram
 __all__ = ["grains", "within_reach"]
 
 _TOLERANCE = 1e-6
-"""Of a grain: what floating point may add to a sum or take from it."""
+"""Of a grain: the error of a sum in floating point."""
 
 _SMALLEST = 1e-5  # grain, as a share of the limit
 _MOST = 6  # grains

@@ -148,7 +148,7 @@ class StepsInBackward:
     def before_forward(self) -> None:
         """Raise if the loop does something that needs a step after backward.
 
-        Raises `TightfitError`: says what, and a way out; nothing has been changed then.
+        Raises `TightfitError`: names the cause, and a way out; nothing has been changed then.
         """
         if self._settings is not None:
             self._refuse(

@@ -2,8 +2,8 @@
 
 Before a step has run, the bytes of a loss outside and of the optimizer's state are unknown. So is
 whether memory held now is freed before the backward. Where no plan has room for the worst of it,
-the step runs by one that counts on less. The limit holds all the same: the allocator refuses what
-exceeds it.
+the step runs by one that counts on less. The limit holds all the same: the allocator refuses
+requests above it.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ class Specialisation:
         self._searches[around] = Search(plan)
 
     def ended_search(self, around: Surroundings) -> tuple[Surroundings, Search[Outcome]] | None:
-        """Return a search whose plan fits if it has just ended, and for what; only once."""
+        """Return a search whose plan fits if it has just ended, and its surroundings; only once."""
         for made_for, search in self._searches.items():
             fits = made_for == around or _leaves_more(around, made_for)
             if fits and search.is_done:

@@ -50,7 +50,7 @@ class Answers:
         return _answering(self._answer)
 
     def change(self, end: str) -> bool:
-        """Tell yes to who has asked last, if it was no; return whether to follow once more.
+        """Answer yes to the last caller, if it was no; return whether to follow once more.
 
         `end`: why following would end. If it is why it would have before, none is the cause.
         """
@@ -81,7 +81,7 @@ def _answering(is_compiled: Callable[[str, int], bool]) -> Iterator[None]:
 
     Where plain PyTorch would look at a tensor that no input decides, its value is computed.
 
-    `is_compiled`: given the file and line of who asks, returns the answer.
+    `is_compiled`: given the file and line of the caller, returns the answer.
     """
 
     def answer(go_on: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -92,7 +92,7 @@ def _answering(is_compiled: Callable[[str, int], bool]) -> Iterator[None]:
             return go_on(self, tx, args, kwargs)
         asking = tx
         while asking.parent is not None and asking.f_code.co_name.startswith("is_"):
-            asking = asking.parent  # who calls `is_tracing`, say
+            asking = asking.parent  # the caller of `is_tracing`, say
         answered = is_compiled(asking.f_code.co_filename, asking.lineno)
         return ConstantVariable.create(answered)
 

@@ -47,7 +47,7 @@ def _sources(variables: Variables, k: int, value: int) -> Terms:
 
 
 def either_near_or_away(variables: Variables, k: int) -> None:
-    """X[k,v] + A[k,v] <= 1: who has it near does not need it far away."""
+    """X[k,v] + A[k,v] <= 1: a value that is near is not needed far away."""
     for (at, value), column in variables.away.items():
         if at == k and (k, value) in variables.resident:
             variables.builder.row([(column, 1.0), (variables.resident[k, value], 1.0)], upper=1.0)

@@ -52,7 +52,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Retention:
-    """One instance of a value: who computes it and until when it stays."""
+    """One instance of a value: the op that computes it and until when it stays."""
 
     instance: Instance | None
     start: Any
