@@ -113,9 +113,9 @@ class CudaMeter:
     """Counts the bytes asked from PyTorch's CUDA allocator.
 
     Not by how much a block is larger than its request: up to 512 bytes, or up to 1 MiB where a kept
-    block is used again. That depends on earlier frees and is counted by `held_bytes`.
-    PyTorch has one peak per device, which is the user's, too: it is reset only where a meter's own
-    is, and not quietly. Before a meter resets it, every meter of the device notes it. A
+    block is used again. That depends on earlier frees and is counted by `held_bytes`. PyTorch has
+    one peak per device, which is the user's, too: it is reset only where a meter's own is, and not
+    quietly. Before a meter resets it, every meter of the device notes it. A
     ``torch.cuda.reset_peak_memory_stats`` of other code is noticed unless it goes by before the
     peak is read: of live bytes before it a lower bound is then known.
     """

@@ -1,8 +1,8 @@
 """The frame cache: Dynamo's result for a frame, kept in a file for other processes.
 
-A file is named for arguments of a frame and for values that its guards check.
-Where all of that is the same, Dynamo's code and its graph serve again, and the guards are made of
-the values of this process. Where anything differs, Dynamo follows the Python as ever.
+A file is named for arguments of a frame and for values that its guards check. Where all of that is
+the same, Dynamo's code and its graph serve again, and the guards are made of the values of this
+process. Where anything differs, Dynamo follows the Python as ever.
 """
 
 from __future__ import annotations

@@ -113,8 +113,8 @@ def takes_gradient(joint: Any, place: int) -> bool:
 def runtime_metadata(metadata: RuntimeMetadata, inside: Collection[int]) -> RuntimeMetadata:
     """Return the information that the wrapper is made of.
 
-    `metadata`: the tracer's record. `inside`: inputs that the compiled forward itself
-    changes: the wrapper leaves them alone.
+    `metadata`: the tracer's record. `inside`: inputs that the compiled forward itself changes: the
+    wrapper leaves them alone.
     """
     inputs = [
         dataclasses.replace(info, mutates_data=False, mutates_metadata=False)

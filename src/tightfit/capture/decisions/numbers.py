@@ -1,9 +1,9 @@
 """Numbers that a forward reads and only computes with: inputs of the step, not decisions.
 
 The length of a schedule, a factor that a buffer counts up to: such a number changes in every step,
-and a plan for each would never run twice. While a step is traced it is a symbol.
-Operators on it go into the graph; so do writes into the slice that it names (`stretches`). Code
-that asks for its value fails, and the number is a decision then.
+and a plan for each would never run twice. While a step is traced it is a symbol. Operators on it go
+into the graph; so do writes into the slice that it names (`stretches`). Code that asks for its
+value fails, and the number is a decision then.
 """
 
 from __future__ import annotations

@@ -315,8 +315,8 @@ class OpaqueCall:
     ) -> dict[int, tuple[tuple[int, ...], int]]:
         """Return by seed the bytes that backward reads, and others that live on.
 
-        These exist when a forward has ended and its inputs and outputs are gone. Draws
-        with which it returns other outputs than expected, which no plan allows, are left out.
+        These exist when a forward has ended and its inputs and outputs are gone. Draws with which
+        it returns other outputs than expected, which no plan allows, are left out.
         """
         found: dict[int, tuple[tuple[int, ...], int]] = {}
         others: dict[int, tuple[tuple[int, ...], int]] = {}

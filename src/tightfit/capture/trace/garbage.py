@@ -32,10 +32,10 @@ _BEFORE: list[_Before] = []  # one while any is open
 def fewer_collections() -> Iterator[None]:
     """Let collections come seldom and skip objects that exist already.
 
-    Tracing and pricing make many objects of which few die, in a process that has some
-    hundred thousand: all of them would be walked through several times. Where the program has
-    frozen its own objects, or collects still more seldom, that stays so. Garbage of the trace is
-    gone at its end: objects that still hold its tensors then do not die by themselves.
+    Tracing and pricing make many objects of which few die, in a process that has some hundred
+    thousand: all of them would be walked through several times. Where the program has frozen its
+    own objects, or collects still more seldom, that stays so. Garbage of the trace is gone at its
+    end: objects that still hold its tensors then do not die by themselves.
     """
     with _LOCK:
         before = _begun()

@@ -1,7 +1,7 @@
 """Loads begun earlier or later, and waits for stores put off, as far as the budget allows.
 
-Computations and their order stay: only the places of loads change, and those where
-stored values leave. Each goes to where the link asks for it, or as near to it as bytes allow.
+Computations and their order stay: only the places of loads change, and those where stored values
+leave. Each goes to where the link asks for it, or as near to it as bytes allow.
 """
 
 from __future__ import annotations

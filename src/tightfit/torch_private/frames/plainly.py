@@ -31,8 +31,7 @@ class AnswerChanged(BaseException):
 class Answers:
     """The answers to code outside of PyTorch that asks whether it is compiled, in one frame.
 
-    No, as in plain PyTorch; but yes to those of libraries that would then end
-    the graph.
+    No, as in plain PyTorch; but yes to those of libraries that would then end the graph.
 
     `looks_at_data`: the file and line of the first caller that got "yes" because of data; "": there
     is none.
