@@ -353,8 +353,8 @@ static void refuse(Tally *tally, int64_t size) {
     atomic_fetch_add(&tally->refusals, 1);
     snprintf(message, sizeof message,
              "tightfit: the budget of %lld bytes (%s) has no room for a further %lld bytes "
-             "(%s): %lld bytes (%s) are held. What asks for it runs outside the "
-             "planned step, or holds more than was planned for. Try a budget of %lld bytes (%s), "
+             "(%s): %lld bytes (%s) are held. The request comes from outside the planned "
+             "step, or more is held than was planned for. Try a budget of %lld bytes (%s), "
              "or hold less; a loss is planned, too, by tightfit.step; tightfit.unfit ends the "
              "limit of a model",
              (long long)limit, in_units(limit_text, limit), (long long)size,
