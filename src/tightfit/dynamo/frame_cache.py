@@ -2,7 +2,7 @@
 
 A file is named for arguments of a frame and for values that its guards check. Where all of that is
 the same, Dynamo's code and its graph serve again, and the guards are made of the values of this
-process. Where anything differs, Dynamo follows the Python as ever.
+process. Where anything differs, Dynamo follows the Python again.
 """
 
 from __future__ import annotations

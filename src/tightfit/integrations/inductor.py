@@ -1,7 +1,7 @@
 """Our plan, executed by Inductor: ``with inductor.budget("8GiB"): torch.compile(model)(x)``.
 
 The plan says which values the forward keeps; Inductor makes the others again in its backward, and
-fuses as ever. It need not store fused values, so peaks are near the plan's, not bounded by it:
+fuses as usual. It need not store fused values, so peaks are near the plan's, not bounded by it:
 `tightfit.fit(model, compile=True)` measures and bounds them. Seen with PyTorch 2.13 on a CPU; on a
 GPU: not measured.
 """

@@ -123,7 +123,7 @@ def global_state() -> Any:
 
 
 def configuration() -> str:
-    """Return how Dynamo is set up, where that is not as ever.
+    """Return the setup of Dynamo, where that is not the usual one.
 
     A setting that was put back (`config.patch`) is held as one of the user's, with PyTorch's value.
     """
