@@ -126,7 +126,7 @@ class Tokens:
         return ["class", kind.__module__, kind.__qualname__, self._classes[kind]]
 
     def _methods(self, base: type) -> Iterator[Any]:
-        """Yield the methods of a class; PyTorch's count only if `traces.patched` names one."""
+        """Yield the methods of a class; those of PyTorch are left out, see `traces.patched`."""
         if base.__module__.partition(".")[0] in _KNOWN:
             return
         for name, value in vars(base).items():
