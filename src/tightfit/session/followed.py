@@ -106,7 +106,7 @@ class FollowedCalls(HandedCalls):
         Raises `_RestartCall` if there are any, and nothing of the call has run yet.
         """
         leaves = graph.leaves() if graph.leaf_calls else ()
-        is_left = any(not is_opaque(leaf) for leaf in leaves)  # inside of ops until now
+        is_left = any(not is_opaque(leaf) for leaf in leaves)  # of a module that was one op
         calls = bool(leaves) or graph.hides_leaf_calls
         if (calls and self._follower.follow_all_again()) or is_left:
             self._compiled.start_over()

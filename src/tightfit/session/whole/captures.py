@@ -42,7 +42,7 @@ class Captures:
         self._by_signature: dict[Any, list[Specialisation]] = {}  # several if inputs decide
         self._detached: dict[Any, Detached] = {}
         self._usage = Usage()
-        self._takes_more = False  # than a loss, of outputs of a call
+        self._takes_more = False  # whether outputs other than a loss had gradients
         self._shown: weakref.WeakKeyDictionary[Specialisation, frozenset[int]]
         self._shown = weakref.WeakKeyDictionary()  # which outputs had gradients the last time
         self._repeated: set[Any] = set()  # signatures of calls with several backwards
