@@ -72,9 +72,9 @@ def _least(models: Sequence[str], cells: Cells) -> list[str]:
     ]
     return [
         "## With nothing computed twice",
-        "MiB: as traced, with PyTorch's own operators, and the fewest that a plan without any "
-        "recomputation takes: in another order, with ways that have the default's bits, with "
-        "ways that round differently.",
+        "MiB: as traced, with PyTorch's own operators, and the fewest of a plan without any "
+        "recomputation. Such a plan has another order, ways with the default's bits, or ways that "
+        "round differently.",
         table(["model", "", "traced", "order alone", "bitwise", "rounding"], body),
     ]
 
@@ -106,7 +106,7 @@ def _curves(models: Sequence[str], cells: Cells) -> list[str]:
         "## Extra compute against memory",
         "Planned, at shares of the activation peak as traced: overhead / proven bound in percent; "
         "`=`: proven optimal; `none`: proven that no plan exists, `-`: none was found. Without: "
-        "only what a second run needs, as of a BatchNorm.",
+        "only alternatives for a second run, as of a BatchNorm.",
         table(["model", "alternatives", *(f"{share:g}" for share in shares)], body),
         *_never_worse(rows),
         *_of_gradients(rows),
@@ -136,8 +136,8 @@ def _never_worse(rows: Cells) -> list[str]:
             gains.append(f"{model} {100 * ours:.2f} % ({instead})")
     return [
         f"Of {compared} cells with a plan without alternatives, {worse} cost more with those that "
-        f"have the default's bits. At {_HALF:g} of the peak these cost at most two thirds of what "
-        f"it costs without (in brackets) on {len(gains)} of {len(SIX)} models: {', '.join(gains)}."
+        f"have the default's bits. At {_HALF:g} of the peak these cost at most two thirds of the "
+        f"overhead without (in brackets) on {len(gains)} of {len(SIX)} models. {', '.join(gains)}."
     ]
 
 
@@ -154,7 +154,7 @@ def _of_gradients(rows: Cells) -> list[str]:
     if not large:
         return []
     return [
-        "A budget holds the new gradients at the end of the step, whatever is planned. Their share "
+        "A budget holds the new gradients at the end of the step under every plan. Their share "
         f"of the peak: {', '.join(large)}; elsewhere less than {_LARGE:g}."
     ]
 

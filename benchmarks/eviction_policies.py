@@ -98,8 +98,8 @@ def document(rows: Sequence[Row]) -> str:
         "`tightfit simulate` ([simulator.md](simulator.md)). Numbers are time computed as a "
         "multiple of the program's own, at budgets that are shares of its peak. `thr`: thrashing, "
         "more than twice; `oom`: nothing left to evict. *clairvoyant* is the default planner's "
-        "plan of the same program, which knows what comes; `none`: proven that there is no plan, "
-        "`-`: none found. It keeps what the program returns from its first computation on, which a "
+        "plan of the same program, which knows the future; `none`: proven that there is no plan, "
+        "`-`: none found. It keeps results of the program from their first computation on, which a "
         "policy need not do. Rows: `python benchmarks/eviction_policies.py`.",
     ]
     for name in LOGS:

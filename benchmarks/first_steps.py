@@ -220,13 +220,13 @@ def _seconds(action: Callable[[], None]) -> tuple[float, float]:
 _HEAD = """# The first steps within a budget
 
 Written by `python benchmarks/first_steps.py --table` from the rows of
-`benchmarks/first_steps.py`; do not edit. Each model trains within {ratio} of what its plain steps
-hold (the least budget where that is refused), in a process of its own: *cold* with an empty cache,
-*warm* with what the process before has kept. A step is forward, backward and optimizer. Seconds are
-those of a clock, in brackets those of the processor in the training thread, both of the fitted
+`benchmarks/first_steps.py`; do not edit. Each model trains within {ratio} of the peak of its plain
+steps (the least budget where that is refused), in a process of its own: *cold* with an empty cache,
+*warm* with results kept by the process before. A step is forward, backward and optimizer. Seconds
+are those of a clock, in brackets those of the processor in the training thread, both of the fitted
 model. A *later* step is the median ratio to a plain one, in turns, when no better plan is searched
-any more. *Overhead* is what the plan itself computes again. *Front* is what followed the Python of
-the model: Dynamo, or tightfit's own tracer, which went after commit d157620.
+any more. *Overhead* is recomputation by the plan. *Front* is the tool that followed the Python of
+the model: Dynamo, or tightfit's own tracer, which was removed after commit d157620.
 
 | model | front | plain | cold: step 1 | steps 2-6 | warm: step 1 | steps 2-6 | later | overhead |
 |---|---|--:|--:|--:|--:|--:|--:|--:|

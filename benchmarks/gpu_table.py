@@ -74,7 +74,7 @@ def table(rows: list[Row]) -> str:
             *lines,
             "",
             f"One {first['device']}, PyTorch {first['torch']}, tightfit at {first['commit']}, "
-            "synthetic data. Memory is the peak above what stays between steps, gradients "
+            "synthetic data. Memory is the peak above the bytes between steps, gradients "
             "included; time is a synchronised step's, and that of twenty in a row, as a multiple "
             "of plain PyTorch's. Parameters after 8 to 12 steps have the bits of plain PyTorch in "
             f"{same} of {len(bits)} runs. A GPT-2 with dropout in float32 ended with a "
@@ -129,8 +129,8 @@ def later_table() -> str:
             "",
             f"One {first['device'].split(', ')[1]}, PyTorch {first['torch']}, tightfit at "
             f"{first['commit']}, synthetic data; a budget is a share of plain PyTorch's peak "
-            "above what stays between steps. The limit did not bind: what plain PyTorch had "
-            "cached before, in the same process, was added to it. That is mended; how steps go "
+            "above the bytes between steps. The limit did not bind: blocks that plain PyTorch had "
+            "cached before, in the same process, were added to it. That is mended; how steps go "
             "where it binds has not been measured since (`make gpu-proof` does). The rows: "
             "[benchmarks/results/gpu_h200_2026-11-27.jsonl]"
             "(benchmarks/results/gpu_h200_2026-11-27.jsonl).",

@@ -29,12 +29,12 @@ and the lines of tightfit. It runs plainly and fitted, in processes of their own
 cache. The budget is 0.6 of the most that the plain program held. Where that is refused, it is
 the least budget that the errors name, followed up to four times.
 
-*Held* is the largest number of bytes that PyTorch's allocator had given out at any instant from the
-call of `fit` on, above what it had given out before there was a model, over the budget. The first
-call, planning, the optimizer and everything that user code keeps are in it. *Over in* names the
-steps in which it was more than 1; the first one begins with `fit`. *Bits*: every loss of every
-step, and parameters and buffers in the end. Seconds are those of the first step, and of steps 2 to
-6 together, of the fitted loop and of the plain one.
+*Held* is the peak of bytes given out by PyTorch's allocator from the call of `fit` on, as a share
+of the budget. Bytes given out before there was a model are subtracted. The first call, planning,
+the optimizer and everything that user code keeps are in it. *Over in* names the steps in which it
+was more than 1; the first step begins with `fit`. *Bits*: every loss of every step, and parameters
+and buffers in the end. Seconds are those of the first step, and of steps 2 to 6 together, of the
+fitted loop and of the plain one.
 """
 _COLUMNS = (
     "| loop | budget | of plain | held / budget | over in | bits | step 1 | steps 2 to 6 | |\n"
@@ -68,13 +68,13 @@ def _random_models() -> str:
         outcomes += Counter(record["outcomes"])
     largest = max(record["budget"] for record in records if record.get("outcome") == "error")
     return (
-        f"\nBesides, {outcomes.total():,} random models lived their whole life, first step "
-        "included, within a budget drawn between their least and what plain PyTorch takes "
-        f"(`python benchmarks/fuzz.py --lives`): {outcomes['equal']} with the bits of plain "
-        f"PyTorch, {outcomes['error']} refused before anything was exceeded (within budgets of up "
-        f"to {largest:,} bytes, most of them because the state of a generator has no room while a "
-        f"model is looked at), {outcomes['over budget']} over the budget, {outcomes['unequal']} "
-        "with other bits.\n"
+        f"\nIn addition, {outcomes.total():,} random models were trained, first step included, "
+        "within a budget drawn between their least and the memory of plain PyTorch "
+        f"(`python benchmarks/fuzz.py --lives`). {outcomes['equal']} had the bits of plain "
+        f"PyTorch. {outcomes['error']} were refused before anything was exceeded, within budgets "
+        f"of up to {largest:,} bytes. In most of them the state of a generator has no room while a "
+        f"model is looked at. {outcomes['over budget']} were over the budget, "
+        f"{outcomes['unequal']} had other bits.\n"
     )
 
 

@@ -288,26 +288,26 @@ PyTorch. On the CPU, and on a GPU in a way of its own; a model that `tightfit.fi
 less time with a plan.
 
 **The budget is a limit.** It counts all that PyTorch's CPU allocator gives out, workspace of
-operators included, and what exists when the region begins. If an operator cannot fit,
-`BudgetExceeded` names it, what it needs and what is held; parameters and optimizer state are as
+operators included, and tensors that exist when the region begins. If an operator cannot fit,
+`BudgetExceeded` names it, the bytes it needs and those held; parameters and optimizer state are as
 before, and a smaller step may follow. If computing again costs more than `most_again` times the
 step itself, `InfeasibleBudget` ends the thrashing.
 
 **On a GPU**: `tightfit.online(budget="8GiB", device="cuda")`. The limit is PyTorch's own
-(`set_per_process_memory_fraction`), for what its allocator reserves there. Nothing is called before
-it refuses, so an operator that is refused memory runs again after as much was freed, with the
-random generator put back. One that reads what it overwrites, as `add_` does, must not, for it may
-have begun to write. Room is made before it runs: as much as it took the last time, or, the first
-time, as its arguments take. If it is refused all the same, `BudgetExceeded` says that what it
-overwrites may have changed. The core is that in Python: the core in C++ is for the CPU. Memory
-on the CPU does not count. A request outside PyTorch's operators evicts nothing: call `region.evict`
-before. All operators run on one stream. Kernels that add atomically, or that cuDNN picks by the
-workspace it gets, may give other last bits when they run again, unless
+(`set_per_process_memory_fraction`), for bytes that its allocator reserves there. Nothing is called
+before it refuses, so an operator that is refused memory runs again after as much was freed, with
+the random generator put back. An operator that reads a tensor it overwrites, as `add_` does, must
+not, for it may have begun to write. Room is made before it runs: as much as it took the last time,
+or, the first time, as its arguments take. If it is refused all the same, `BudgetExceeded` says that
+overwritten tensors may have changed. The core is that in Python: the core in C++ is for the CPU.
+Memory on the CPU does not count. A request outside PyTorch's operators evicts nothing: call
+`region.evict` before. All operators run on one stream. Kernels that add atomically, or that cuDNN
+picks by the workspace it gets, may give other last bits when they run again, unless
 `torch.use_deterministic_algorithms(True)` holds. cuDNN's recurrent kernels with dropout never run
-again. Peak statistics restart where the region begins. It has not run on a GPU yet: the battery
-of tests runs on the CPU with an allocator that refuses, and with `torch.cuda` played by the CPU.
+again. Peak statistics restart where the region begins. It has not run on a GPU yet: the battery of
+tests runs on the CPU with an allocator that refuses, and with `torch.cuda` played by the CPU.
 
-**What is never evicted**: parameters, inputs and what else exists before, gradients once
+**Never evicted** are parameters, inputs and other tensors from before, gradients once
 accumulated, the optimizer's state. Nor are sparse tensors, storages below `smallest`, a tensor
 whose address was handed out (`numpy()`, `data_ptr()`), and one made by `torch.empty` that no
 operator was seen writing as a whole. Printing, saving, copying or reading an evicted tensor
@@ -322,19 +322,18 @@ operators by a dispatch mode, with the same results at a higher cost for each op
 that begin afterwards take the core in C++. A region keeps the core it began with: a long training
 in one region begins with `core="C++"`, which waits and says so. Without a compiler, or if it
 refuses, regions stay with Python, and one warning says why; `report().core` says which core it was,
-`core="Python"` asks for that one.
+`core="Python"` asks for the core in Python.
 
-**Without an optimizer** nothing tells a step's end: `region.keep(state)` lets what is carried on
-stay, and the batches that it came from go.
+**Without an optimizer** nothing tells a step's end: `region.keep(state)` keeps tensors that are
+carried on, and frees the batches they came from.
 
 **Limits**: one region at a time in a process. Tensors that other threads of the program compute
 count, but are not seen, so they are never evicted. Operators of other devices run, but nothing
 there is evicted. An extension that keeps a raw address across an allocation of its own is not
 seen (register it as an operator, or call `region.evict` before). The policy is one of `tightfit
-simulate` ([policies.md](policies.md)); two protections are added that a runtime needs: what the
-last eight operators have used and gradients under way go last. Candidates are a sample, 64 or
-the square root of their number, kept in a heap: a score only rises while neighbours are
-evicted.
+simulate` ([policies.md](policies.md)); two protections are added that a runtime needs: tensors used
+by the last eight operators and gradients under way go last. Candidates are a sample, 64 or the
+square root of their number, kept in a heap: a score only rises while neighbours are evicted.
 
 Rows: `python benchmarks/online.py`, this page is written by it. Processor time of one thread;
 these programs are small, so the cost of keeping the record weighs more than it does in use.

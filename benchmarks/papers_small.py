@@ -41,9 +41,9 @@ def small_parts(rows: Sequence[Row]) -> list[str]:
     return [
         "## Small steps, cold",
         f"checkmate with nothing borrowed, at most {limit:g} s a cell: {closed} of {len(rows)} "
-        "closed. Overhead in percent (seconds); `=` proven optimal, `none` proven that Checkmate's "
-        "search space, in the captured order, holds no plan, `one op` that a single operator "
-        "needs more, and else what was found and the bound.",
+        "closed. Overhead in percent (seconds). `=`: proven optimal. `none`: proven that "
+        "Checkmate's search space, in the captured order, holds no plan. `one op`: a single "
+        "operator needs more. Others: overhead found and the bound.",
         table(["step", "ops", *(f"{ratio:g}" for ratio in ratios)], body),
     ]
 

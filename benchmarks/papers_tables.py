@@ -42,7 +42,7 @@ def write_tables(results: Path, docs: Path) -> None:
         "not edit. Models of the zoo at the papers' batch sizes, costs by roofline, not measured "
         "on a GPU. Bounds of the papers' exact planners hold in their own search space. Each "
         "planner had one core; other work kept the machine's load at 2 to 12. Seconds are wall "
-        "time and, after a stroke, processor time, which is what a solver got of its 120 s.",
+        "time and, after a stroke, processor time, which is the share of the solver in its 120 s.",
         *comparison_parts(rows, docs / "papers"),
         *rounding_parts(rows),
         *speed_parts(rows),
@@ -79,7 +79,7 @@ def comparison_parts(rows: Sequence[Row], plots: Path) -> list[str]:
         (plots / f"{graph}.svg").write_bytes(picture(graph, own, planners))
         parts += [
             f"## {graph}",
-            f"Overhead in percent / bound (seconds), at most {limit:g} s a cell; `=` proven "
+            f"Overhead in percent / bound (seconds), at most {limit:g} s a cell. `=`: proven "
             "optimal in the planner's own search space; `none`: proven that no plan exists there; "
             "`-`: no plan within the limit; empty: not run.",
             table(["planner", *(f"{ratio:g}" for ratio in ratios)], body),

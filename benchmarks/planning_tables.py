@@ -238,9 +238,9 @@ def _headline_parts(rows: Sequence[Row]) -> list[str]:
         ),
         "Gist: share and overhead in percent. The paper measured its own encoders (most of the "
         "time goes into cuSPARSE); here encoding and decoding cost one pass over memory each, the "
-        "least they can. Lossless: masks, places of maxima, ReLU in place. Lossy: also behind a "
-        "ReLU what is not zero, with room for 60 % of the elements and a bit for each (less than "
-        "sparse rows with columns of 8 bits take), halves elsewhere.",
+        "least they can. Lossless: masks, places of maxima, ReLU in place. Lossy: also the "
+        "elements other than zero behind a ReLU, halves elsewhere. There is room for 60 % of the "
+        "elements and a bit for each (less than sparse rows with columns of 8 bits take).",
         table(
             ["model", "Gist in MONeT's paper", "`gist`, lossless", "`gist`, lossy"],
             [_gist(model, cells) for model in models],

@@ -22,7 +22,7 @@ share of plain PyTorch's; the prediction's error is a share of the planned activ
 compute is predicted, by measured costs or, where a row says `"costs": "cpu"`, modelled ones.
 
 m2m100 leaves layers out at random and is planned part by part. Room is kept for all layers. The
-prediction is for those that ran, from what the step before held and from the plans.
+prediction is for those that ran, from bytes held by the step before and from the plans.
 
 | model | budget | memory | within budget | prediction off by | bitwise | extra compute |
 |---|---|--:|---|--:|---|--:|

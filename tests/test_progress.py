@@ -22,7 +22,7 @@ def lines_in(capsys: pytest.CaptureFixture[str], count: int) -> list[str]:
     return said.splitlines()
 
 
-def test_long_waiting_is_told_of_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_waits_are_announced_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     with said_while_waiting(lambda: "searching a plan", every_s=0.01):
         lines = lines_in(capsys, 2)
     assert all(text.startswith("tightfit: searching a plan (0 s so far)") for text in lines[:2])
@@ -79,7 +79,7 @@ def test_an_interrupt_is_noted_though_somebody_catches_it() -> None:
         signal.signal(signal.SIGINT, found)
 
 
-def test_another_thread_notes_none() -> None:
+def test_interrupts_in_another_thread_are_not_noted() -> None:
     seen: list[bool] = []
 
     def listen() -> None:

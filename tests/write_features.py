@@ -40,7 +40,8 @@ def document() -> str:
         "## Models: the same bits",
         "",
         "PyTorch's Dynamo follows the Python of a model and makes graphs of it. Where each model "
-        "below runs is checked, too. What runs outside of every plan is announced with the reason, "
+        "below runs is checked, too. Code that runs outside of every plan is announced with the "
+        "reason, "
         "and listed in `tightfit.report(model).outside`; the limit holds for it, but nothing of it "
         "is computed again.",
         "",

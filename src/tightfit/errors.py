@@ -65,7 +65,7 @@ class OpaqueVaries(PlanMismatch):
     Parameters
     ----------
     message : str
-        What it returned, and a way out.
+        Its result, and a way out.
     module : str
         Its name.
     """
@@ -89,7 +89,7 @@ class CaptureError(TightfitError):
     Parameters
     ----------
     message : str
-        What it is.
+        The reason, and a way out.
     module : str or None
         The module whose code is the cause, where it is known; "": the outermost.
     """
@@ -103,7 +103,7 @@ WITHOUT_A_PLAN = (
     "Without a plan, on the CPU: train the plain model in `with tightfit.online(budget=...):`, "
     "which takes any program"
 )
-"""The way out of what no plan can hold, as messages name it."""
+"""The way out for code that no plan can hold, as messages name it."""
 
 Refusal = TypeVar("Refusal", bound=TightfitError)
 
@@ -146,7 +146,7 @@ class InfeasibleBudget(TightfitError):
     Parameters
     ----------
     message : str
-        What was asked, what is the least, where, and what to try.
+        The budget asked for, the least, where, and what to try.
     budget_bytes : int
         The budget that was asked for.
     minimum_bytes : int or None

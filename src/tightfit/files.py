@@ -58,7 +58,7 @@ def cache_folder(kind: str) -> Path:
 def files_by_use(folder: Path, pattern: str) -> list[tuple[Path, int]]:
     """Return files of a folder with their sizes in bytes, those used last first.
 
-    What another process deletes meanwhile is left out.
+    Files that another process deletes meanwhile are left out.
     """
     found: list[tuple[int, Path, int]] = []
     for path in folder.glob(pattern):
@@ -166,7 +166,7 @@ def encode_record(record: msgspec.Struct) -> bytes:
 
 
 class _Header(msgspec.Struct):
-    """What is looked at before a file's records are read."""
+    """The fields that are read before a file's records."""
 
     format: int | None = None
     values: msgspec.Raw = msgspec.Raw()
@@ -174,7 +174,7 @@ class _Header(msgspec.Struct):
 
     @property
     def kind(self) -> str:
-        """What the file is, as far as its fields tell."""
+        """The kind of the file, as far as its fields tell."""
         if memoryview(self.instructions).nbytes:
             return "plan"
         return "graph" if memoryview(self.values).nbytes else "unknown"
@@ -230,7 +230,7 @@ def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
 
 
 def _explain(message: str) -> str:
-    """Say what an unknown instruction means; pass other messages on, which name the field."""
+    """Explain an unknown instruction; pass other messages on, which name the field."""
     if "Invalid value" in message and ".do`" in message:
         return (
             message.replace("Invalid value", "unknown instruction")

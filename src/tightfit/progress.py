@@ -29,7 +29,7 @@ _SAID_EVERY_S = 5.0
 
 
 class Progress(Protocol):
-    """Receives what a long task does; the CLI draws it, a library call is silent.
+    """Receives the progress of a long task; the CLI draws it, a library call is silent.
 
     A task calls `start`, then `update` any number of times, then `stop`; tasks may nest.
     `update` is also the point where a task may be interrupted: it may raise
@@ -99,9 +99,9 @@ def said_while_waiting(
     every_s: float = _SAID_EVERY_S,
     remaining: Callable[[], str] = lambda: "",
 ) -> Generator[None, None, None]:
-    """Tell the user after two seconds, then every few, what is waited for, while a block runs.
+    """Tell the user the reason for waiting after two seconds, then every few, while a block runs.
 
-    `what`, `remaining`: return what is done now, and how long that may last; called from a thread
+    `what`, `remaining`: return the current work, and its remaining time; called from a thread
     of their own. `every_s`: seconds between two lines.
     """
     ended = threading.Event()

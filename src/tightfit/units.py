@@ -43,7 +43,7 @@ def parse_bytes(size: int | str, *, what: str = "budget") -> int:
 
     `size`: bytes as an ``int``, or text with a unit in any case: B, KB, MB, GB, TB (powers of 1000)
     or KiB, MiB, GiB, TiB (powers of 1024). Text without one, such as ``"1e9"``, is bytes if it is
-    at least a million: of less the unit was forgotten. `what`: what the size is for; named in the
+    at least a million: of less the unit was forgotten. `what`: the use of the size; named in the
     error. Raises `BadInput` if the size is negative or not positive, has no unit as text, or has an
     unknown one.
     """
@@ -104,7 +104,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_percent(fraction: float) -> str:
-    """Return a fraction as percent with two digits; what rounds to nothing has no sign.
+    """Return a fraction as percent with two digits; zero after rounding has no sign.
 
     >>> format_percent(0.0123)
     '1.23 %'

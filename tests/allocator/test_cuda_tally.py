@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tightfit.allocator.cuda_tally import CudaTally
-from tightfit.allocator.refusals import budget_exceeded, if_room, is_refusal, refused_bytes
+from tightfit.allocator.refusals import budget_exceeded, is_refusal, refused_bytes, unless_refused
 from tightfit.torch_private.gpu import allocator_settings
 
 MIB = 1 << 20
@@ -148,10 +148,10 @@ def test_what_the_device_refuses_is_said_in_terms_of_the_budget(device: Device) 
     def refused() -> None:
         raise error
 
-    assert if_room(refused) is None
+    assert unless_refused(refused) is None
     tally.keep_to(None, 0)
     with pytest.raises(torch.OutOfMemoryError):
-        if_room(refused)
+        unless_refused(refused)
 
 
 def test_a_tally_that_is_let_go_of_limits_nothing(device: Device) -> None:

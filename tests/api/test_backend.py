@@ -112,7 +112,7 @@ def test_options_that_cannot_be_used(options: Any, message: str) -> None:
         compiled(torch.randn(1, 2))
 
 
-def test_a_mode_is_inductors() -> None:
+def test_a_mode_of_inductor_is_refused() -> None:
     compiled = torch.compile(nn.Linear(2, 2), backend="tightfit", mode="max-autotune")
     with pytest.raises(BadInput, match="mode='max-autotune' belongs to Inductor"):
         compiled(torch.randn(1, 2))

@@ -106,7 +106,9 @@ class Called(nn.Module):
         (tightfit.report, "neither a fitted model nor a step"),
     ],
 )
-def test_what_is_refused_at_once(call: Callable[[nn.Module], Any], message: str) -> None:
+def test_bad_arguments_are_refused_before_anything_changes(
+    call: Callable[[nn.Module], Any], message: str
+) -> None:
     model = network()
     before = state_of(model)
     with pytest.raises(BadInput, match=message):
@@ -114,7 +116,7 @@ def test_what_is_refused_at_once(call: Callable[[nn.Module], Any], message: str)
     assert_same(before, state_of(model))
 
 
-def test_an_optimizer_of_another_model_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_optimizer_of_another_model_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
     tightfit.fit(network(), "1MiB", optimizer=torch.optim.SGD(nn.Linear(2, 2).parameters()))
     assert "holds none of its" in capsys.readouterr().err
 
@@ -150,7 +152,7 @@ class Particular(nn.Sequential):
         return super().forward(x)
 
 
-def test_what_the_model_itself_refuses_stays_what_it_is():
+def test_errors_of_the_model_itself_are_unchanged():
     model = tightfit.fit(Particular(nn.Linear(8, 4)), "1GiB", costs="unit")
     with pytest.raises(ValueError, match="no batch of three"):
         model(torch.ones(3, 8))
@@ -174,7 +176,7 @@ class Decides(nn.Module):
         return x * 2 if x.sum().item() > 3 else x
 
 
-def test_what_is_computed_may_decide_what_runs() -> None:
+def test_computed_values_may_decide_which_code_runs() -> None:
     plain = Decides()
     fitted = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit")
     for scale in (1.0, 10.0, -10.0):

@@ -154,7 +154,7 @@ class Reader(nn.Module):
         return torch.tanh(torch.tanh(self.linear(x)) @ table).square().mean()
 
 
-def test_what_several_calls_read_counts_once() -> None:
+def test_tensors_that_several_calls_read_count_once() -> None:
     """A table of 2 MiB that three models read in one step, within 3 MiB."""
     torch.manual_seed(0)
     plain = [Reader() for _ in range(3)]

@@ -112,7 +112,7 @@ def test_what_is_carried_is_an_input_and_an_output(kind, captures) -> None:
     compare(kind, captures)
 
 
-def test_items_are_carried_too() -> None:
+def test_items_of_containers_are_carried_too() -> None:
     compare(InList, 2)
 
 

@@ -246,7 +246,7 @@ class OnDraws(Base):
         return self.b(x).sum() if torch.rand([]) < 0.5 else self.a(x).sum()
 
 
-def test_draws_decide():
+def test_random_numbers_decide_the_branch():
     torch.manual_seed(0)
     plain = OnDraws()
     fitted = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit", cache=False)

@@ -48,7 +48,7 @@ def test_state_and_what_passes_are_predicted(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["all optimizers", "one optimizer"])
-def test_hooks_do_not_hear_of_it(kind: str) -> None:
+def test_hooks_are_not_called_by_the_forecast(kind: str) -> None:
     heard: list[Any] = []
     optimizer = torch.optim.Adam(nn.Linear(1, 1).parameters())  # numbers that are no counters
     if kind == "one optimizer":
@@ -77,7 +77,7 @@ LOSSES: dict[str, tuple[nn.Module, Callable[..., Any], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_what_a_loss_outside_holds_is_assumed_by_what_it_is_given(kind: str) -> None:
+def test_memory_of_a_loss_outside_is_assumed_from_its_inputs(kind: str) -> None:
     last, loss, target = LOSSES[kind]
     model, x = nn.Sequential(nn.Linear(8, 64), last), torch.randn(32, 8)
     assumed = assumed_outside_bytes(capture(TracedCall(model, {"model": model}, (x,), {})))

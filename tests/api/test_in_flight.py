@@ -68,7 +68,7 @@ def test_all_calls_keep_to_one_budget(
     assert fitted.budget_bytes is not None and fitted.largest_bytes <= fitted.budget_bytes
 
 
-def test_what_does_not_fit_is_told_in_terms_of_the_budget() -> None:
+def test_refusals_name_the_budget() -> None:
     loop = loop_of(2, ORDERS["their sum"], True, 2)
     error = lived(loop, 400_000).error
     assert "that the budget of 390.62 KiB leaves it" in error
@@ -84,7 +84,7 @@ def test_the_budget_for_many_calls_is_found_in_few_steps():
     assert refused <= 9  # 29 where an advice has room for the calls seen only
 
 
-def test_ever_more_calls_are_not_told_one_by_one(capfd) -> None:
+def test_growing_numbers_of_calls_are_not_announced_one_by_one(capfd) -> None:
     loop = loop_of(20, ORDERS["their sum"], set_to_none=True, in_flight=None)
     life = live(loop, Run(64 << 20, steps=1, small=True, costs="unit"))
     assert not life.error
@@ -97,7 +97,7 @@ def test_a_call_that_fits_alone_is_not_refused_for_others_that_might_have_come(m
     loop = loop_of(1, ORDERS["their sum"], set_to_none=True, in_flight=None)
     plain = lived(loop, None)
     monkeypatch.setattr(
-        call_shares, "_most_that_fit", lambda room_bytes, found, input_bytes: 4
+        call_shares, "_fitting_calls", lambda room_bytes, found, input_bytes: 4
     )  # taken too lightly
     fitted = lived(loop, int(0.62 * plain.whole_bytes))
     assert not fitted.error

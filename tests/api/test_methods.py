@@ -136,7 +136,7 @@ def test_copies_have_methods_of_their_own_and_files_none() -> None:
 
 
 @pytest.mark.parametrize("name", ["sideways", "forward", "zero_grad", "down"])
-def test_what_is_no_method_is_refused(name: str) -> None:
+def test_names_of_no_method_are_refused(name: str) -> None:
     model = Coder()
     with pytest.raises(BadInput, match=f"{name!r}.*it has: encode, decode"):
         tightfit.fit(model, "8MiB", methods=["encode", name])

@@ -350,7 +350,9 @@ class Broken(nn.Module):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_it_does_not_go_with_is_refused(keywords: dict[str, Any], other: str) -> None:
+def test_options_incompatible_with_offload_are_refused(
+    keywords: dict[str, Any], other: str
+) -> None:
     with pytest.raises(BadInput, match=f"offload= does not go with .*{other}"):
         tightfit.fit(Deep(), "1GiB", offload="1GiB", **keywords)
 

@@ -41,7 +41,9 @@ def test_the_same_step_is_planned_once(planned: list[str]) -> None:
     assert again.plan == first.plan and again.overhead == first.overhead
 
 
-def test_what_decides_a_plan_makes_another(planned: list[str], tmp_path: Path) -> None:
+def test_other_costs_and_budgets_have_other_plans_in_the_cache(
+    planned: list[str], tmp_path: Path
+) -> None:
     for decides in (
         {},
         {"costs": "unit"},

@@ -111,7 +111,7 @@ def test_what_prove_refuses() -> None:
         prove(example()._replace(model=nn.Flatten()), budget_ratio=0.5)
 
 
-def test_the_minimum_is_proven_within_itself() -> None:
+def test_the_minimum_budget_is_proven() -> None:
     proof = prove(example(), budget="minimum", steps=2, rounds=1, limits=(1, 0.01))
     assert proof.succeeded
     assert proof.minimum_budget_bytes == proof.budget_bytes < proof.eager_peak_bytes
@@ -244,7 +244,7 @@ def product(outputs: tuple[torch.Tensor, torch.Tensor], _: object) -> torch.Tens
 @pytest.mark.parametrize(
     ("kind", "loss"), [(Detached, product), (CarriesLoss, lambda output, _: output["loss"])]
 )
-def test_proven_is_what_fit_trains_alike(kind: type[nn.Module], loss) -> None:
+def test_the_proven_model_trains_as_with_fit(kind: type[nn.Module], loss) -> None:
     """The loss is outside of the plan, as it does where users fit a model."""
     torch.manual_seed(0)
     model, x = kind(), torch.randn(4, 8)

@@ -548,7 +548,7 @@ def every_way_twice() -> list[tuple[str, Any, int]]:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name, mode, scale", every_way_twice())
-def test_what_a_forward_reads_is_never_old(name, mode, scale, monkeypatch) -> None:
+def test_values_that_a_forward_reads_are_up_to_date(name, mode, scale, monkeypatch) -> None:
     row = WAYS[name]
     net = row.model()
     row.put(net, 1.0)
@@ -563,7 +563,7 @@ def test_what_a_forward_reads_is_never_old(name, mode, scale, monkeypatch) -> No
 
 
 @pytest.mark.parametrize("name", [name for name, row in WAYS.items() if row.moves])
-def test_what_is_another_number_in_every_call_is_so(name: str) -> None:
+def test_numbers_that_differ_in_every_call_differ_in_plans(name: str) -> None:
     row, x = WAYS[name], torch.randn(3, 4)
     net = row.model()
     found = []
@@ -603,7 +603,7 @@ class Logging(nn.Module):
         return (self.linear(x).tanh() * self.mask * self.scale).sum()
 
 
-def test_what_no_forward_reads_makes_no_new_plan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_that_no_forward_reads_make_no_new_plan(capsys: pytest.CaptureFixture[str]) -> None:
     plain, net = Logging(), Logging()
     net.load_state_dict(plain.state_dict())
     fitted(net)
@@ -635,7 +635,7 @@ class Parsing(nn.Module):
         return (self.linear(x).tanh() * _parsed("n h")).sum()
 
 
-def test_what_is_worked_out_once_is_worked_out_before_it_is_planned() -> None:
+def test_values_computed_once_are_computed_before_planning() -> None:
     plain, net = Parsing(), Parsing()
     net.load_state_dict(plain.state_dict())
     fitted(net)

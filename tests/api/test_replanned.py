@@ -76,7 +76,7 @@ def test_bits_and_budget_from_the_first_step_on(dropout: float, norm: bool, capf
     assert capfd.readouterr().err.count("an output that had no gradient before") == 1
 
 
-def test_what_cannot_be_run_twice_is_refused_once() -> None:
+def test_calls_that_cannot_run_twice_are_refused_once() -> None:
     model = tightfit.fit(Counting(), "1GiB", costs="unit")
     x, y = torch.randn(8, 32), torch.randn(8, 32)
 

@@ -102,7 +102,7 @@ def convolutions(run: Run) -> None:
     run.trained(net)
 
 
-def test_what_is_proven_cold_is_not_disproven_warm(
+def test_a_cold_proof_holds_with_a_warm_cache(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))

@@ -46,7 +46,7 @@ def test_a_forward_that_seeds_is_not_planned_as_a_whole(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_cannot_be_planned_beforehand(way: str) -> None:
+def test_a_model_that_seeds_cannot_be_prepared(way: str) -> None:
     fitted = tightfit.fit(Seeding(way), "10MiB")
     with pytest.raises(CaptureError, match=r"no single graph.*when it is trained"):
         tightfit.prepare(fitted, torch.randn(4, 8))

@@ -39,7 +39,7 @@ def gradients(model: nn.Module, calls: list[list[torch.Tensor]]) -> list[torch.T
 
 
 @pytest.mark.parametrize("kind", [Two, Changing])
-def test_one_tensor_given_twice_or_a_parameter_given_is_told_from_others(kind: type) -> None:
+def test_shared_inputs_and_parameters_as_inputs_are_distinguished(kind: type) -> None:
     torch.manual_seed(0)
     model = kind()
     results = []

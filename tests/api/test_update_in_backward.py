@@ -280,7 +280,7 @@ class Counting(torch.optim.SGD):
     ],
     ids=["lbfgs", "global", "counting", "none"],
 )
-def test_an_optimizer_that_cannot_is_refused(make: Callable[[Any], Any]) -> None:
+def test_an_optimizer_that_cannot_step_in_backward_is_refused(make: Callable[[Any], Any]) -> None:
     model = Gated()
     with pytest.raises(BadInput, match="update_in_backward"):
         tightfit.fit(model, "1MiB", optimizer=make(model.parameters()), update_in_backward=True)
@@ -289,7 +289,7 @@ def test_an_optimizer_that_cannot_is_refused(make: Callable[[Any], Any]) -> None
 @pytest.mark.parametrize(
     "keywords", [{"compile": True}, {"arena": True}, {"methods": "forward"}], ids=str
 )
-def test_what_does_not_go_with_it_is_refused(keywords: dict[str, Any]) -> None:
+def test_options_incompatible_with_update_in_backward_are_refused(keywords: dict[str, Any]) -> None:
     model = Gated()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.raises(BadInput, match="update_in_backward"):
@@ -396,7 +396,7 @@ def test_several_graphs_are_refused() -> None:
     refused(model, lambda: model(torch.randn(16, 24)), "several graphs")
 
 
-def test_a_copy_trains_as_ever_and_leaving_ends_it() -> None:
+def test_a_copy_trains_alike_and_unfit_ends_stepping_in_backward() -> None:
     model, optimizer, x = fitted_gated()
     model(x).backward()
     optimizer.step()

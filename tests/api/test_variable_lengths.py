@@ -133,7 +133,7 @@ class TestExpectedShapes:
         assert sizes == sorted(sizes, reverse=True)
         assert len(sizes) == 3
 
-    def test_tensors_without_contents_will_do(self):
+    def test_shapes_may_be_given_as_meta_tensors(self):
         meta = torch.empty(4, 32, WIDTH, device="meta")
         model = tightfit.fit(reader(), "1GiB", costs="unit", shapes=[meta])
         gradients(model, sequence(32))
@@ -146,7 +146,7 @@ class TestExpectedShapes:
             tightfit.fit(model, budget_bytes, costs="unit", shapes=[sequence(4), sequence(4096)])
         assert "forward" not in vars(model)
 
-    def test_something_else_is_refused_by_name(self):
+    def test_shapes_of_another_form_are_refused_by_name(self):
         with pytest.raises(BadInput, match="shapes= takes for each shape a tuple"):
             tightfit.fit(reader(), "1GiB", shapes=[(1, 2), 32])
 

@@ -191,7 +191,7 @@ def test_kept_outputs_late_frees_and_other_threads_stay_right() -> None:
     assert arena.report.hits > 0
 
 
-def test_interrupted_requests_are_nobodys() -> None:
+def test_requests_of_interrupted_parts_belong_to_no_step() -> None:
     """Something random between two requests of the step does not disturb its plan."""
     draw = random.Random(0)
 

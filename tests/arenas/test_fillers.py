@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.pools import FakeArenaMemory
-from tightfit.arenas.fillers import FilledStep, FillerPlacement, why_not_led
+from tightfit.arenas.fillers import FilledStep, FillerPlacement, placing_obstacle
 from tightfit.layout.blocks import Block
 from tightfit.layout.holes import CELL_BYTES, LEAST_BYTES, SMALL_BYTES, Script, script_of
 from tightfit.plan.lives import lives_of
@@ -270,11 +270,11 @@ def test_every_request_of_the_zoos_plans_finds_its_place(file: Path) -> None:
 
 def test_an_allocator_that_can_be_led_is_told_from_one_that_cannot() -> None:
     """Segments that grow are divided to the last bytes: what is left of a block is in the way."""
-    assert why_not_led(FakeArenaMemory) is None
-    reason = why_not_led(lambda height: FakeArenaMemory(height, 512))
+    assert placing_obstacle(FakeArenaMemory) is None
+    reason = placing_obstacle(lambda height: FakeArenaMemory(height, 512))
     assert reason is not None and "is not placed" in reason
 
     def no_room(height: int) -> FakeArenaMemory:
         raise RuntimeError("out of memory")
 
-    assert why_not_led(no_room) == "out of memory"
+    assert placing_obstacle(no_room) == "out of memory"

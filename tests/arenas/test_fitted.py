@@ -271,7 +271,7 @@ def test_an_arena_that_is_entered_takes_over_until_it_ends() -> None:
     assert arena_of(model).exact_steps >= 1  # its own again
 
 
-def test_evaluations_between_steps_belong_to_none() -> None:
+def test_evaluations_between_steps_belong_to_no_step() -> None:
     model = fitted(small_net(), "8MiB")
 
     def evaluate(step: int) -> None:

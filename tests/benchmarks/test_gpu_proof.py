@@ -19,7 +19,7 @@ def proof() -> Any:
     return gpu_proof
 
 
-def test_every_stage_ends_in_words(proof: Any) -> None:
+def test_every_stage_reports_its_result(proof: Any) -> None:
     ran: list[Any] = []
 
     def run(command, longest_s):

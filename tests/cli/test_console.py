@@ -29,7 +29,7 @@ def test_tasks_nest_and_close_after_an_error() -> None:
     assert "best 1.2 %" in text
 
 
-def test_without_a_terminal_only_long_waiting_is_told_of(
+def test_without_a_terminal_only_long_waits_are_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with terminal_progress() as progress:

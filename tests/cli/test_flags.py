@@ -91,7 +91,7 @@ def test_a_flag_that_raises_the_peak_is_marked_and_so_is_a_budget_that_does_not_
     assert "does not fit; --budget minimum" in least
 
 
-def test_a_budget_with_them_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_budget_with_compare_flags_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["check", "zoo:vit", "--compare-flags", "--budget", "1GiB"]
     assert main(words) == 2
     assert "leave the budget out" in capsys.readouterr().err

@@ -112,7 +112,7 @@ def test_prove(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "have the same bits in every step" in capsys.readouterr().out
 
 
-def test_a_proof_that_cannot_be(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_infeasible_proof_exits_3(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, failed = answer(capsys, "prove", model, "--budget-ratio", "0.01", *QUICK)
     assert code == 3 and failed["status"] == "infeasible"
     assert failed["minimum_budget_bytes"] > failed["budget_bytes"]
@@ -161,7 +161,7 @@ def test_bad_input_is_one_message(
     assert "Traceback" not in captured.err and captured.out == ""
 
 
-def test_the_same_from_python(model: str) -> None:
+def test_python_gives_the_same_results_as_commands(model: str) -> None:
     options = {"optimizer": "sgd", "costs": "unit"}
     limits = tightfit.planners.base.Limits(seconds=1)
     least = tightfit.minimum_budget(model, limits=limits, **options)

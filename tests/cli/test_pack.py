@@ -54,7 +54,7 @@ def test_methods_and_alignments_are_chosen(trace: str, capsys: pytest.CaptureFix
         (["--picture", "layout.gif"], "must end in .svg"),
     ],
 )
-def test_what_cannot_be_done_exits_2(
+def test_impossible_options_of_pack_exit_2(
     words: list[str], message: str, trace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["pack", trace, *words]) == 2

@@ -60,7 +60,9 @@ def replayed(content: dict[str, Any]) -> int:
     return most
 
 
-def test_pytorch_s_viewer_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pytorchs_viewer_reads_the_snapshot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan_file, graph_file, plan = files(tmp_path, two_layers(), keep_everything(two_layers()))
     output = tmp_path / "plan.pickle"
     assert main(["snapshot", plan_file, graph_file, "-o", str(output), "--json"]) == 0

@@ -29,9 +29,9 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 def test_the_table_of_releases_says_what_is_here() -> None:
-    assert LEAVES.is_here == HAS_LEAVES
-    assert DERIVATIVES.is_here == follows_derivatives()
-    assert VALUES.is_here == follows_values()
+    assert LEAVES.is_available == HAS_LEAVES
+    assert DERIVATIVES.is_available == follows_derivatives()
+    assert VALUES.is_available == follows_values()
 
 
 class Watched:
@@ -149,7 +149,7 @@ def test_a_graph_says_why_it_ends_and_where_its_nodes_were_made() -> None:
     assert {id(model[0]), id(model[1])} <= made_in
 
 
-def test_a_frame_that_cannot_be_followed_is_told() -> None:
+def test_a_frame_that_cannot_be_followed_is_reported() -> None:
     def function(x: Tensor) -> Tensor:
         try:
             y = x.sum().item()
@@ -180,7 +180,7 @@ def test_an_assignment_to_data_is_found_with_what_takes_it_back() -> None:
 
     watched = Watched(function)
     watched.run(torch.randn(2, 4))
-    found = [private.taken_back(node) for node in watched.graphs[0].graph.nodes]
+    found = [private.undone_assignment(node) for node in watched.graphs[0].graph.nodes]
     (counted,) = (nodes for nodes in found if nodes is not None)
     assert len(counted) == (RELEASE < (2, 14))  # from there on nothing has to be taken back
 

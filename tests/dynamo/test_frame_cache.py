@@ -148,7 +148,7 @@ def is_right(change: Callable[[Net], Any] | None = None) -> bool:
     return same(gradients(within, x_of(within)), expected)
 
 
-def test_what_was_found_serves_again(followed: list[str], tmp_path: Path) -> None:
+def test_kept_frames_are_used_again(followed: list[str], tmp_path: Path) -> None:
     assert is_right()
     assert len(followed) == 1 and len(kept_files(tmp_path)) == 1
     assert is_right() and is_right()
@@ -226,7 +226,7 @@ ELSEWHERE: dict[str, tuple[Any, str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_what_differs_elsewhere_counts(
+def test_changes_outside_of_the_model_make_new_frames(
     name: str, known: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where, attribute, value = ELSEWHERE[name]
@@ -240,7 +240,7 @@ def test_what_differs_elsewhere_counts(
     assert len(known) == 1
 
 
-def test_other_sizes_count(known: list[str]) -> None:
+def test_other_sizes_make_new_frames(known: list[str]) -> None:
     plain, within = made(), fitted(made())
     for rows in (5, 3):
         x = torch.randn(rows, 4)
@@ -283,7 +283,7 @@ def test_a_setting_that_was_put_back_counts_no_more(known: list[str]) -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", [*DIFFERENCES, *ELSEWHERE])
-def test_what_changes_after_it_served_counts(
+def test_changes_after_a_kept_frame_was_used_are_noticed(
     name: str, known: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards are those of this process: they see what changes from now on."""
@@ -493,7 +493,7 @@ def test_what_a_file_cannot_hold_is_followed_each_time(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_counter_counts_on(followed: list[str]) -> None:
+def test_a_counter_continues_with_kept_frames(followed: list[str]) -> None:
     for _ in range(2):
         plain, within = Counting(), fitted(Counting())
         within.load_state_dict(plain.state_dict())

@@ -341,7 +341,7 @@ def test_errors_of_the_model_are_its_own() -> None:
         fitted(torch.randn(4, 8))
 
 
-def test_it_stays_in_place() -> None:
+def test_a_fitted_model_keeps_its_class_and_identity() -> None:
     model = Counting()
     fitted = fitted_twin(model)
     fitted(torch.randn(4, 8)).backward()
@@ -453,7 +453,7 @@ def test_numbers_that_numpy_draws_are_its_own() -> None:
             assert torch.equal(ours.grad, expected.grad)
 
 
-def test_numbers_of_numpys_end_no_graph() -> None:
+def test_numpy_functions_of_numbers_end_no_graph() -> None:
     class Scaled(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) / numpy.sqrt(self.in_features)

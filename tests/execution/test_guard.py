@@ -63,7 +63,7 @@ def test_more_than_both_is_too_much() -> None:
         inner.close()
 
 
-def test_who_trains_after_another_keeps_to_the_own_budget() -> None:
+def test_a_step_after_another_keeps_to_its_own_budget() -> None:
     first = Step(100 * KIB)
     first.backward()
     second = Step(200 * KIB)
@@ -72,7 +72,7 @@ def test_who_trains_after_another_keeps_to_the_own_budget() -> None:
     assert second.close().other_budgets_bytes == 0
 
 
-def test_who_lets_go_of_a_forward_has_no_step_under_way() -> None:
+def test_a_dropped_forward_leaves_no_step_open() -> None:
     left = Step(100 * KIB)
     left.is_open = False
     other = Step(200 * KIB)

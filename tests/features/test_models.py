@@ -55,9 +55,9 @@ def test_refused(refused: Refused) -> None:
 
 
 @pytest.mark.parametrize("refused", [r for r in REFUSED if r.instead], ids=lambda r: r.name)
-def test_the_way_out_is_one(refused: Refused) -> None:
+def test_the_advised_way_out_trains(refused: Refused) -> None:
     """What the message advises trains, with the bits of plain PyTorch."""
-    if refused.needs is not None and not refused.needs.is_here:
+    if refused.needs is not None and not refused.needs.is_available:
         pytest.skip(why_not_here(refused.needs))
     expected = trained(refused.instead)
     found = trained(refused.instead, lambda model: tightfit.fit(model, "1GiB", costs="unit"))

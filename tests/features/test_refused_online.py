@@ -63,7 +63,7 @@ class Scattered(nn.Module):
         return x
 
 
-def test_what_is_too_much_between_parts_trains_in_a_region_of_the_same_budget() -> None:
+def test_a_model_too_large_between_parts_trains_in_a_region_of_the_same_budget() -> None:
     def train(model: nn.Module) -> list[torch.Tensor]:
         torch.manual_seed(1)
         found = []

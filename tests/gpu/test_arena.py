@@ -13,7 +13,7 @@ from torch import nn
 import tightfit
 from tightfit.allocator.cuda_arena_memory import CudaArenaMemory
 from tightfit.api.report import Report
-from tightfit.arenas.fillers import FillerPlacement, why_not_led
+from tightfit.arenas.fillers import FillerPlacement, placing_obstacle
 from tightfit.layout.blocks import Block
 from tightfit.layout.holes import script_of
 from tightfit.torch_private.gpu.allocator_settings import divide_coarsely
@@ -36,7 +36,7 @@ def fixed_segments() -> None:
 
 
 def test_requests_can_be_led_on_this_release() -> None:
-    assert why_not_led(functools.partial(CudaArenaMemory, device=device())) is None
+    assert placing_obstacle(functools.partial(CudaArenaMemory, device=device())) is None
 
 
 def test_requests_find_their_places_a_thousand_times() -> None:

@@ -59,7 +59,7 @@ def test_every_planner_is_named_and_drawn_at_every_budget_with_a_plan(names: lis
         assert sum(drawn.values()) == 2 * panels and panels >= 1
 
 
-def test_names_that_would_collide_stand_apart() -> None:
+def test_names_that_would_collide_are_drawn_apart() -> None:
     names = EVERYBODY[:8]
     places = [place for word in names for place in texts_in(compared(names)).get(word, [])]
     assert len(places) == len(names) - 1  # ours has another name

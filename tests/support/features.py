@@ -431,7 +431,7 @@ REFUSED = [
         trained_around,
         BadInput,
         "'b.bias'.*forward was not called.*tightfit.step",
-        "fit what the training calls, name `methods=`, or `tightfit.step`",
+        "fit the callable that the training calls, name `methods=`, or `tightfit.step`",
         called(lambda: Wrapped(lambda s, h: s.b(h)).b),
     ),
     Refused(

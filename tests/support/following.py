@@ -238,7 +238,7 @@ FOLLOWED = [
         where=OUTSIDE,
     ),
     Case(
-        "hooks on what is saved for backward (`saved_tensors_hooks`, `save_on_cpu`) around a call",
+        "hooks on tensors saved for backward (`saved_tensors_hooks`, `save_on_cpu`) around a call",
         linear_layers(),
         one_image,
         squares,

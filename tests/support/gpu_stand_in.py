@@ -76,7 +76,7 @@ class RoomOnStandIn(CudaRoom):
         return super().in_room(lambda: _as_on_a_gpu(attempt))
 
     def _new_tally(self) -> CudaTally:
-        return CudaTally(torch.device("cuda:0"), (), from_now=True)
+        return CudaTally(torch.device("cuda:0"), (), restarts_peak=True)
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:

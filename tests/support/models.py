@@ -42,7 +42,7 @@ class Case:
     @property
     def where_here(self) -> str:
         """Where it runs on the release here."""
-        if self.before is None or self.before[0].is_here:
+        if self.before is None or self.before[0].is_available:
             return self.where
         return self.before[1]
 

@@ -13,10 +13,12 @@ __all__ = ["needs", "why_not_here"]
 def why_not_here(since: Since) -> str:
     """Return why something cannot be tested here, if it cannot."""
     return (
-        "" if since.is_here else f"PyTorch {torch.__version__}: from {since.name} on {since.what}"
+        ""
+        if since.is_available
+        else f"PyTorch {torch.__version__}: from {since.name} on {since.what}"
     )
 
 
 def needs(since: Since) -> pytest.MarkDecorator:
     """Return the mark of a test of something that older releases cannot do."""
-    return pytest.mark.skipif(not since.is_here, reason=why_not_here(since))
+    return pytest.mark.skipif(not since.is_available, reason=why_not_here(since))

@@ -7,10 +7,11 @@
 
 namespace tightfit {
 
-// What may be kept of a segment between its forward and its backward range, in units of memory.
+// Values that may be kept of a segment between its forward and its backward range, in units of
+// memory.
 struct KeepOption {
     int units;
-    double cost;  // of the forward pass that makes it and of what is computed again later
+    double cost;  // of the forward pass that makes it and of later recomputation
 };
 
 struct ChainSegment {
@@ -37,7 +38,7 @@ public:
         store = -3,  // store the values at the start
         keep = 10000,  // + option: keep it, and go on with the next segment
         keep_closed = 20000,  // + option
-    };  // otherwise: the segment before which values are stored next
+    };  // else: the segment before which values are stored next
 
     double cost(bool stored, int first, int last, int units) const;
     int decision(bool stored, int first, int last, int units) const;

@@ -1,4 +1,4 @@
-// Evaluating one stage: which ops it computes, what that costs, how many bytes it holds at most.
+// Evaluating one stage: which ops it computes, their cost, how many bytes it holds at most.
 #include <algorithm>
 #include <limits>
 
@@ -75,8 +75,8 @@ bool Schedule::own_reads_resident(const Alternative& alternative, int stage) con
     return true;
 }
 
-// About what it costs to have a value in a stage: nothing where it is there or wanted anyway.
-// What several values need is counted for each of them, the same way for all that are compared.
+// About the cost of a value in a stage: 0 where it exists or is wanted anyway. Needs of several
+// values are counted for each of them, the same way for all that are compared.
 double Schedule::price_of(int value, int stage) const {
     if (resident_.get(value, stage) || needed_[value] == epoch_) return 0;
     if (priced_[value] == epoch_) return price_[value];
@@ -92,7 +92,7 @@ double Schedule::price_of(int value, int stage) const {
     return price_[value] = least;
 }
 
-// What an alternative costs together with what it reads; `shared`: as do all that are compared.
+// The cost of an alternative with its inputs; `shared`: as do all that are compared.
 double Schedule::price_of_running(int op, int number, Mask shared, int stage) const {
     const Alternative& alternative = problem_->ops[op].alternatives[number];
     auto total = static_cast<double>(alternative.least_cost());
@@ -103,8 +103,8 @@ double Schedule::price_of_running(int op, int number, Mask shared, int stage) co
     return std::min(total, kUnreachable);
 }
 
-// The alternative of a recomputation: the forced one if it applies, else the cheapest, with what it
-// reads, that writes all that is needed and whose own values (saved statistics, a generator's
+// The alternative of a recomputation: the forced one if it applies, else the cheapest, with its
+// inputs, that writes all that is needed and whose own values (saved statistics, a generator's
 // state) are resident.
 int Schedule::choose_again(int op, int stage, std::vector<Repair>& repairs) const {
     const auto& alternatives = problem_->ops[op].alternatives;
@@ -138,8 +138,7 @@ int Schedule::choose_again(int op, int stage, std::vector<Repair>& repairs) cons
     return -1;
 }
 
-// Of some alternatives the one that costs least with what it reads; if equal, the one of the first
-// computation.
+// Of some alternatives the cheapest with its inputs; if equal, that of the first computation.
 int Schedule::cheapest(int op, Mask able, int stage) const {
     const bool only_one = (able & (able - 1)) == 0;
     int best = -1;

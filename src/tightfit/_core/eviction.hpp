@@ -1,4 +1,4 @@
-// What a policy's score is made of, in the simulator and while a program runs.
+// The terms of a policy's score, in the simulator and while a program runs.
 // `eviction/policies/policy.py` says what each cost counts, `eviction/classes.py` what a class is.
 #pragma once
 
@@ -16,7 +16,7 @@ struct Reached {
     std::int64_t count = 0, cost = 0;
 };
 
-// What a kind of cost says of a storage, as things are now.
+// A storage's cost of one kind, as of now.
 template <class Terms, class Storage>
 std::int64_t cost_of(CostKind kind, Terms& terms, Storage& storage) {
     switch (kind) {
@@ -34,14 +34,14 @@ std::int64_t cost_of(CostKind kind, Terms& terms, Storage& storage) {
     return terms.own_cost(storage) + before.cost + after.cost;
 }
 
-// What the cost is divided by.
+// The divisor of the cost.
 template <class Policy>
 double weight_of(const Policy& policy, double bytes, double staleness) {
     const double weight = policy.by_size ? bytes : 1.0;
     return policy.by_staleness ? weight * staleness : weight;
 }
 
-// The candidate with the least score is evicted; the cost of what weighs nothing is not asked.
+// The candidate with the least score is evicted; costs without a weight are not computed.
 template <class Cost>
 double score_of(double weight, Cost cost) {
     return weight > 0 ? static_cast<double>(cost()) / weight

@@ -21,7 +21,7 @@ int OrderProblem::add_op(int group, std::vector<int> reads, std::vector<int> wri
         throw std::invalid_argument("groups are numbered in the order of the ops");
     for (int value : reads) {
         const int writer = values_.at(value).writer;
-        if (writer < 0) throw std::invalid_argument("an op reads what nobody has written");
+        if (writer < 0) throw std::invalid_argument("an op reads a value that no op has written");
         values_[value].readers.push_back(op);
         after.push_back(writer);
     }
@@ -76,7 +76,7 @@ public:
         weigh(first, first + static_cast<int>(ops.size()));
     }
 
-    // What exceeds a number of bytes, summed over positions.
+    // The excess over a number of bytes, summed over positions.
     Bytes excess(int first, int end, Bytes target) const {
         Bytes sum = 0;
         for (int at = first; at < end; ++at) sum += std::max<Bytes>(0, during_[at] - target);
@@ -220,7 +220,7 @@ constexpr int kMovesPerClock = 64;
 
 }  // namespace
 
-// Annealing towards lower and lower targets; what counts is the excess over the target.
+// Annealing towards lower and lower targets; its measure is the excess over the target.
 class OrderSearch {
 public:
     OrderSearch(const OrderProblem& problem, const Order& order, std::int64_t moves,

@@ -12,14 +12,14 @@ namespace tightfit {
 using Order = std::vector<int>;  // ops in the order in which they run
 
 // Ops in groups that run one after the other, numbered in one valid order; within its group an op
-// may run wherever it follows what it has to follow.
+// may run anywhere after ops that it has to follow.
 class OrderProblem {
 public:
     // A value lives from the op that writes it to the last one that reads it, and at least to the
     // end of a group (-1: of none). Returns its number.
     int add_value(Bytes size, int kept_group);
 
-    // `extra`: bytes that the op needs only while it runs, negative by what it overwrites.
+    // `extra`: bytes that the op needs only while it runs, negative by overwritten bytes.
     // `after`: earlier ops that it follows. Returns its number.
     int add_op(int group, std::vector<int> reads, std::vector<int> writes, Bytes extra,
                std::vector<int> after);

@@ -1,4 +1,4 @@
-// Bytes along the stages, added to over whole runs of stages. A block remembers what was added to
+// Bytes along the stages, added to over whole runs of stages. A block remembers the number added to
 // all of it and its most and least, so that a long run costs little more than its number of blocks.
 #pragma once
 
@@ -90,7 +90,7 @@ private:
 
     struct Block {
         Bytes added = 0;
-        mutable Bytes most = 0, least = 0;  // without what was added to all of it
+        mutable Bytes most = 0, least = 0;  // without the number added to all of it
         mutable bool stale = false;
     };
 

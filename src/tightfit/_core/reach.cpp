@@ -90,13 +90,13 @@ private:
         }
     }
 
-    // States of generators are left out, and so is what is kept to the end: it is counted apart.
+    // States of generators are left out, and so are values kept to the end: they are counted apart.
     bool fixed(int value) const {
         return problem_.values[value].state ||
                problem_.values[value].kept_until >= problem_.op_count();
     }
 
-    // Bytes alive, with what is kept to the end by the ops that have certainly run.
+    // Bytes alive, with values kept to the end by the ops that have certainly run.
     Bytes weigh(const Values& values, int op) const {
         Bytes bytes = 0;
         int latest = op;

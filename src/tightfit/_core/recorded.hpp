@@ -34,7 +34,7 @@ private:
 struct RecordedTensor {
     int storage;
     int op;
-    bool is_root;  // made together with its storage; otherwise a view of it
+    bool is_root;  // made together with its storage; else a view of it
 };
 
 enum class Event : int { constant, compute, hold, release, backward };

@@ -137,7 +137,7 @@ void Replay::push(int op, int wanted, bool again) {
     counts_.max_depth = std::max(counts_.max_depth, static_cast<std::int64_t>(frames_.size()));
 }
 
-// Lock what is back; true if an operator was pushed that brings back the next one.
+// Lock storages that are back; true if an operator was pushed that brings back the next one.
 bool Replay::wait_for_argument() {
     for (int& next = frames_.back().next; next < static_cast<int>(missing_.size()); ++next) {
         const int tensor = missing_[next];
@@ -200,7 +200,7 @@ void Replay::allocate(int op) {
     counts_.max_memory = std::max(counts_.max_memory, memory_);
 }
 
-// Find addresses for a storage, or for what is computed of it a second time.
+// Find addresses for a storage, or for its second copy.
 void Replay::place(int storage) {
     const std::int64_t size = recorded_.bytes[storage];
     if (size == 0) return;
@@ -218,7 +218,7 @@ void Replay::place(int storage) {
         offsets_[storage] = offset;
 }
 
-// What was resident when its second copy found a place may have been evicted for the next one.
+// A storage that was resident when its second copy found a place may have been evicted since.
 void Replay::keep_needed_temporaries() {
     const auto is_needed = [this](const std::pair<int, std::int64_t>& temporary) {
         const auto [storage, offset] = temporary;
@@ -236,7 +236,7 @@ void Replay::release_temporaries() {
     temporaries_.clear();
 }
 
-// What comes back: the tensor that was wanted first, then the others.
+// Tensors that come back: the wanted one first, then the others.
 void Replay::note_again(int op, int wanted) {
     const auto came_back = [this](int tensor, MomentKind kind) {
         if (is_defined(tensor) || stored_[recorded_.tensors[tensor].storage].banished) return;
@@ -261,7 +261,7 @@ void Replay::define(int tensor, bool again) {
     if (!again) hot_[storage].last_access = clock_;
 }
 
-// Free what came back for an operator that has run, unless the program holds it.
+// Free storages that came back for an operator that has run, but for held ones.
 void Replay::free_dead(const Frame& frame) {
     auto kept = brought_.begin() + frame.brought;
     for (auto each = kept; each != brought_.end(); ++each) {

@@ -16,7 +16,7 @@ namespace tightfit {
 
 enum class Deallocation : int { eager, banish, ignore };
 
-// What an eviction must bring; `eviction/arena.py` says what each means.
+// The aim of an eviction; `eviction/arena.py` explains each.
 enum class Placement : int { bytes, arena, neighbours, window, mixed };
 
 struct ReplayPolicy {
@@ -54,7 +54,7 @@ public:
     ReplayCounts run();
     const std::vector<Moment>& moments() const { return moments_; }
 
-    // What a score asks.
+    // The terms of a score.
     std::int64_t own_cost(int storage) const { return hot_[storage].cost; }
     Reached reached_before(int storage) { return reached(storage, true); }
     Reached reached_after(int storage) { return reached(storage, false); }
@@ -66,7 +66,7 @@ private:
         ReplayStatus status;
     };
 
-    // What a score reads of a storage.
+    // Facts of a storage for a score.
     struct Hot {
         double bytes, per_byte;
         std::int64_t last_access, cost;

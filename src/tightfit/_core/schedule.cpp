@@ -188,7 +188,7 @@ void Schedule::set_choice(int op, int first, int again) {
 }
 
 // Evaluate the dirty stages. Where a recomputation vanished, residency that only served it goes;
-// where one appeared that cannot run, what it needs is kept instead.
+// where one appeared that cannot run, its inputs are kept instead.
 void Schedule::flush() {
     const std::size_t most = 1000 * (static_cast<std::size_t>(stages_) + 100);
     for (std::size_t k = 0; k < dirty_.size(); ++k) {

@@ -30,7 +30,7 @@ struct Computed {
 // A value that is resident from one stage to another.
 using Range = std::array<int, 3>;
 
-// What a schedule is determined by; enough to load it again.
+// The decisions of a schedule; enough to load it again.
 struct Snapshot {
     std::vector<Range> resident;
     std::vector<int> first_choice;
@@ -42,7 +42,7 @@ class Schedule {
 public:
     Schedule(std::shared_ptr<const Problem> problem, Bytes budget);
 
-    // ---- what it is
+    // ---- its parts
     const Problem& problem() const { return *problem_; }
     int stages() const { return stages_; }
     Bytes budget() const { return budget_; }
@@ -75,9 +75,9 @@ public:
     void set_choice(int op, int first, int again);  // call flush() afterwards
     void flush();
     bool drop(int value, int stage);  // free it around the stage, compute it again at its next use
-    bool retain(int op, int stage);  // keep what a recomputation in the stage makes
-    // Other alternatives (again = -1: the cheapest); `keep`: what the first computation reads now
-    // is kept for it rather than computed again.
+    bool retain(int op, int stage);  // keep results of a recomputation in the stage
+    // Other alternatives (again = -1: the cheapest); `keep`: present inputs of the first
+    // computation are kept for it rather than computed again.
     bool select(int op, int first, int again, bool keep);
 
     std::size_t mark() const { return log_size_; }
@@ -115,7 +115,7 @@ private:
     };
     struct Repair {
         int value, stage;
-        bool extend;  // keep it up to the stage; otherwise let it begin one stage later
+        bool extend;  // keep it up to the stage; if false, let it begin one stage later
     };
 
     // evaluation of one stage

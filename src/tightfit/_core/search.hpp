@@ -26,7 +26,7 @@ enum class Relief { fits, stuck, out_of_time };
 
 struct Limits {
     double seconds;
-    std::int64_t iterations;  // < 0: no limit; otherwise seconds are ignored
+    std::int64_t iterations;  // < 0: no limit; else seconds are ignored
 };
 
 class Search {
@@ -36,8 +36,8 @@ public:
     // Drop values at the fullest stage, the cheapest per byte of overflow first, until the
     // schedule fits, no drop helps, or time or steps are up.
     Relief relieve(int candidates, int steps, bool batch, double seconds);
-    // Keep what recomputations make wherever the room allows, the dearest per byte first, until
-    // nothing helps or time is up.
+    // Keep results of recomputations wherever there is room, the most expensive per byte first,
+    // until nothing helps or time is up.
     void fill(int passes, int limit, bool local, double seconds);
     // First plan: relieve with all candidates, then fill.
     Relief descend(double seconds);

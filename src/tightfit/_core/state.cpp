@@ -90,8 +90,8 @@ void Schedule::rebuild() {
     commit();
 }
 
-// Free every stretch of residency that ends without a reader, the latest first: what is left of it
-// may end without one, too.
+// Free every stretch of residency that ends without a reader, the latest first: the rest of it may
+// end without one, too.
 void Schedule::normalise() {
     std::vector<std::vector<int>> ends(stages_ + 1);
     for (int value = 0; value < problem_->value_count(); ++value)

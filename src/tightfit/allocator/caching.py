@@ -33,7 +33,7 @@ class CachingAllocator(Protocol):
         ...
 
     def return_cached(self) -> None:
-        """Give back to the device what is cached."""
+        """Give cached memory back to the device."""
         ...
 
 
@@ -55,11 +55,11 @@ class CudaCachingAllocator:
         )
 
     def return_cached(self) -> None:
-        """Give back to the device what is cached."""
+        """Give cached memory back to the device."""
         return_cached(self._device)
 
 
 def return_cached(device: torch.device) -> None:
-    """Give back what the allocator of a device has cached, if it is a GPU."""
+    """Give cached memory of a device's allocator back, if it is a GPU."""
     if device.type == "cuda" and torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -14,7 +14,7 @@ _EXECUTABLE = "r-xp"
 
 
 def drop_code_pages() -> None:
-    """Give pages of code back to the system; what runs again is mapped again when it is reached.
+    """Give pages of code back to the system; they are mapped again when they are reached.
 
     Most code that was run so far is not run again: of importing, capturing and planning. Only
     mappings of files that can be executed and not written are touched, and of these only such

@@ -13,7 +13,7 @@ __all__ = ["CudaArenaMemory"]
 class CudaArenaMemory:
     """A block of PyTorch's CUDA allocator, free, in a pool of which no other code requests memory.
 
-    The allocator itself keeps account of every byte of it: what lives there is counted in its
+    The allocator itself keeps account of every byte of it: live bytes there are counted in its
     statistics, and nothing is given out twice. The memory goes back when the object is gone and
     nothing in it is alive.
 
@@ -40,7 +40,7 @@ class CudaArenaMemory:
         return "held" if any(segment["allocated_size"] for segment in segments) else "free"
 
     def take(self, size_bytes: int) -> tuple[int, torch.Tensor] | None:
-        """Request a stretch; return its address, and what holds it. None: there was no room."""
+        """Request a stretch; return its address, and its holder. None: there was no room."""
         with contextlib.ExitStack() as inside:
             if not self._is_inside:
                 inside.enter_context(torch.cuda.use_mem_pool(self._pool, self._device))
@@ -51,7 +51,7 @@ class CudaArenaMemory:
             return held.data_ptr() - self.address, held
 
     def enter(self) -> None:
-        """Place what the calling thread requests here, from now on."""
+        """Place requests of the calling thread here, from now on."""
         if not self._is_inside:
             self._inside.enter_context(torch.cuda.use_mem_pool(self._pool, self._device))
             self._is_inside = True
@@ -63,7 +63,7 @@ class CudaArenaMemory:
 
     @property
     def reserved_bytes(self) -> int:
-        """What the pool took from the device: its height, and what large had no room in it."""
+        """Bytes that the pool took from the device: its height, and large requests without room."""
         return sum(segment["total_size"] for segment in self._segments())
 
     def _segments(self) -> list[dict[str, Any]]:

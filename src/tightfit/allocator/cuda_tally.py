@@ -27,22 +27,21 @@ class Refusals:
     """The requests that a limit has refused."""
 
     count: int = 0  # how many
-    # asked_bytes, held_bytes: of the last: what it asked for, and what was held then
+    # asked_bytes, held_bytes: the size of the last, and bytes held then
     asked_bytes: int = 0
     held_bytes: int = 0
 
 
 class CudaTally:
-    """A tally of PyTorch's CUDA allocator: what is given out now minus what was then.
+    """A tally of PyTorch's CUDA allocator: bytes given out now minus bytes given out then.
 
-    The limit is PyTorch's own (`set_per_process_memory_fraction`), for what the allocator may
-    reserve: what it caches and what is lost between blocks counts, whichever code asks. What was
-    reserved before, and is not counted, is added; what was cached then goes back first, as it would
-    be added, too. Of several tallies the least limit holds, and none is above what the user has
-    set.
+    The limit is PyTorch's own (`set_per_process_memory_fraction`), for bytes that the allocator
+    reserves: cached blocks and gaps between blocks count, whichever code asks. Bytes reserved
+    before, and not counted, are added; blocks cached then go back first, as they would be added,
+    too. Of several tallies the least limit holds, and none is above the user's own.
 
-    `before`: tensors that are there already, and are asked about later. `from_now`: whether the
-    peak starts from now, that of the user as well.
+    `before`: tensors that are there already, and are asked about later. `restarts_peak`: whether
+    the peak starts from now, that of the user as well.
     """
 
     refuses = True
@@ -50,11 +49,11 @@ class CudaTally:
     _users_own: ClassVar[dict[int, float]] = {}  # fractions, of devices that have a limit of ours
 
     def __init__(
-        self, device: torch.device, before: Iterable[Any], *, from_now: bool = False
+        self, device: torch.device, before: Iterable[Any], *, restarts_peak: bool = False
     ) -> None:
         return_cached(device)
         self._meter = CudaMeter(device)
-        if from_now:
+        if restarts_peak:
             self._meter.reset_peak()
         self._index = torch.cuda.current_device() if device.index is None else device.index
         self._start = self._meter.live_bytes()
@@ -83,7 +82,7 @@ class CudaTally:
         return sum(n for address, n in sizes.items() if address not in self._before)
 
     def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
-        """Have the allocator reserve no more from now on than a limit, and what is not counted."""
+        """Have the allocator reserve no more than a limit from now on, uncounted bytes aside."""
         now = None if limit_bytes is None else (limit_bytes, before_bytes)
         if now == self._kept_to:
             return
@@ -102,7 +101,7 @@ class CudaTally:
         self._advised_bytes = budget_bytes
 
     def refusals(self) -> Refusals:
-        """Return nothing of what was refused: PyTorch only tells who asked."""
+        """Return no refusals: PyTorch tells of them only by errors."""
         return Refusals()
 
     @property
@@ -124,7 +123,7 @@ class CudaTally:
         torch.cuda.set_per_process_memory_fraction(min(fraction, cls._users_own[index]), index)
 
     def _described(self, error: BaseException) -> str:
-        """Say what PyTorch has refused, in terms of the budget."""
+        """Describe a refusal of PyTorch in terms of the budget."""
         asked = _ASKED.search(str(error))
         asked_bytes = parse_bytes(asked[1].replace("bytes", "B")) if asked else 0
         held_bytes = self.given_bytes() + self._before_bytes
@@ -135,21 +134,21 @@ class CudaTally:
             f"tightfit: the budget of {self._limit_bytes} bytes "
             f"({format_bytes(self._limit_bytes)}) has no room for a further {asked_bytes} bytes "
             f"({format_bytes(asked_bytes)}): {held_bytes} bytes ({format_bytes(held_bytes)}) are "
-            f"held now, and {format_bytes(cached_bytes)} reserved and not given out. What asks "
-            "for it runs outside the planned step, or holds more than was planned for. Try a "
-            f"budget of {named} bytes ({format_bytes(named)}), or hold less; a loss is planned, "
-            "too, by tightfit.step; tightfit.unfit ends the limit of a model"
+            f"held now, and {format_bytes(cached_bytes)} reserved and not given out. The "
+            "request comes from outside the planned step, or more is held than was planned for. "
+            f"Try a budget of {named} bytes ({format_bytes(named)}), or hold less; a loss is "
+            "planned, too, by tightfit.step; tightfit.unfit ends the limit of a model"
         )
 
 
 def _fraction(index: int) -> float:
-    """Return what part of a device this process may take; older releases do not tell."""
+    """Return the part of a device for this process; older releases do not tell."""
     read = getattr(torch.cuda, "get_per_process_memory_fraction", None)
     return 1.0 if read is None else read(index)
 
 
 def budget_refusal(error: BaseException) -> str | None:
-    """Say what a GPU's allocator has refused, in terms of its least budget; None: it has none."""
+    """Describe a refusal of a GPU's allocator in terms of its least budget; None: it has none."""
     if not isinstance(error, torch.OutOfMemoryError):
         return None
     refusing = _REFUSING.search(str(error))

@@ -81,14 +81,14 @@ typedef struct {
 
 static Shard shards[SHARDS];
 
-/* A shard is held for some ten instructions, so waiting threads spin; letting go of it is a plain
+/* A shard is held for some ten instructions, so waiting threads spin; releasing it is a plain
  * store, at half the price of a mutex. */
 static inline void hold(Shard *shard) {
     while (atomic_exchange_explicit(&shard->is_held, 1, memory_order_acquire))
         sched_yield();
 }
 
-static inline void let_go(Shard *shard) {
+static inline void release_shard(Shard *shard) {
     atomic_store_explicit(&shard->is_held, 0, memory_order_release);
 }
 
@@ -132,7 +132,7 @@ static _Bool table_insert(Entry entry) {
         place(shard, entry);
         shard->count++;
     }
-    let_go(shard);
+    release_shard(shard);
     return fits;
 }
 
@@ -166,7 +166,7 @@ static Entry table_find(uintptr_t address) {
     hold(shard);
     if (shard->capacity)
         found = shard->entries[slot_with(shard, address, hash)];
-    let_go(shard);
+    release_shard(shard);
     return found;
 }
 
@@ -184,7 +184,7 @@ static Entry table_remove(void *address) {
             shard->count--;
         }
     }
-    let_go(shard);
+    release_shard(shard);
     return found;
 }
 
@@ -219,8 +219,8 @@ static inline void count_free(uint64_t size) { atomic_fetch_sub(&live_bytes, rou
 /* ------------------------------------------------------------------ tallies */
 
 /* A tally counts the blocks given out since it was opened, as long as they live, and may have a
- * limit that they keep to. What was there before and counts against the limit all the same (the
- * parameters of a model) is set from outside, in bytes. The owner of the limit may be asked to make
+ * limit that they keep to. Memory from before that counts against the limit all the same (the parameters
+ * of a model) is set from outside, in bytes. The owner of the limit may be asked to make
  * room, in the thread that allocates. A request that would exceed a limit all the same is refused
  * by an exception of c10, as if memory had run out. */
 #define TALLIES 64
@@ -287,7 +287,7 @@ static struct {
     void (*give_lock)(int);
     long (*collect)(void);
 } python;
-static void (*_Atomic before_refusals)(void); /* counts again what was there before tallies began */
+static void (*_Atomic before_refusals)(void); /* counts memory from before tallies began again */
 static __thread _Bool collecting;
 
 static void find_python(void) {
@@ -298,7 +298,7 @@ static void find_python(void) {
     python.collect = (long (*)(void))dlsym(RTLD_DEFAULT, "PyGC_Collect");
 }
 
-/* Frees what only cycles hold, and counts again what was there before. In threads that Python
+/* Frees objects that only cycles hold, and counts memory from before again. In threads that Python
  * knows: others may be waited for by one that holds its lock. Returns whether it ran. */
 static _Bool collect_garbage(void) {
     if (collecting || !python.is_initialized || !python.thread_state || !python.take_lock ||
@@ -343,7 +343,7 @@ static void refuse(Tally *tally, int64_t size) {
     char message[600], limit_text[32], size_text[32], held_text[32], try_text[32];
     int64_t held = atomic_load(&tally->given) + atomic_load(&tally->before);
     int64_t limit = atomic_load(&tally->limit);
-    /* What comes next is not known: as much again, or an eighth of what is held. */
+    /* Later requests are not known: as much again, or an eighth of what is held. */
     int64_t try = held + size + (size > held / 8 ? size : held / 8);
     int64_t advised = atomic_load(&tally->advised);
     if (advised >= held + size)
@@ -353,8 +353,8 @@ static void refuse(Tally *tally, int64_t size) {
     atomic_fetch_add(&tally->refusals, 1);
     snprintf(message, sizeof message,
              "tightfit: the budget of %lld bytes (%s) has no room for a further %lld bytes "
-             "(%s): %lld bytes (%s) are held. What asks for it runs outside the "
-             "planned step, or holds more than was planned for. Try a budget of %lld bytes (%s), "
+             "(%s): %lld bytes (%s) are held. The request comes from outside the planned "
+             "step, or more is held than was planned for. Try a budget of %lld bytes (%s), "
              "or hold less; a loss is planned, too, by tightfit.step; tightfit.unfit ends the "
              "limit of a model",
              (long long)limit, in_units(limit_text, limit), (long long)size,
@@ -524,7 +524,7 @@ static void lock_all(void) {
 
 static void unlock_all(void) {
     for (int shard = SHARDS - 1; shard >= 0; shard--)
-        let_go(&shards[shard]);
+        release_shard(&shards[shard]);
     pthread_mutex_unlock(&record_lock);
     pthread_mutex_unlock(&tallies_lock);
     pthread_mutex_unlock(&slots_lock);
@@ -548,7 +548,7 @@ static void stop_recording_in_child(void) {
 /* ------------------------------------------------------------------ installation */
 
 /* The interface must be the one described above; nothing is called before the table's name and
- * length have been compared. Returns NULL, or what differs. */
+ * length have been compared. Returns NULL, or a difference. */
 static const char *check_interface(void *library) {
     void **table = *(void ***)previous;
     Dl_info where;
@@ -620,12 +620,12 @@ EXPORT const char *tightfit_hook_install(const char *library) {
     return NULL;
 }
 
-/* ------------------------------------------------------------------ what Python calls */
+/* ------------------------------------------------------------------ called by Python */
 
 EXPORT int tightfit_hook_version(void) { return VERSION; }
 EXPORT int64_t tightfit_hook_live_bytes(void) { return all_live_bytes(); }
 
-/* Opens a peak that starts from what is live now. Returns its slot, or -1 if all are open. */
+/* Opens a peak that starts from bytes live now. Returns its slot, or -1 if all are open. */
 EXPORT int tightfit_hook_peak_open(void) {
     pthread_mutex_lock(&slots_lock);
     int end = atomic_load(&slots_end), slot = 0;
@@ -703,7 +703,7 @@ EXPORT int64_t tightfit_hook_tally_take_peak(int slot) {
     return atomic_exchange(&tallies[slot].peak, atomic_load(&tallies[slot].given));
 }
 
-/* Limits what is given out, plus `before` bytes. */
+/* Limits bytes given out, plus `before` bytes. */
 EXPORT void tightfit_hook_tally_advise(int slot, int64_t budget) {
     atomic_store(&tallies[slot].advised, budget);
 }
@@ -723,7 +723,7 @@ EXPORT void tightfit_hook_before_refusals(void (*function)(void)) {
     atomic_store(&before_refusals, function);
 }
 
-/* Returns how often a request was refused; of the last one its size and what was held then. */
+/* Returns how often a request was refused; of the last its size and bytes held then. */
 EXPORT int64_t tightfit_hook_tally_refusals(int slot, int64_t *size, int64_t *held) {
     *size = atomic_load(&tallies[slot].refused_size);
     *held = atomic_load(&tallies[slot].held_then);

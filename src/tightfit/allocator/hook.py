@@ -20,9 +20,9 @@ __all__ = [
 _FILE = "tightfit_hook.so"
 _VERSION = 10
 MAKE_ROOM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
-"""What frees something when a limit is reached: bytes that lack in, whether it freed any out."""
+"""A function to free memory at a limit: missing bytes in, whether it freed any out."""
 BEFORE_REFUSAL = ctypes.CFUNCTYPE(None)
-"""What is called before a request is refused."""
+"""The function that is called before a request is refused."""
 
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...] | None]] = {
     "tightfit_hook_version": (ctypes.c_int, ()),

@@ -35,11 +35,11 @@ class _Storage:
 class LiveOnFakes(private.TorchDispatchMode):
     """Counts the bytes of the storages that ops make, as long as a tensor refers to them."""
 
-    granularity: int  # what the device's allocator rounds to, in bytes
+    granularity: int  # the unit that the device's allocator rounds to, in bytes
     peak_bytes: int = 0  # the most that lived at once so far
     _held_bytes: int = 0
     _storages: dict[int, _Storage] = field(default_factory=dict)
-    _seen: Any = field(default_factory=private.WeakTensorKeyDictionary)
+    _known_tensors: Any = field(default_factory=private.WeakTensorKeyDictionary)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class LiveOnFakes(private.TorchDispatchMode):
         given = {private.storage_key(x) for x in leaves if isinstance(x, torch.Tensor)}
         result = function(*args, **(kwargs or {}))
         for leaf in private.pytree.tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf not in self._seen:
+            if isinstance(leaf, torch.Tensor) and leaf not in self._known_tensors:
                 self._count(leaf, given)
         return result
 
@@ -62,7 +62,7 @@ class LiveOnFakes(private.TorchDispatchMode):
         key = private.storage_key(tensor)
         if key in given and key not in self._storages:
             return  # there before
-        self._seen[tensor] = True
+        self._known_tensors[tensor] = True
         held = self._storages.get(key)
         if held is None:
             held = self._storages[key] = _Storage(rounded_up(storage.nbytes(), self.granularity))

@@ -39,12 +39,12 @@ class Meter(Protocol):
     """Reads one device's allocator.
 
     `live_bytes` and `peak_bytes` count bytes given out, each request rounded as the device's
-    allocator rounds. Only differences mean something: what the process allocated before the
-    meter existed may or may not be in them. Every meter has a peak of its own, which starts from
-    what is live when the meter is made.
+    allocator rounds. Only differences mean something: memory allocated before the meter existed may
+    or may not be in them. Every meter has a peak of its own, which starts from the bytes live when
+    the meter is made.
     """
 
-    # Whether the device has one peak for all who ask, which `reset_peak` takes from others
+    # Whether the device has one peak for all readers, which `reset_peak` takes from others
     shares_peak: bool
 
     def live_bytes(self) -> int:
@@ -56,15 +56,15 @@ class Meter(Protocol):
         ...
 
     def reset_peak(self, *, quietly: bool = False) -> None:
-        """Let this meter's peak start again from what is live now.
+        """Let this meter's peak start again from the bytes live now.
 
-        `quietly`: leave a peak that is shared as it is. `peak_bytes` then is what was live at
-        least: it is exact where it is the highest since the shared peak was last reset.
+        `quietly`: leave a peak that is shared as it is. `peak_bytes` then is a lower bound of live
+        bytes: it is exact where it is the highest since the shared peak was last reset.
         """
         ...
 
     def held_bytes(self) -> int:
-        """Return what the process really holds: freed memory that is kept for later counts."""
+        """Return bytes that the process really holds: freed memory kept for later counts."""
         ...
 
 
@@ -101,7 +101,7 @@ class CpuMeter:
         return self._hook.tightfit_hook_peak_bytes(self._slot)
 
     def reset_peak(self, *, quietly: bool = False) -> None:
-        """Let this meter's peak start again from what is live now; the meter has one user."""
+        """Let this meter's peak start again from the bytes live now; the meter has one user."""
         self._hook.tightfit_hook_peak_reset(self._slot)
 
     def held_bytes(self) -> int:
@@ -113,11 +113,11 @@ class CudaMeter:
     """Counts the bytes asked from PyTorch's CUDA allocator.
 
     Not by how much a block is larger than its request: up to 512 bytes, or up to 1 MiB where a kept
-    block is used again. That depends on what was freed before and is counted by `held_bytes`.
-    PyTorch has one peak per device, which is the user's, too: it is reset only where a meter's own
-    is, and not quietly. Before a meter resets it, every meter of the device notes it. A
+    block is used again. That depends on earlier frees and is counted by `held_bytes`. PyTorch has
+    one peak per device, which is the user's, too: it is reset only where a meter's own is, and not
+    quietly. Before a meter resets it, every meter of the device notes it. A
     ``torch.cuda.reset_peak_memory_stats`` of other code is noticed unless it goes by before the
-    peak is read: what was live before it is then known at least.
+    peak is read: of live bytes before it a lower bound is then known.
     """
 
     shares_peak = True
@@ -129,8 +129,8 @@ class CudaMeter:
 
         self._cuda = torch.cuda
         self._index = torch.cuda.current_device() if device.index is None else device.index
-        self._least_bytes = 0  # what was live at least since the last reset of this meter
-        self._stale_bytes: int | None = None  # the shared peak, where it is from before that
+        self._least_bytes = 0  # lower bound of live bytes since the last reset of this meter
+        self._stale_bytes: int | None = None  # the shared peak, where it is older than that
         with self._lock:
             self._all.add(self)
         self.reset_peak(quietly=True)
@@ -145,7 +145,7 @@ class CudaMeter:
             return self._known_bytes(self._statistic("peak"))
 
     def reset_peak(self, *, quietly: bool = False) -> None:
-        """Let this meter's peak start again from what is live now."""
+        """Let this meter's peak start again from the bytes live now."""
         with self._lock:
             peak_bytes, live_bytes = self._statistic("peak"), self._statistic("current")
             if quietly:
@@ -169,7 +169,7 @@ class CudaMeter:
         return self._statistic("allocated")
 
     def _statistic(self, which: str) -> int:
-        # other allocators than PyTorch's own do not say what was asked for
+        # other allocators than PyTorch's own do not count requested bytes
         is_native = self._cuda.get_allocator_backend() == "native"
         kind = "requested_bytes" if is_native else "allocated_bytes"
         return int(self._cuda.memory_stats(self._index).get(f"{kind}.all.{which}", 0))
@@ -183,8 +183,8 @@ class CudaMeter:
 class PeakMeasurement:
     """The effect of one call on a device's memory."""
 
-    peak_bytes: int  # the most that was live during the call above what was live before it
-    growth_bytes: int  # what is live after the call minus what was live before it; may be negative
+    peak_bytes: int  # the most that was live during the call above bytes live before it
+    growth_bytes: int  # live bytes after the call minus those before it; may be negative
 
 
 def meter_for(device: torch.device | str) -> Meter:
@@ -210,7 +210,7 @@ def measure_peak(
 
     A meter of the device is used where there can be one; else the call runs under PyTorch's
     profiler, which is slower and counts only the calling thread's memory. Python's collector of
-    cycles rests meanwhile: what it would free of earlier work is not the call's.
+    cycles rests meanwhile: garbage of earlier work is not the call's.
     """
     import torch
 
@@ -259,12 +259,12 @@ def resident_bytes() -> int:
 
 
 def code_bytes() -> int:
-    """Return what of the resident memory are files mapped into it: code of libraries, above all."""
+    """Return resident bytes of files mapped into the process: code of libraries, above all."""
     return _pages(2)
 
 
 def anonymous_bytes() -> int:
-    """Return what of the resident memory is not of files: it cannot be read again from a disk."""
+    """Return resident bytes that are not of files: they cannot be read again from a disk."""
     return _pages(1, less=2)
 
 

@@ -22,7 +22,7 @@ class ProfilerMeter:
             step()
         meter.peak_bytes()
 
-    All figures are relative to what was live when the block began. Unlike `CpuMeter` it cannot be
+    All figures are relative to the live bytes when the block began. Unlike `CpuMeter` it cannot be
     read while the code runs, and it is slow. It misses the free of memory that was allocated before
     the block: its figures are too high then. It does not see memory that worker threads ask for
     (such as the backward of flash attention with several threads).
@@ -56,11 +56,11 @@ class ProfilerMeter:
         self._levels = tuple(itertools.accumulate(changes, initial=0))
 
     def peak_bytes(self) -> int:
-        """Return the most that was live in the block above what was live at its begin."""
+        """Return the most that was live in the block above the live bytes at its begin."""
         return max(self._read_levels())
 
     def live_bytes(self) -> int:
-        """Return what was live at the block's end minus what was live at its begin."""
+        """Return the live bytes at the block's end minus those at its begin."""
         return self._read_levels()[-1]
 
     def _read_levels(self) -> tuple[int, ...]:

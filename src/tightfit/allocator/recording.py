@@ -18,7 +18,7 @@ class RecordedBlock(NamedTuple):
 
     `lower` and `upper` are ticks: a counter that starts at 1 and grows by one at every allocation
     and at every free of a recorded block. The block is alive in ``[lower, upper)``. `size_bytes` is
-    what was asked for, not rounded. `thread` numbers the allocating thread, 0 being the thread that
+    the requested size, not rounded. `thread` numbers the allocating thread, 0 being the thread that
     started the recording; -1: that thread had interrupted its arena.
     """
 

@@ -12,10 +12,10 @@ from tightfit.units import format_bytes
 
 __all__ = [
     "budget_exceeded",
-    "if_room",
     "is_refusal",
     "likely_further_bytes",
     "refused_bytes",
+    "unless_refused",
 ]
 
 Result = TypeVar("Result")
@@ -28,8 +28,8 @@ def is_refusal(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _described(error).startswith(_REFUSAL)
 
 
-def if_room(run: Callable[[], Result]) -> Result | None:
-    """Return what a call returns; None where a limit refuses what it asks for."""
+def unless_refused(run: Callable[[], Result]) -> Result | None:
+    """Return a call's result; None where a limit refuses one of its requests."""
     try:
         return run()
     except RuntimeError as error:
@@ -39,13 +39,13 @@ def if_room(run: Callable[[], Result]) -> Result | None:
 
 
 def refused_bytes(error: BaseException) -> tuple[int, int, int]:
-    """Return the budget, what was asked for and what was held, of an error for `is_refusal`."""
+    """Return budget, requested bytes and held bytes of an error for `is_refusal`."""
     budget, asked, held, _ = _numbers(error)
     return budget, asked, held
 
 
 def likely_further_bytes(error: BaseException) -> int:
-    """Return what such an error takes for what would have been asked for next."""
+    """Return such an error's guess of later requests."""
     _, asked, held, named = _numbers(error)
     return named - held - asked
 
@@ -61,9 +61,8 @@ def budget_exceeded(
 ) -> BudgetExceeded:
     """Return the error of something that a limit has refused a request.
 
-    `error`: for which `is_refusal`. `message`: what was refused, and the current state.
-    `further_bytes`: what would have been asked for next; None: not known, and the error's own guess
-    counts.
+    `error`: for which `is_refusal`. `message`: names the refused code, and the current state.
+    `further_bytes`: later requests; None: not known, and the error's own guess counts.
     """
     budget, asked, held, guessed = _numbers(error)
     text = f"{message} {_described(error)}"
@@ -75,5 +74,5 @@ def budget_exceeded(
 
 
 def _described(error: BaseException) -> str:
-    """Return what an error says: that of a GPU's allocator in terms of its limit."""
+    """Return the text of an error: that of a GPU's allocator in terms of its limit."""
     return budget_refusal(error) or str(error)

@@ -19,7 +19,7 @@
  *
  * A step that goes astray, because many bytes of it are served outside, would hold the arena's
  * pages and as much again. From then on pages are given back as their blocks are freed, in the
- * arena and by the ordinary allocator, so that the process holds what is alive.
+ * arena and by the ordinary allocator, so that the process holds live memory only.
  */
 #define _GNU_SOURCE
 #include "replay.h"
@@ -49,7 +49,7 @@ typedef struct {
     int64_t *first_predecessor; /* of request k: predecessors[first[k]] to [first[k + 1]] */
     int32_t *predecessors;
     atomic_uchar *is_alive;
-    Entry *entries; /* of each request that is alive: what the hook noted */
+    Entry *entries; /* of each request that is alive: the hook's record */
     int64_t *place; /* of each request: where its offset stands in the two tables */
     int64_t *offset_at; /* open addressing by offset; -1: empty */
     atomic_int *owner_at; /* the request that is alive at that offset, or NO_REQUEST */
@@ -522,7 +522,7 @@ EXPORT int tightfit_replay_begin(int number, int plan) {
     return 0;
 }
 
-/* Leaves the arena; what happened in it since `begin` is copied to `statistics`. */
+/* Leaves the arena; its counts since `begin` are copied to `statistics`. */
 EXPORT void tightfit_replay_end(int64_t *statistics) {
     Arena *arena = inside;
     memset(statistics, 0, sizeof arena->statistics);
@@ -547,6 +547,6 @@ EXPORT void tightfit_replay_wanted(int number, int plan, int64_t *sizes) {
     memcpy(sizes, wanting->wanted, (size_t)wanting->count * sizeof *sizes);
 }
 
-/* Fills blocks of arenas with 0xFF when they are taken and given back: what reads memory that is
- * not its own gets NaNs. For tests. */
+/* Fills blocks of arenas with 0xFF when they are taken and given back: code that reads memory
+ * that is not its own gets NaNs. For tests. */
 EXPORT void tightfit_replay_poison(int on) { atomic_store(&poisons, (_Bool)on); }

@@ -1,4 +1,4 @@
-/* What the hook asks of the replay layer (replay.c). */
+/* Calls of the hook into the replay layer (replay.c). */
 #ifndef TIGHTFIT_REPLAY_H
 #define TIGHTFIT_REPLAY_H
 
@@ -7,7 +7,7 @@
 
 #define GRANULARITY 64 /* c10 aligns CPU memory to 64 bytes; each request is rounded up to it */
 
-/* What the hook knows of a block that was given out. */
+/* The hook's record of a block that was given out. */
 typedef struct {
     uintptr_t address; /* 0: none */
     uint64_t size;
@@ -15,7 +15,7 @@ typedef struct {
     uint64_t record; /* 0, or (recording << 40) + index of its lifetime */
 } Entry;
 
-/* A block in an arena: what is known of it, and where that stands. */
+/* A block in an arena: its record, and the place of that. */
 typedef struct {
     Entry *entry;
     void *arena, *plan;
@@ -23,7 +23,7 @@ typedef struct {
     _Bool is_own; /* of the thread that is inside: `replay_give` counts it out */
 } Placed;
 
-/* Memory at its planned place, and where to note what is known of it; NULL: the ordinary allocator
+/* Memory at its planned place, and where to write its record; NULL: the ordinary allocator
  * serves this request. */
 void *replay_take(size_t size, Entry **entry);
 

@@ -29,7 +29,7 @@ _LARGEST_BYTES = 32 << 20  # as high as glibc itself sets its threshold
 
 @dataclass(frozen=True)
 class Replayed:
-    """What happened to the requests of one step."""
+    """Where requests of one step were served."""
 
     requests: int  # those of the thread inside the arena
     hits: int  # got their planned place
@@ -101,7 +101,7 @@ class Replay:
             raise BadInput("this thread is in an arena already: arenas cannot be nested")
 
     def end(self) -> Replayed:
-        """Leave the arena and return what happened since `begin`."""
+        """Leave the arena and return counts since `begin`."""
         numbers = (ctypes.c_int64 * 6)()
         self._hook.tightfit_replay_end(numbers)
         return Replayed(*numbers)
@@ -163,7 +163,7 @@ def trim_ordinary_memory() -> None:
 def return_large_blocks_at_once(on: bool) -> None:
     """Let the C library give each large block back to the system as soon as it is freed, or not.
 
-    What is resident then follows what is alive, at the price of page faults. Off: blocks of up to
+    Resident memory then follows live memory, at the price of page faults. Off: blocks of up to
     32 MiB are kept for reuse, which is where glibc ends by itself in a training loop. Does nothing
     where the C library has no such switch.
     """

@@ -47,7 +47,7 @@ def element_bytes(tensors: Iterable[Any]) -> int:
 
 
 def _strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return what holds a tensor's numbers: itself, or the indices and values of a sparse tensor.
+    """Return the tensors with a tensor's numbers: itself, or indices and values if it is sparse.
 
     Nothing for a gradient that is zero everywhere and has no memory, as autograd makes them.
     """

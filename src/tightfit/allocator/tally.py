@@ -28,7 +28,7 @@ class _NoPlaceLeft(HookUnavailable):
 class Tally(Protocol):
     """Counts the bytes given out on a device since it was made, as long as they are held."""
 
-    refuses: bool  # whether it can refuse what would exceed a limit
+    refuses: bool  # whether it can refuse requests above a limit
 
     def given_bytes(self) -> int:
         """Return the bytes given out since and still held."""
@@ -41,8 +41,8 @@ class Tally(Protocol):
     def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
         """Refuse requests from now on that would exceed a limit, where the device can.
 
-        `limit_bytes`: for what is counted and for what was there before; None: no limit.
-        `before_bytes`: what was there before and counts against the limit, too.
+        `limit_bytes`: for counted bytes and for those before; None: no limit. `before_bytes`: bytes
+        that existed before and count against the limit, too.
         """
         ...
 
@@ -51,7 +51,7 @@ class Tally(Protocol):
         ...
 
     def refusals(self) -> Refusals:
-        """Return what the limit has refused so far."""
+        """Return the refusals of the limit so far."""
         ...
 
 
@@ -120,7 +120,7 @@ class CpuTally:
         return int(self._hook.tightfit_hook_tally_take_peak(self._slot))
 
     def refusals(self) -> Refusals:
-        """Return what the limit has refused so far."""
+        """Return the refusals of the limit so far."""
         asked, held = ctypes.c_int64(), ctypes.c_int64()
         count = self._hook.tightfit_hook_tally_refusals(
             self._slot, ctypes.byref(asked), ctypes.byref(held)
@@ -158,7 +158,7 @@ def tally_for(device: torch.device, before: Iterable[Any]) -> Tally | None:
     try:
         return CpuTally()
     except _NoPlaceLeft as error:
-        announce(f"{error}. Nothing refuses what would exceed the budget of one more")
+        announce(f"{error}. Requests above the budget of one more are not refused")
         return None
     except HookUnavailable:
         return None

@@ -1,6 +1,6 @@
 """Puts the alternatives that contributors offer into a captured step.
 
-Nodes become values, extra ops find their place behind what they read, and as ids are positions,
+Nodes become values, extra ops find their place behind their inputs, and as ids are positions,
 the ops behind them get other numbers.
 """
 

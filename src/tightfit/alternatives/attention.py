@@ -1,9 +1,9 @@
 """Attention by another kernel, forward and backward each by itself.
 
-All kernels keep the same: what was attended to, the result, and the logarithm of the sum of each
-row's exponentials. So the gradient may come from another kernel than the result did. On a CPU there
-are the flash kernel and the formula, whose products are faster for a few tokens. On a GPU also
-cuDNN's and the memory-efficient kernel; their results are compared and measured there (written
+All kernels keep the same: queries, keys and values, the result, and the logarithm of the sum of
+each row's exponentials. So the gradient may come from another kernel than the result did. On a CPU
+there are the flash kernel and the formula, whose products are faster for a few tokens. On a GPU
+also cuDNN's and the memory-efficient kernel; their results are compared and measured there (written
 without a GPU, run by `tests/gpu`). Only without dropout, whose numbers differ, and without an added
 mask.
 """
@@ -121,7 +121,7 @@ def _cudnn_gradients(
 
 @dataclass(frozen=True)
 class _Kernel:
-    """What computes attention, and its gradients, from rows of logarithms [N, heads, tokens]."""
+    """Kernels of attention and of its gradients, from rows of logarithms [N, heads, tokens]."""
 
     forward: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     backward: Callable[..., tuple[torch.Tensor, ...]]
@@ -155,7 +155,7 @@ def attended(
     strides: tuple[tuple[int, ...], tuple[int, ...]],
     *arguments: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what a kernel attends to, laid out as the default, and its rows of logarithms.
+    """Return inputs of a kernel, laid out as the default, and its rows of logarithms.
 
     `shape`: of the default's logarithms, which may be padded. `strides`: of the default's result
     and logarithms. `arguments`: query, key and value, [N, heads, tokens, width]; whether tokens see

@@ -1,7 +1,7 @@
 """The interface of contributors of operator alternatives: an `OpView` in, an `Extension` out.
 
 A contributor is a function from an `OpView` to an `Extension` or None. It names tensors by the
-nodes of the trace; which values these are, and what has to be alive, is worked out by the
+nodes of the trace; which values these are, and which have to be alive, is worked out by the
 registry.
 """
 
@@ -28,7 +28,7 @@ from tightfit.graph.ir import Exactness, Op, Use, Value
 __all__ = ["Contributor", "Extension", "Extra", "OpView", "Way", "arguments_of", "is_dense"]
 
 
-_MARGIN = 4  # times what a condition asks: steps that follow are to fulfil it, too
+_MARGIN = 4  # times the least of a condition: later steps are to fulfil it, too
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Way:
     """One more way to compute an op."""
 
     name: str  # such as ``"relu.from_mask"``: family and way
-    # function, args, kwargs: what runs: tensors are given by nodes of the trace, or of an `Extra`
+    # function, args, kwargs: the call: tensors are given by nodes of the trace, or of an `Extra`
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Way:
     # Whether each row of its results, and of the default's, depends on the same row of the inputs
     # only, for any number of rows. Then results that are equal on some rows are equal on all.
     by_rows: bool = False
-    # What must be true of parameters in every step that may run it
+    # A condition on parameters, checked in every step that may run it
     condition: FarFromZero | None = None
 
 
@@ -68,11 +68,11 @@ class Extra:
     """An op that only alternatives read: a mask, places of maxima. Run only if one is chosen."""
 
     name: str  # such as ``"relu.mask"``
-    # function, args: what runs, behind the last of the ops it reads
+    # function, args: the call, behind the last of the ops it reads
     function: Callable[..., Any]
     args: tuple[Any, ...]
-    node: fx.Node  # stands for its result in the arguments of a `Way`
-    # Of a function that returns several tensors: what stands for each
+    node: fx.Node  # its result, in the arguments of a `Way`
+    # Of a function that returns several tensors: a node for each
     results: tuple[fx.Node, ...] = ()
     # Further arguments with which it makes the same, as exact as the least of the ways
     others: tuple[tuple[Any, ...], ...] = ()
@@ -86,14 +86,14 @@ class Extension:
     """Further ways of computing one op."""
 
     ways: tuple[Way, ...]  # other than the default
-    extras: tuple[Extra, ...] = ()  # what they read that the trace does not make
+    extras: tuple[Extra, ...] = ()  # their inputs that the trace does not make
     default_use: Literal["any", "first"] = "any"  # how the default may be used from now on
     unpins: bool = False  # whether the op may be recomputed now although its default may not
     # Operators that only the default reads: computed only if it is used
     optional: tuple[fx.Node, ...] = ()
-    # What runs instead of other ops if the first way runs, and only then
+    # Ways that run instead of other ops if the first way runs, and only then
     together: tuple[tuple[fx.Node, Way], ...] = ()
-    # What may run instead of later ops, each by itself
+    # Ways that may run instead of later ops, each by itself
     elsewhere: tuple[tuple[fx.Node, Way], ...] = ()
 
 
@@ -103,7 +103,7 @@ class OpView:
 
     captured: Captured  # the step, without alternatives
     op: Op
-    ways: tuple[Way, ...] = ()  # what other contributors have offered for it so far
+    ways: tuple[Way, ...] = ()  # offered for it by other contributors so far
     # Parameters as they are now, by placeholder; None: unknown, any may be far from zero
     present: Mapping[fx.Node, torch.Tensor] | None = None
 
@@ -247,7 +247,7 @@ class OpView:
     ) -> Extra:
         """Return an op that only alternatives read.
 
-        It is tried on fake tensors, to learn the sizes of what it makes, unless that is given:
+        It is tried on fake tensors, to learn the sizes of its results, unless they are given:
         of large tensors in many stretches a trial takes seconds.
         """
         if made is None:
@@ -283,7 +283,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _result(node: fx.Node, index: int) -> fx.Node:
-    """Return a node that stands for one of the tensors that a node makes."""
+    """Return a node for one of the tensors that a node makes."""
     result = node.graph.call_function(operator.getitem, (node, index))
     result.meta = {"val": node.meta["val"][index]}
     return result

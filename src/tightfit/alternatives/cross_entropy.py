@@ -36,7 +36,7 @@ def cross_entropy_gradient(
 ) -> torch.Tensor:
     """Return the gradient of the logits.
 
-    `gradient` [N]: of the loss. `log_probabilities` [N, classes]: what the forward pass kept.
+    `gradient` [N]: of the loss. `log_probabilities` [N, classes]: kept by the forward pass.
     `target` [N]: classes. `weight`, `reduction`, `ignored`, `total_weight`: as in
     ``nll_loss_backward``. `out` [N, classes]: written over; may be `log_probabilities` itself.
     """

@@ -33,7 +33,7 @@ def drawn(shape: tuple[int, ...], strides: tuple[int, ...], keep: float) -> torc
 
 
 def mask_again(view: OpView) -> Extension | None:
-    """Offer the mask of a dropout once more without what was dropped from, on a CPU.
+    """Offer the mask of a dropout once more without its input, on a CPU.
 
     The generator's old state takes 5 KB; a draw costs more than a multiplication.
     """

@@ -117,7 +117,7 @@ IN_PLACE: dict[Any, tuple[Overwriter, ...]] = {
     ),
     aten.mul.Scalar: _first(aten.mul_.Scalar),
     aten.div.Scalar: _first(aten.div_.Scalar),
-    # what the writes of a model into parts of its tensors are in a graph that writes nothing
+    # writes of a model into parts of its tensors, as traced into a graph that writes nothing
     aten.select_scatter.default: _first(select_scatter_over),
     aten.slice_scatter.default: _first(slice_scatter_over),
     aten.diagonal_scatter.default: _first(diagonal_scatter_over),
@@ -146,7 +146,7 @@ IN_PLACE: dict[Any, tuple[Overwriter, ...]] = {
 def in_place(view: OpView) -> Extension | None:
     """Offer each way of writing the op's result over an argument of the same geometry.
 
-    What another contributor offers, by the operator itself with other arguments, may run so too.
+    A way of another contributor, by the operator itself with other arguments, may run so too.
     """
     call = view.call
     if _is_sized_by_a_mask(call):
@@ -162,7 +162,7 @@ def in_place(view: OpView) -> Extension | None:
 
 
 def _is_sized_by_a_mask(call: Call) -> bool:
-    """Whether what is put depends on a mask's contents: it cannot be compared on drawn ones."""
+    """Whether the value put depends on a mask's contents: drawn masks cannot compare it."""
     if call.function is not aten.index_put.default:
         return False
     return any(i is not None and i.meta["val"].dtype == torch.bool for i in call.args[1])

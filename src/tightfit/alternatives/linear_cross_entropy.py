@@ -38,7 +38,7 @@ def loss_and_gradients(
 ) -> tuple[torch.Tensor, ...]:
     """Return a cross entropy of ``x @ weight + bias``, and its gradients.
 
-    `x` [N, width]: what the last layer reads. `weight` [width, classes]: of the last layer. `bias`
+    `x` [N, width]: input of the last layer. `weight` [width, classes]: of the last layer. `bias`
     [classes]: of the last layer. `target` [N]: classes. `reduction`, `ignored`: as in
     ``nll_loss_forward``: the mean or the sum, and the class that does not count. `rows`: how many
     rows of logits are there at once. Returns the loss, how many rows count, the gradients of `x`,
@@ -65,7 +65,7 @@ def loss_and_gradients(
         of_weight.addmm_(logits.t(), x[part])
         if of_bias is not None:
             of_bias += logits.sum(0, keepdim=True)
-        del logits  # or it would still be there while the next ones are made
+        del logits  # or they would still exist while the next are made
     if reduction == _MEAN:
         loss = torch.where(total > 0, loss, torch.full_like(loss, torch.nan))
     gradients = (of_x, of_weight) if of_bias is None else (of_x, of_weight, of_bias)
@@ -80,7 +80,7 @@ def _taken(loss: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch
 class _Found:
     """The operators of a linear layer with a cross entropy behind it."""
 
-    # x, weight, bias: what the layer reads
+    # x, weight, bias: inputs of the layer
     x: fx.Node
     weight: fx.Node
     bias: fx.Node | None
@@ -88,7 +88,7 @@ class _Found:
     # forward, backward: those between the layer's input and the loss, and back
     forward: tuple[fx.Node, ...]
     backward: tuple[fx.Node, ...]
-    # of_x, of_weight, of_bias: what makes the gradients
+    # of_x, of_weight, of_bias: ops of the gradients
     of_x: fx.Node
     of_weight: fx.Node
     of_bias: fx.Node | None

@@ -45,7 +45,7 @@ class Windows:
     """The positions of a pooling's windows."""
 
     sizes: tuple[int, ...]  # of the image: (height, width) or (depth, height, width)
-    extents: tuple[int, ...]  # what a window spans, dilation included
+    extents: tuple[int, ...]  # sizes of a window, dilation included
     # strides, padding: from window to window, and how far the first is outside
     strides: tuple[int, ...]
     padding: tuple[int, ...]
@@ -128,7 +128,7 @@ def gradient_from_offsets(
         return gradient_of_image(gradient, offsets, *windows.places, out=made)
     starts = windows.starts(gradient.shape[-dimensions:], gradient.device)
     for part in _parts(offsets):
-        image = made[part]  # also stands for the image, of which only the shape is read
+        image = made[part]  # also passed as the image, of which only the shape is read
         places = windows.in_image(offsets[part], starts)
         _WRITING[dimensions](gradient[part], image, *arguments, places, grad_input=image)
     return made

@@ -56,14 +56,14 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Entry:
-    """A contributor, and what it is asked about."""
+    """A contributor, and the ops it is asked about."""
 
     contributor: Contributor  # from an `OpView` to an `Extension` or None
-    # What kind of alternatives it offers, for comparisons (MONeT, section 6.3); "again": ways of
-    # doing once more what runs by itself once only, which every comparison has
+    # The kind of its alternatives, for comparisons (MONeT, section 6.3). "again": ways to run an op
+    # once more that by itself runs only once; every comparison has them
     group: str
     operators: tuple[Any, ...] | None  # the ops it is asked about; None: all
-    exactness: Exactness = "bitwise"  # of what it offers; asked only where that is allowed
+    exactness: Exactness = "bitwise"  # of its alternatives; asked only where that is allowed
 
 
 ENTRIES = (
@@ -136,11 +136,11 @@ GROUPS = (
     "inplace",
     "all",
 )
-"""What a comparison may name."""
+"""Kinds of alternatives that a comparison may name."""
 
 
 def _entries(group: str, allowed: Sequence[Exactness]) -> tuple[Entry, ...]:
-    """Return those who are asked at all."""
+    """Return the contributors that are asked at all."""
     groups = {e.group for e in ENTRIES} if group == "all" else {group, "again"}
     return tuple(e for e in ENTRIES if e.group in groups and e.exactness in allowed)
 

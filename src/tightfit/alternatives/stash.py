@@ -1,8 +1,8 @@
 """Forward values kept for the backward in fewer bytes: as halves, or without their zeros.
 
 Delayed precision reduction and sparse storage of Gist (Jain et al., 2018; MONeT, appendix E). The
-forward computes with the whole value; the backward makes one again from what was kept, once for
-all who read it.
+forward computes with the whole value; the backward makes one again from the kept bytes, once for
+all ops that read it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _AS_HALVES = -1
 
 
 def halved(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """Return a single-precision tensor in half precision; what is too large becomes its largest."""
+    """Return a single-precision tensor in half precision; larger numbers become its largest."""
     made = torch.empty_strided(x.shape, strides, dtype=torch.float16, device=x.device)
     _write_halves(flat(x, strides), flat(made, strides))
     return made
@@ -48,7 +48,7 @@ def widened(half: torch.Tensor) -> torch.Tensor:
 
 
 def compressed_bytes(elements: int) -> int:
-    """Return what so many elements take without their zeros."""
+    """Return the bytes of so many elements without their zeros."""
     return _HEADER_BYTES + 4 * (_most(elements) + 1) + bit_bytes(elements)
 
 
@@ -123,7 +123,7 @@ def _halves(packed: torch.Tensor, elements: int) -> torch.Tensor:
 
 
 def kept_in_fewer_bytes(view: OpView) -> Extension | None:
-    """Offer those who read an op's result in the backward what is made of fewer bytes again."""
+    """Offer backward ops that read an op's result one that is made again of fewer bytes."""
     node = view.output_node(0) if isinstance(view.node.meta.get("val"), tuple) else view.node
     if node is None or not view.is_forward(view.node) or not _may_be_kept(view, node):
         return None
@@ -167,15 +167,15 @@ def _may_be_kept(view: OpView, node: fx.Node) -> bool:
 
 
 def _reading(view: OpView, reader: fx.Node, node: fx.Node, again: Extra, kind: str) -> Way:
-    """Return the way of a backward op that reads what was made again."""
+    """Return the way of a backward op that reads the value made again."""
     call = view.call_of(reader)
-    args, kwargs = fx.map_arg((call.args, call.kwargs), _instead_of(node, again.node))
+    args, kwargs = fx.map_arg((call.args, call.kwargs), _replacer(node, again.node))
     name = f"from_{kind}.{node.name}"
     return Way(name, call.function, args, kwargs, exactness="lossy", rests_on=(view.node,))
 
 
-def _instead_of(node: fx.Node, other: fx.Node) -> Callable[[fx.Node], fx.Node]:
-    """Return what puts another tensor, or the same view of it, in the place of one."""
+def _replacer(node: fx.Node, other: fx.Node) -> Callable[[fx.Node], fx.Node]:
+    """Return a function that replaces a tensor by another, or by the same view of it."""
 
     def put(argument: fx.Node) -> fx.Node:
         if argument is node:

@@ -1,10 +1,10 @@
 """Elementwise operators run together with those that made their arguments, a stretch at a time.
 
-A ReLU behind a BatchNorm is made again from what was normalised: both run on a stretch that fits in
-the processor's cache. Memory is read once and written once, and what is between them never exists
-as a whole. The gradient of a SiLU, which reads what a BatchNorm made, does the same: then only the
-BatchNorm's input has to be kept. So does a product in the backward: the gradient of a gate needs
-what it scaled, that of a weight of an RMSNorm what was normalised.
+A ReLU behind a BatchNorm is made again from the BatchNorm's input: both run on a stretch that fits
+in the processor's cache. Memory is read once and written once, and the value between them never
+exists as a whole. The gradient of a SiLU, which reads a BatchNorm's output, does the same: then
+only the BatchNorm's input has to be kept. So does a product in the backward: the gradient of a gate
+needs the tensor it scaled, that of a weight of an RMSNorm the normalised input.
 
 The bits are those of one operator after the other where a function is the same for a vector of the
 processor and for one number. An exponential is not: there the last few elements of a stretch may
@@ -79,10 +79,10 @@ _SAME_IN_VECTORS = frozenset(
         aten.leaky_relu_backward.default,
     }
 )
-_VECTORS = 64  # elements: a multiple of what any processor's kernels take at once
+_VECTORS = 64  # elements: a multiple of the vectors of any processor's kernels
 
 _NORM = aten._native_batch_norm_legit_functional.default
-_AT_ONCE = 1 << 18  # elements: what operators pass on stays in the cache of a core
+_AT_ONCE = 1 << 18  # elements: values passed between operators stay in the cache of a core
 
 Cut = tuple[int, int, int]  # dimension, start, length
 
@@ -96,7 +96,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Intermediate:
-    """What an earlier link of a chain made, by the link's position."""
+    """The result of an earlier link of a chain, by the link's position."""
 
     position: int
 
@@ -112,7 +112,7 @@ class Link:
     keywords: tuple[tuple[str, Any], ...] = ()  # further ones, none of them tensors
 
     def run(self, stretches: Stretches, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return what the operator makes of a stretch, in `out` if that is given."""
+        """Return the operator's result for a stretch, in `out` if that is given."""
         arguments = [stretches.given(argument) for argument in self.arguments]
         if out is None:
             return self.function(*arguments, **dict(self.keywords))
@@ -128,7 +128,7 @@ class Link:
 class Norm:
     """A BatchNorm as the first link of a chain, by the statistics of its first run."""
 
-    # x, mean, deviation: what is normalised, and both statistics
+    # x, mean, deviation: the input, and both statistics
     x: Read
     # weight, bias: one number for each channel
     weight: Read | None
@@ -155,13 +155,13 @@ class Stretches:
         self._made: list[torch.Tensor] = []
 
     def given(self, argument: Any) -> Any:
-        """Return what an argument of a link stands for."""
+        """Return the tensor of an argument of a link."""
         if isinstance(argument, Read):
             return self._tensors[argument.position]
         return self._made[argument.position] if isinstance(argument, Intermediate) else argument
 
     def run(self, links: Sequence[Link | Norm], out: torch.Tensor, over: Sequence[bool]) -> None:
-        """Write what the last link makes; `over`: which links may write there."""
+        """Write the result of the last link; `over`: which links may write there."""
         for link, there in zip(links, over, strict=True):
             self._made.append(link.run(self, out if there else None))
 
@@ -173,10 +173,10 @@ def run_together(
     *tensors: torch.Tensor,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return what the last link of a chain makes, a stretch at a time.
+    """Return the result of the last link of a chain, a stretch at a time.
 
     `links` (tuple of (Link or Norm)): in the order in which they run. `shape`, `strides`: of the
-    result, which is dense. `tensors`: what the chain is given: of the result's shape, or broadcast
+    result, which is dense. `tensors`: inputs of the chain: of the result's shape, or broadcast
     to it, or one number for each channel (dimension 1). `out`: of the result's geometry: written
     over; may be one of the tensors.
     """
@@ -191,7 +191,7 @@ def run_together(
 
 
 def _over_each_other(links: Sequence[Link | Norm]) -> list[bool]:
-    """Return which links may write where the result goes: what is there is not needed later."""
+    """Return links that may write where the result goes: values there are not needed later."""
     last_read = [0] * len(links)
     for number, link in enumerate(links):
         for argument in link.arguments if isinstance(link, Link) else ():
@@ -210,7 +210,7 @@ def run_together_over(
     gradient: torch.Tensor,
     *others: torch.Tensor,
 ) -> torch.Tensor:
-    """Write what the last link makes over the first tensor that the chain is given."""
+    """Write the result of the last link over the first tensor that the chain is given."""
     return run_together(links, shape, strides, gradient, *others, out=gradient)
 
 
@@ -247,7 +247,7 @@ def _cut(tensor: torch.Tensor, cuts: tuple[Cut, ...], dimensions: int) -> torch.
 def together(view: OpView) -> Extension | None:
     """Offer an elementwise operator together with those before it; on CPU, whose caches are known.
 
-    A forward operator so only again: the first time, what it reads is there.
+    A forward operator so only again: the first time, its inputs exist.
     """
     value = view.node.meta["val"]
     if not view.runs_on_cpu or not value.is_floating_point() or not is_dense(value):
@@ -344,7 +344,7 @@ class _Chain:
         return self.add(maker)
 
     def _maker(self, reader: fx.Node, node: fx.Node) -> fx.Node | None:
-        """Return what made an argument if it may be a link: the forward's only reader."""
+        """Return the maker of an argument if it may be a link: the forward's only reader."""
         view = self._view
         maker = view.maker_of(node, (*_FORWARD, _NORM))
         mine, other = view.node.meta["val"], node.meta["val"]

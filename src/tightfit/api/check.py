@@ -41,15 +41,15 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     gradients : str
         ``"fresh"`` or ``"accumulated"``.
     budget_bytes, eager_peak_bytes : int
-        What was asked, and the peak with nothing recomputed; constants included.
+        The budget asked for, and the peak with nothing recomputed; constants included.
     outcome : Outcome
         The plan, its overhead and the proven bound.
     minimum : MinimumBudget
         The smallest budget with a plan found, and the proven lower limit.
     explanation : Explanation or None
-        Who holds the memory, what is saved and computed again; None without a plan.
+        Holders of memory, values saved and values computed again; None without a plan.
     height_bytes : int or None
-        What the plan takes with an address for every byte: constants and the height of its
+        Bytes of the plan with an address for every byte: constants and the height of its
         layout; None without a plan.
     message : str
         Why there is no plan, and what to try; empty with a plan.
@@ -92,7 +92,7 @@ def check(
     Parameters
     ----------
     target : str, callable or tuple
-        A model's name (``"zoo:gpt2"``, ``"my/file.py:factory"``), a factory, or what it returns:
+        A model's name (``"zoo:gpt2"``, ``"my/file.py:factory"``), a factory, or its result:
         ``(model, loss, args, target)``.
     budget : int or str, optional
         The budget, constants included; ``"minimum"``: the smallest with a plan found. Or
@@ -145,7 +145,7 @@ def check(
     laid_out = plan_within(
         task, lambda tighter: plan_with(planner, tighter, limits, progress, known=least.plan)
     )
-    outcome = _worded(laid_out.outcome)
+    outcome = _corrected_status(laid_out.outcome)
     return Check(
         graph=graph,
         gradients=gradients,
@@ -160,7 +160,7 @@ def check(
     )
 
 
-def _worded(outcome: Outcome) -> Outcome:
+def _corrected_status(outcome: Outcome) -> Outcome:
     """Call a plan optimal only if nothing is left to gain, also where a larger gap was enough to
     stop."""
     if outcome.status != "optimal" or outcome.gap <= Limits().gap:

@@ -22,7 +22,7 @@ from tightfit.session.callee import Callee
 from tightfit.session.fitted import Fitted, prepare_all
 from tightfit.session.handles import PlannedStep, fit_in_place, fitted_of, used_of
 from tightfit.session.memory.budget import Budget
-from tightfit.session.options import make_options, not_together
+from tightfit.session.options import incompatible, make_options
 from tightfit.torch_private.tools import inside_compiled
 
 __all__ = [
@@ -67,13 +67,13 @@ def fit(
     model : nn.Module
         The model; it may return its loss or its prediction.
     budget : int, str or Budget
-        Bytes, or text such as ``"8GiB"``, or ``"device"`` (what a GPU has free now), or a `Budget`
+        Bytes, or text such as ``"8GiB"``, or ``"device"`` (free memory of a GPU now), or a `Budget`
         that several models share. A deep copy of the model that trains shares it, too.
     optimizer : torch.optim.Optimizer, optional
         Tells the size of its state; without it two copies of the parameters are assumed until
         the first step has shown the truth.
     methods : str or iterable of str
-        Methods that the training calls besides the forward, or instead of it, such as
+        Methods that the training calls in addition to the forward, or instead of it, such as
         ``"get_action_and_value"``. Each is planned like the forward, in the same budget. Where one
         calls another, they are planned as one.
     reserve : int or str
@@ -89,8 +89,8 @@ def fit(
     costs : str
         ``"measured"``, ``"unit"``, ``"flops"`` or ``"roofline:DEVICE"``.
     on_exceed : str
-        ``"raise"``: the CPU's allocator refuses what would exceed the budget, whoever asks for it,
-        until `unfit`. Where it cannot (on a GPU), a step that was measured above the budget raises.
+        ``"raise"``: the CPU's allocator refuses requests above the budget by any code, until
+        `unfit`. Where it cannot (on a GPU), a step that was measured above the budget raises.
         ``"warn"``: such a step is only warned of.
     in_flight : int, optional
         How many forwards may await their backward at once, each with its part of the budget;
@@ -110,9 +110,10 @@ def fit(
         plans differ from eager by rounding.
     arena : bool
         Whether the memory of a step is at planned addresses (Sekiyama et al. 2018). On the CPU the
-        budget then bounds what the process holds: plans leave of it what was measured outside of
-        tensors, and the report names that. On a GPU (untested on one) it bounds what PyTorch's
-        allocator reserves. What differs from the plan is served as without the arena, and counted.
+        budget then bounds the memory of the process: plans leave as much of it as was measured
+        outside of tensors, and the report names that. On a GPU (untested on one) it bounds bytes
+        reserved by PyTorch's allocator. Requests that differ from the plan are served as without
+        the arena, and counted.
     update_in_backward : bool
         Whether the step of `optimizer` is part of the plan. Each parameter is stepped by the
         optimizer's own code as soon as its gradient is final and nothing needs the old weight, and
@@ -123,8 +124,8 @@ def fit(
         ``clip_grad_norm_(model.parameters(), clip_grad_norm)`` would. The optimizer then steps in
         backward, too, once all gradients are there.
     offload : int, str or Offload, optional
-        What a step may hold in far memory: a file, on the CPU. Plans then keep values, compute
-        them again, or move them there and back while operators run, whichever is cheapest.
+        Bytes that a step may hold in far memory: a file, on the CPU. Plans then keep values,
+        compute them again, or move them there and back while operators run, whichever is cheapest.
         ``"16GiB"``, or an `Offload` that names a folder, too.
 
     Returns
@@ -150,13 +151,13 @@ def fit(
     if not names:
         _refuse_without_forward(type(inner))
     if optimizer is not None:
-        _tell_of_optimizer_of_another(optimizer, inner)
+        _announce_foreign_optimizer(optimizer, inner)
     if names and (update_in_backward or clip_grad_norm is not None):
-        raise not_together("update_in_backward=True", "methods=")
+        raise incompatible("update_in_backward=True", "methods=")
     if names and offload is not None:
-        raise not_together("offload=", "methods=")
+        raise incompatible("offload=", "methods=")
     options = make_options(
-        _in_common(budget) if names else budget,
+        _shared_budget(budget) if names else budget,
         optimizer=optimizer,
         reserve=reserve,
         exactness=exactness,
@@ -192,7 +193,7 @@ def _refuse_without_forward(kind: type[nn.Module]) -> None:
         )
 
 
-def _tell_of_optimizer_of_another(optimizer: Any, model: nn.Module) -> None:
+def _announce_foreign_optimizer(optimizer: Any, model: nn.Module) -> None:
     """Say so if an optimizer trains nothing of a model that has parameters to train."""
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     held = {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
@@ -204,7 +205,7 @@ def _tell_of_optimizer_of_another(optimizer: Any, model: nn.Module) -> None:
         )
 
 
-def _in_common(budget: int | str | Budget) -> Budget:
+def _shared_budget(budget: int | str | Budget) -> Budget:
     """Return the budget that a model's forward and its methods have in common."""
     if budget == "device":
         raise BadInput("methods= needs a budget in bytes, such as '8GiB', not 'device'")
@@ -286,7 +287,7 @@ def prepare(target: nn.Module | PlannedStep, *args: Any, **kwargs: Any) -> Repor
     Returns
     -------
     Report
-        What the plan promises.
+        Peak, overhead and bound of the plan.
     """
     fitted = fitted_of(target)
     fitted.join_replicas(target if isinstance(target, DistributedDataParallel) else None)
@@ -302,13 +303,14 @@ def report(target: nn.Module | PlannedStep, *, next_exactness: bool = False) -> 
     target : nn.Module or PlannedStep
         A fitted model, or a step.
     next_exactness : bool
-        Whether to plan once more with the next, less exact class of alternatives, and to say what
-        that would gain. It takes as long as a search may, between two steps; the plan stays.
+        Whether to plan once more with the next, less exact class of alternatives, and to report its
+        gain. It takes as long as a search may, between two steps; the plan stays.
 
     Raises
     ------
     BadInput
-        If it is not fitted, nothing has been planned yet, or what is asked for cannot be said.
+        If it is not fitted, nothing has been planned yet, or the further answers asked for cannot
+        be given.
     """
     fitted = used_of(target)
     fitted.settle()

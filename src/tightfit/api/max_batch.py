@@ -35,7 +35,7 @@ class MaxBatch(msgspec.Struct, frozen=True, kw_only=True):
     eager_batch : int
         The largest batch that fits with nothing recomputed; 0 if none does.
     budget_bytes, reserve_bytes : int
-        What was asked, constants included, and the part of it that the plan leaves unused.
+        The budget asked for, constants included, and the part of it that the plan leaves unused.
     outcome : Outcome
         The plan of the step captured at `batch`.
     graph : Graph

@@ -46,26 +46,26 @@ def online(
     ----------
     budget : int or str
         Bytes, or text such as ``"8GiB"``: for everything that PyTorch's CPU allocator gives out,
-        the tensors that exist already and the workspace of operators included. On a GPU for what
-        PyTorch's allocator reserves there.
+        the tensors that exist already and the workspace of operators included. On a GPU for bytes
+        that PyTorch's allocator reserves there.
     policy : str
-        What is evicted: a name that ``tightfit simulate --policy`` knows, too.
+        The eviction policy: a name that ``tightfit simulate --policy`` knows, too.
     smallest : int or str
         Smaller storages are never evicted.
     search : str
         ``"all"`` scores every candidate at every eviction, ``"sample"`` as many as the square root
         of their number, at least 64.
     most_again : float
-        Stop with an error when computing again has cost so many times what the step itself costs.
+        Stop with an error when computing again has cost so many times the cost of the step itself.
     device : torch.device or str
         Where the budget counts, and memory is taken: the CPU, or a GPU such as ``"cuda"``. On a GPU
         nothing is called before a request is refused, so operators that are refused memory run
         again after memory was freed; the core in Python does that.
     core : str
-        What sees the operators: ``"C++"`` costs an operator least; where it is not compiled
-        yet, entering waits half a minute for that. ``"Python"`` needs no compiler. ``"auto"`` takes
-        C++ where it is compiled already, else Python, while another process compiles it for regions
-        that begin later. The report says which it was.
+        The core that intercepts operators: ``"C++"`` costs an operator least; where it is not
+        compiled yet, entering waits half a minute for that. ``"Python"`` needs no compiler.
+        ``"auto"`` takes C++ where it is compiled already, else Python, while another process
+        compiles it for regions that begin later. The report says which it was.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def online(
         If an argument is none of these, there is no such device, or a region is entered inside
         another.
     InfeasibleBudget
-        On entering, if what exists already does not fit; inside, if the program thrashes.
+        On entering, if existing tensors do not fit; inside, if the program thrashes.
     BudgetExceeded
         Inside the region, by the operator that does not fit although all is evicted that may be;
         a smaller step may follow. At its end, if the program holds more than fits.

@@ -55,11 +55,11 @@ def write_page(
     path : Path or str
         Where; must end in ``.html``.
     proven : Proven or None
-        What is known of the least cost.
+        Bounds of the least cost.
     measured : Measured or None
-        What a real step held.
+        Bytes that a real step held.
     curve : sequence of PlannedFor
-        What is known for other budgets.
+        Plans found for other budgets.
     further : sequence of str
         Sentences to add to those about the plan.
 

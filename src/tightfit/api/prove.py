@@ -45,7 +45,7 @@ def prove(
     Parameters
     ----------
     target : str, callable or tuple
-        A model's name (``"zoo:gpt2"``, ``"my/file.py:factory"``), a factory, or what it returns:
+        A model's name (``"zoo:gpt2"``, ``"my/file.py:factory"``), a factory, or its result:
         ``(model, loss, args, target)``. The model is fitted as `tightfit.fit` does; a
         `tightfit.step` in its place is proven as that step.
     budget : int or str, optional

@@ -23,14 +23,14 @@ __all__ = ["Report", "reported"]
 
 
 class Report(of_session.Report, frozen=True, kw_only=True):
-    """What the current plan promises and what the last step held, with the step itself.
+    """Promises of the current plan and bytes held by the last step, with the step itself.
 
     Parameters
     ----------
     graph : Graph or None
         The step that was planned; None where parts are planned one by one.
     bound_source : str
-        What proves the bound.
+        The method that proves the bound.
     """
 
     graph: Graph | None = None
@@ -56,7 +56,7 @@ class Report(of_session.Report, frozen=True, kw_only=True):
         )
 
     def _further(self) -> tuple[str, ...]:
-        """Return what to add to the sentences of the page."""
+        """Return additions to the sentences of the page."""
         further: list[str] = []
         if self.reserved_bytes is not None:
             further.append(
@@ -90,14 +90,14 @@ def reported(fitted: Fitted, *, next_exactness: bool = False) -> Report:
     Parameters
     ----------
     fitted : Fitted
-        What was fitted.
+        The fitted model or step.
     next_exactness : bool
-        Whether to find out what the next, less exact class of alternatives would gain.
+        Whether to find out the gain of the next, less exact class of alternatives.
 
     Raises
     ------
     BadInput
-        If nothing has been planned yet, or what is asked for cannot be said.
+        If nothing has been planned yet, or the further answers asked for cannot be given.
     """
     known = msgspec.structs.asdict(fitted.report())
     if next_exactness:

@@ -24,7 +24,7 @@ _LIMITS = Limits(seconds=10.0, gap=0.005)
 
 
 class Saving(NamedTuple):
-    """What a forward hands to its backward, what the backward makes again, and the plan."""
+    """Values that a forward saves for its backward, values recomputed there, and the plan."""
 
     saved: list[fx.Node]
     again: list[fx.Node]
@@ -39,13 +39,13 @@ def plan_saving(
     is_tangent: Callable[[fx.Node], bool],
     device: str = "cpu",
 ) -> Saving:
-    """Plan a joint graph: what its forward hands to its backward.
+    """Plan a joint graph: the values that its forward saves for its backward.
 
     Parameters
     ----------
     budget : int or str
-        Bytes for the inputs of the graph, parameters among them, and all that it makes. The
-        optimizer's state and what the compiler's kernels need besides are not in it.
+        Bytes for the inputs of the graph, parameters among them, and for all values it makes. The
+        optimizer's state and the workspace of the compiler's kernels are not in it.
     device : str
         ``"cpu"`` or ``"cuda"``: how sizes are rounded.
     module, is_backward, is_tangent

@@ -63,7 +63,7 @@ class ArenaReport:
 
     @property
     def fragmentation(self) -> float:
-        """What the arena takes more than is alive at one time, as a share of that."""
+        """Bytes of the arena above the peak of live bytes, as a share of that."""
         return self.height_bytes / self.lower_bound_bytes - 1 if self.lower_bound_bytes else 0.0
 
 
@@ -77,7 +77,7 @@ class Arena:
     differs from the plan is served by the ordinary allocator, counted, and never wrong.
 
     While a step is only recorded, the ordinary allocator gives large blocks back at once, so that
-    the process holds little more than what is alive then, too.
+    the process holds little more than the live bytes then, too.
 
     Only requests of the thread that entered are planned, and only on the CPU. Tensors that outlive
     a step are served by the ordinary allocator.
@@ -166,7 +166,7 @@ class Arena:
         self._begin(shape)
 
     def end_step(self) -> None:
-        """End a step before the next begins: what is requested until then belongs to none."""
+        """End a step before the next begins: requests until then belong to none."""
         step = self._running
         if step is None:
             return
@@ -184,12 +184,12 @@ class Arena:
         return_large_blocks_at_once(True)
 
     def interrupted(self) -> contextlib.AbstractContextManager[None]:
-        """Leave out of the plan what a ``with`` block requests: what no two steps have alike."""
+        """Leave requests of a ``with`` block out of the plan: they differ from step to step."""
         return interrupted()
 
     @property
     def report(self) -> ArenaReport:
-        """What happened in the steps that ended."""
+        """Figures of the steps that ended."""
         return self._report
 
     def drop_pages(self) -> None:
@@ -217,7 +217,7 @@ class Arena:
         else:
             trim_ordinary_memory()
             if self._replay is not None:
-                self._replay.drop_pages()  # what the step takes elsewhere comes in addition
+                self._replay.drop_pages()  # memory of the step elsewhere comes in addition
         self._running = step
 
     def _enter(self, step: _Step) -> None:
@@ -228,7 +228,7 @@ class Arena:
             step.enter(self._another(step.height_bytes))  # that arena takes no more plans
 
     def _step_of(self, shape: Hashable) -> _Step:
-        """Return what is known of steps of a shape; of very many the oldest is forgotten."""
+        """Return the record of steps of a shape; of very many the oldest is forgotten."""
         if shape not in self._steps and len(self._steps) == _MOST_SHAPES:
             del self._steps[next(iter(self._steps))]
         return self._steps.setdefault(shape, _Step())
@@ -361,7 +361,7 @@ class _Step:
         return True
 
     def leave(self) -> Replayed | None:
-        """End the step; return what happened if it was replayed."""
+        """End the step; return its counts if it was replayed."""
         if not self._is_inside:
             return None
         assert self._replay is not None
@@ -373,8 +373,8 @@ class _Step:
     ) -> bool:
         """Compare the step with its layout; return whether a new layout was made.
 
-        `at_once`: whether the first recorded step is laid out. Others went as planned, so what
-        happens only once is over; a step that is only recorded takes about twice its time.
+        `at_once`: whether the first recorded step is laid out. Others went as planned, so requests
+        made only once are over; a step that is only recorded takes about twice its time.
         """
         if replayed is not None and self._layout is not None:
             count = len(self._layout.blocks)

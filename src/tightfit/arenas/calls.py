@@ -15,7 +15,7 @@ __all__ = ["CallArena", "Caller"]
 
 
 class Caller(Protocol):
-    """What is called once a step."""
+    """The function that is called once a step."""
 
     @property
     def waiting(self) -> Sequence[Any]:
@@ -73,7 +73,7 @@ class CallArena:
 
     @property
     def report(self) -> ArenaReport | None:
-        """What happened in the steps of all that share the arena; None while there is none."""
+        """Figures of the steps of all that share the arena; None while there is none."""
         return None if self._thread is None else self._thread.arena.report
 
     @property

@@ -16,7 +16,7 @@ from tightfit.arenas.arena import ArenaReport
 from tightfit.layout.blocks import Block
 from tightfit.layout.holes import LEAST_BYTES, Filler, Opening, Script, script_of
 
-__all__ = ["ArenaMemory", "ArenaMemoryState", "FilledStep", "FillerPlacement", "why_not_led"]
+__all__ = ["ArenaMemory", "ArenaMemoryState", "FilledStep", "FillerPlacement", "placing_obstacle"]
 
 _MIB = 1 << 20
 _TRIED = [  # alone and two at once, side by side, smaller than their cells, among others and alike
@@ -44,7 +44,7 @@ class ArenaMemory(Protocol):
 
     @property
     def reserved_bytes(self) -> int:
-        """What was taken from the device for large requests: more than its size if it has grown."""
+        """Bytes taken from the device for large requests: more than its size if it has grown."""
         ...
 
     def state(self) -> ArenaMemoryState:
@@ -52,11 +52,11 @@ class ArenaMemory(Protocol):
         ...
 
     def take(self, size_bytes: int) -> tuple[int, Any] | None:
-        """Request a stretch; return its address, and what holds it. None: there was no room."""
+        """Request a stretch; return its address, and its holder. None: there was no room."""
         ...
 
     def enter(self) -> None:
-        """Place what the calling thread requests here, from now on."""
+        """Place requests of the calling thread here, from now on."""
         ...
 
     def leave(self) -> None:
@@ -70,8 +70,8 @@ class FilledStep:
     `ground`: its memory; None: wherever the allocator puts it, as another step uses the arena.
     `is_watched`: whether to find out which instructions have no room. `failed`: fillers that came
     to be elsewhere, or would have: 1 at most, as none is set afterwards. `outlived`: whether
-    something of an earlier step was there at its beginning. `crowded`: instructions that requested
-    what had no room, or after which a filler had none.
+    something of an earlier step was there at its beginning. `crowded`: instructions with requests
+    that had no room, or after which a filler had none.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class FilledStep:
         self._fillers.clear()
 
     def _note_growth(self, instruction: int | None) -> None:
-        """Note that an instruction, if any, has had no room for what it requested."""
+        """Note that an instruction, if any, has had no room for its requests."""
         if self._watched is None or not self._is_led:
             return
         reserved_bytes = self._watched.reserved_bytes
@@ -136,7 +136,7 @@ class FilledStep:
         self._reserved_bytes = reserved_bytes
 
     def _refill(self, fillers: Sequence[Filler]) -> bool:
-        """Hold what has become free: of stretches of one size any is taken first."""
+        """Hold stretches that have become free: of those of one size any is taken first."""
         assert self._ground is not None
         waiting = {filler.offset: filler for filler in fillers}
         for filler in fillers:
@@ -177,7 +177,7 @@ class FilledStep:
         return False
 
 
-def why_not_led(ground_for: Callable[[int], ArenaMemory]) -> str | None:
+def placing_obstacle(ground_for: Callable[[int], ArenaMemory]) -> str | None:
     """Return why an allocator's requests cannot be led to places; None if they can.
 
     Tries it: a short step, twice.
@@ -211,7 +211,7 @@ def why_not_led(ground_for: Callable[[int], ArenaMemory]) -> str | None:
 
 
 def _everything(script: Script, ground: ArenaMemory) -> tuple[Filler, ...]:
-    """Return what holds all of a ground before a step begins, and what is above it for good."""
+    """Return holders of all of a ground before a step begins, and of memory above it for good."""
     above_bytes = ground.height_bytes - script.height_bytes
     above = Filler(-1, script.height_bytes, above_bytes)
     return (script.everything, above) if above_bytes else (script.everything,)
@@ -246,7 +246,7 @@ class FillerPlacement:
 
     @property
     def report(self) -> ArenaReport:
-        """What happened in the steps that ended; a fallback: a filler that was placed elsewhere."""
+        """Figures of the steps that ended; a fallback: a filler that was placed elsewhere."""
         return self._report
 
     def begin(self, script: Script, *, is_watched: bool = False) -> FilledStep:

@@ -28,7 +28,7 @@ class Sequenced:
     height_bytes: int
     lower_bound_bytes: int
     predecessors: tuple[tuple[int, ...], ...]  # of each request
-    # outlived_bytes, elsewhere_bytes: what is outside: blocks that outlived the step; the most
+    # outlived_bytes, elsewhere_bytes: bytes outside: blocks that outlived the step; the most
     # that other threads, and interrupted parts, held at one time
     outlived_bytes: int = 0
     elsewhere_bytes: int = 0

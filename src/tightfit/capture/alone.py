@@ -18,7 +18,7 @@ _MOST_ATTEMPTS = 8
 
 
 def captured_alone(capture: Callable[[], _T]) -> _T:
-    """Return what is captured while no other thread captures.
+    """Return a step, captured while no other thread captures.
 
     Raises `OpaqueChanged` if a leaf keeps more each time it runs, for any room that it is given.
     """
@@ -26,7 +26,7 @@ def captured_alone(capture: Callable[[], _T]) -> _T:
         for _ in range(_MOST_ATTEMPTS - 1):
             try:
                 return capture()
-            except OpaqueChanged:  # there is room for what it kept next time
+            except OpaqueChanged:  # next time there is room for the tensors it kept
                 continue
         return capture()
 

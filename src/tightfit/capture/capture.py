@@ -37,7 +37,7 @@ def capture(
     """Return the graph of one forward and backward of a call, without running it.
 
     Only opaque modules run, to be measured. Buffers and generators are left as they were. Python
-    that changes anything else is not seen: who follows Python hands over graphs.
+    that changes anything else is not seen: code that follows Python hands over graphs.
 
     `call`: the callable, its modules, example inputs. `strides`: those of results for which fake
     kernels give wrong ones. `recalls`: whether a trace of an earlier process may be used, and this

@@ -32,7 +32,7 @@ _NEAR = 1e-2  # of its bias: below, a single-precision weight leaves fewer than 
 
 @dataclass(frozen=True)
 class FarFromZero:
-    """What an alternative asks of parameters: no weight is near zero compared with its bias."""
+    """A condition of an alternative: no weight is near zero compared with its bias."""
 
     # weight, bias: placeholders; a bias may be None
     weight: fx.Node
@@ -58,7 +58,7 @@ class Call:
     """How one alternative of an op is run."""
 
     function: Callable[..., Any]  # an ATen overload or any function of tensors
-    # args, kwargs: arguments; an `fx.Node` in them stands for the value (or view) of that node
+    # args, kwargs: arguments; an `fx.Node` in them means the value (or view) of that node
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     outputs: tuple[ValueId | None, ...]  # the value each output becomes; None: it is dropped
@@ -71,7 +71,7 @@ class Call:
     # that compare and cost alike at any size
     stretches: str = ""
     by_rows: bool = False  # of an alternative: whether it and the default treat each row by itself
-    # What must be true of parameters in every step that may run it
+    # A condition on parameters, checked in every step that may run it
     condition: FarFromZero | None = None
 
     def nodes(self) -> Iterator[fx.Node]:
@@ -108,7 +108,7 @@ class Captured:
 
     @functools.cached_property
     def conditions(self) -> tuple[FarFromZero, ...]:
-        """What must be true of parameters for the step's alternatives."""
+        """Conditions on parameters of the step's alternatives."""
         every = (call.condition for calls in self.calls for call in calls[1:])
         return tuple(dict.fromkeys(condition for condition in every if condition is not None))
 
@@ -136,7 +136,7 @@ class Captured:
     def with_predicted(self, times: float) -> Captured:
         """Return the step with other workspaces where there was no room to measure them.
 
-        `times`: what they are multiplied by; 0: they count as nothing.
+        `times`: the factor; 0: they count as nothing.
         """
         if not self.predicted:
             return self

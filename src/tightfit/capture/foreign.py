@@ -1,8 +1,8 @@
 """A joint graph that another tracer made, as a graph for planners.
 
 Inductor and torchtitan hand over one graph of a forward and its backward and ask which values of
-the forward stay. Each operator has one way to run; what draws random numbers or writes in place is
-not computed again.
+the forward stay. Each operator has one way to run; operators that draw random numbers or write in
+place are not computed again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ForeignGraph:
     def split(
         self, alive: frozenset[ValueId], backward: Sequence[fx.Node]
     ) -> tuple[list[fx.Node], list[fx.Node]]:
-        """Return what a forward hands to its backward, and what the backward makes again of it.
+        """Return values that a forward saves for its backward, and values recomputed from them.
 
         `alive`: the values that stay; inputs of the graph are always there.
         """
@@ -154,7 +154,7 @@ class _Lifter:
                 self._add_value(user, storage_bytes(user.meta.get("val")))
 
     def _note_outputs(self, output: fx.Node) -> None:
-        """Note what leaves: the forward's results are returned, the backward's are gradients."""
+        """Note outputs: the forward's results are returned, the backward's are gradients."""
         for result in output.all_input_nodes:
             number = self._value(result)
             if number is None or self.values[number].role != "computed":

@@ -32,7 +32,7 @@ class GraphCalls:
         return self._graphs.graph(given.leaves[-1]).failed_guards
 
     def signature(self, given: Arguments) -> tuple[Any, Any]:
-        """Return what a call depends on: inputs, then modes and what modules hold."""
+        """Return the signature of a call: inputs, then modes and members of modules."""
         graph = given.leaves[-1], autocast_nesting() > 0
         around = self._around.get(graph)
         if around is None:
@@ -42,7 +42,7 @@ class GraphCalls:
         return input_signature(given.leaves, None), around  # inputs of graphs do not nest
 
     def _held(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """Return what matters of the tensors of modules, and which of them are one."""
+        """Return the signature of the tensors of modules, and which of them are one."""
         number = leaves[-1]
         tensors = self._graphs.held(number)
         places: dict[int, int] = {}

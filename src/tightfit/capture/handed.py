@@ -36,7 +36,7 @@ class HandedGraph:
     reason: str = ""  # why the callable goes on behind the graph; "" if it ends there
     # Tells the code it was made of, the same for all its graphs; "" if that is not known
     place: str = ""
-    failed_guards: str = ""  # what no longer held of the graphs that were made of this code before
+    failed_guards: str = ""  # of the graphs that were made of this code before
     # The identity of the module in whose forward a node was made, where that is known
     modules: Mapping[fx.Node, int] = field(default_factory=dict)
     # Which of its outputs the callable returns along with a loss
@@ -44,7 +44,7 @@ class HandedGraph:
 
     @cached_property
     def called(self) -> tuple[Any, ...]:
-        """What its nodes call, as it is now: functions and methods of tensors may be replaced."""
+        """Functions that its nodes call, as of now: they and methods of tensors may be replaced."""
         nodes = self.module.graph.nodes
         methods = (getattr(torch.Tensor, n.target, None) for n in nodes if n.op == "call_method")
         return (*(n.target for n in nodes if n.op == "call_function"), *methods)
@@ -68,8 +68,8 @@ class HandedGraph:
         return {node: weights for node, weights in found if weights is not None}
 
     @property
-    def calls_unseen(self) -> bool:
-        """Whether it calls what no trace sees into."""
+    def calls_opaque(self) -> bool:
+        """Whether it calls a module that no trace sees into."""
         return bool(self.leaf_calls or self.recurrent_calls)
 
     def leaves(self) -> tuple[nn.Module, ...]:
@@ -79,7 +79,7 @@ class HandedGraph:
 
 @dataclass(frozen=True)
 class GraphArguments(Arguments):
-    """The inputs of one call of a handed graph: what modules hold is no argument."""
+    """The inputs of one call of a handed graph: members of modules are no arguments."""
 
     # All that the graph is called with, plain numbers as tensors; last the graph's own number
     inputs: Sequence[Any] = ()
@@ -94,7 +94,7 @@ class _Member:
     holder: str
     name: str
 
-    def is_now(self, tensor: Any) -> bool:
+    def holds(self, tensor: Any) -> bool:
         """Whether the module holds a tensor."""
         return self.module.__dict__[self.holder].get(self.name) is tensor
 
@@ -107,14 +107,14 @@ class _Placed:
     """
 
     number: int  # its own
-    graph: HandedGraph  # what is run
+    graph: HandedGraph  # to be run
     members: tuple[_Member, ...]  # which inputs modules hold
     rest: tuple[int, ...]  # the other inputs
     leaves: tuple[nn.Module, ...]  # those whose forwards are called as they are
 
     @cached_property
     def _held(self) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...], tuple[int, ...]]:
-        """What holds each member, by which name, and which input it is."""
+        """The holder of each member, its name, and which input it is."""
         holders = tuple(m.module.__dict__[m.holder] for m in self.members)
         return holders, tuple(m.name for m in self.members), tuple(m.index for m in self.members)
 
@@ -136,7 +136,7 @@ class _Placed:
     def recurrent(self) -> dict[fx.Node, nn.RNNBase]:
         """Return the modules that call recurrent kernels: they hold one of the weights.
 
-        Raises `CaptureError` if one holds none, or what it is given is packed.
+        Raises `CaptureError` if one holds none, or its input is packed.
         """
         if not self.graph.recurrent_calls:
             return {}
@@ -169,7 +169,7 @@ class HandedGraphs:
         self._by_graph: dict[HandedGraph, list[_Placed]] = {}
 
     def arguments(self, graph: HandedGraph, inputs: Sequence[Any]) -> GraphArguments:
-        """Return what to call this with for a call of a graph: its number comes last.
+        """Return the arguments of this for a call of a graph: its number comes last.
 
         Raises `CaptureError` if it takes a tensor whose class decides what operators do.
         """
@@ -180,7 +180,7 @@ class HandedGraphs:
         return GraphArguments(args, {}, args, flat_spec(len(args)), (*inputs, placed.number))
 
     def is_as_it_was(self, given: GraphArguments) -> bool:
-        """Whether modules hold what a call of a graph was given of them."""
+        """Whether modules hold the members that a call of a graph was given."""
         placed = self._placed[given.args[-1]]
         return placed.serves(given.inputs, placed.leaves)
 
@@ -194,7 +194,7 @@ class HandedGraphs:
         return self._placed[number].leaves
 
     def held(self, number: int) -> list[torch.Tensor | None]:
-        """Return what modules hold now of what a graph takes, and what its leaves hold."""
+        """Return members that a graph takes, as modules hold them now, and those of its leaves."""
         placed = self._placed[number]
         members = [m.module.__dict__[m.holder].get(m.name) for m in placed.members]
         inner = (each for leaf in placed.leaves for each in (leaf.parameters(), leaf.buffers()))
@@ -221,7 +221,7 @@ class HandedGraphs:
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """Whether a graph that was called takes a parameter or buffer."""
-        return any(m.is_now(tensor) for placed in self._placed for m in placed.members) or any(
+        return any(m.holds(tensor) for placed in self._placed for m in placed.members) or any(
             leaf_tensor is tensor
             for placed in self._placed
             for leaf in placed.leaves
@@ -320,7 +320,7 @@ class _Named(fx.Interpreter):
         return super().run_node(n)
 
     def _refuse_other_sizes(self, node: fx.Node, returned: tuple[Any, ...]) -> None:
-        """Refuse what a leaf returns if Python was followed for other sizes.
+        """Refuse outputs of a leaf if Python was followed for other sizes.
 
         Raises `OpaqueVaries` if data decide how large it is.
         """

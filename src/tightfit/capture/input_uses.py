@@ -44,7 +44,7 @@ def captured_by_uses(
 
 
 def _in_turn(captured: Captured, uses: _Uses) -> dict[int, int]:
-    """Return, for each placeholder that stands for a use, that of the use before, if there is."""
+    """Return for each placeholder of a use that of the use before, if there is one."""
     joint = captured.joint
     with_gradient = {position for _, position in joint.gradients}
     places = {
@@ -64,7 +64,7 @@ def _in_turn(captured: Captured, uses: _Uses) -> dict[int, int]:
 
 
 class _Uses:
-    """A call in whose forward every use of an input stands for itself.
+    """A call in whose forward every use of an input is an input of its own.
 
     `order`: for each use, the last first: the place of the input among the flattened ones. Empty:
     they are only found out. `given`: how many flattened inputs the call has.

@@ -25,11 +25,11 @@ aten = torch.ops.aten
 class Source:
     """Where the tensor of a placeholder comes from."""
 
-    # ``"parameter"``, ``"buffer"``, ``"input"``, ``"base"`` (what an input is a view of) or
+    # ``"parameter"``, ``"buffer"``, ``"input"``, ``"base"`` (an input is a view of it) or
     # ``"tangent"``
     kind: str
     name: str  # qualified name of a parameter or buffer; ``"input 3"`` or ``"tangent 0"``
-    # Position among the flattened inputs, or (tangents) among the raw outputs; -1 otherwise
+    # Position among the flattened inputs, or (tangents) among the raw outputs; -1 for others
     index: int = -1
 
 
@@ -42,13 +42,13 @@ class JointGraph:
     sources: tuple[Source, ...]  # one for each placeholder
     # New content and the placeholder position of each mutated buffer or input
     write_backs: tuple[tuple[fx.Node, int], ...]
-    # Tensor outputs, bases that several outputs view, and what inputs become that are changed other
-    # than by the program alone
+    # Tensor outputs, bases that several outputs view, and new values of inputs that are changed
+    # other than by the program alone
     raw_outputs: tuple[Any, ...]
     # How outputs and changed inputs follow from the raw ones. An output that is known to receive no
     # gradient is as in eager; should it receive one after all, the call is planned again.
     metadata: RuntimeMetadata
-    # Gradient and the placeholder position of what it is the gradient of
+    # Gradient and the position of its placeholder
     gradients: tuple[tuple[fx.Node, int], ...]
     structure: Structure  # the call's output without its tensors
     origins: Origins  # where its operators come from: modules, and regions of autocast

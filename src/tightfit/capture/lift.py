@@ -1,8 +1,8 @@
 """From a normalised joint graph to the graph of values and ops that planners see.
 
 One storage is one value; one operator execution is one op; views are no ops and are made again
-wherever they are read. What the planner needs to know beyond that (what the caller keeps, what is
-copied back into buffers, what may not run twice) is said in fates and pins.
+wherever they are read. Further facts for the planner are fates and pins: values that the caller
+keeps or that are copied back into buffers, ops that may not run twice.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class _Lifter:
 
 
 def _function_of(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
-    """Return what runs a node in a program, and its arguments."""
+    """Return the function of a node in a program, and its arguments."""
     return opaque_function(node) or (node.target, node.args)
 
 

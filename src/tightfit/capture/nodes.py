@@ -1,6 +1,6 @@
 """Properties of a traced operator: views, aliases, randomness, tuple outputs.
 
-What neither the operator's schema nor its fake tensors tell is noted on its node by who knows it.
+Facts that neither the operator's schema nor its fake tensors tell are noted on its node.
 """
 
 from __future__ import annotations

@@ -42,13 +42,13 @@ def module_names(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 @dataclass(frozen=True)
 class Stretches:
-    """What held while a step was traced, from which autograd sequence number on."""
+    """Values that held while a step was traced, from which autograd sequence number on."""
 
     starts: tuple[int, ...]  # rising
-    values: tuple[Any, ...]  # what held from each of them on
+    values: tuple[Any, ...]  # holding from each of them on
 
     def at(self, sequence: int | None, default: Any) -> Any:
-        """Return what held at a number; the default for no number, or before the first."""
+        """Return the value at a number; the default for no number, or before the first."""
         position = -1 if sequence is None else bisect_right(self.starts, sequence) - 1
         return self.values[position] if position >= 0 else default
 
@@ -57,7 +57,7 @@ class Stretches:
 class Origins:
     """Where each operator of a step comes from, by the autograd sequence number that it carries.
 
-    Its backward carries the same number, and so does what is put in its place later.
+    Its backward carries the same number, and so does a replacement made later.
     """
 
     modules: Stretches  # the names of the modules that ran
@@ -104,8 +104,8 @@ class ModuleTrail:
         for handle in self._handles:
             handle.remove()
 
-    def go_on_in(self, name: str) -> None:
-        """Note that what follows belongs to a module, whose forward is no call here."""
+    def resume_module(self, name: str) -> None:
+        """Note that later ops belong to a module, whose forward is no call here."""
         if not self._running or self._running[-1] != name:
             self._note(name, push=False)
             self._noted = name
@@ -163,9 +163,9 @@ _FOLLOWING: list[ModuleTrail] = []
 
 
 def note_module(name: str) -> None:
-    """Note that what is traced from now on was made in a module, by its name."""
+    """Note that ops traced from now on were made in a module, by its name."""
     for trail in _FOLLOWING:
-        trail.go_on_in(name)
+        trail.resume_module(name)
 
 
 class CastRegions:

@@ -32,7 +32,7 @@ class Schedule:
 
 
 def min_cut_schedule(captured: Captured, share: float = 1.0) -> Schedule:
-    """Return what the min-cut partitioner chooses.
+    """Return the choice of the min-cut partitioner.
 
     `share`: ``torch._functorch.config.activation_memory_budget``: between 0, keep the inputs only,
     and 1, the default. Returns the forward pass in the graph's order; the backward pass,
@@ -64,7 +64,7 @@ def _names(module: fx.GraphModule) -> list[str]:
 def _joint_module(captured: Captured) -> tuple[fx.GraphModule, int]:
     """Return a copy of the joint graph with its outputs in order, and how many are the forward's.
 
-    The partitioner changes what it is given.
+    The partitioner changes its input.
     """
     joint = captured.joint
     graph = fx.Graph()
@@ -94,18 +94,18 @@ class _Computes:
         self.captured = captured
         self.first = {compute.op: compute for compute in keep_everything(captured.graph)}
         self.done: list[Compute] = []
-        self._seen: set[OpId] = set()
+        self._visited: set[OpId] = set()
 
     def add(self, op: OpId) -> None:
         """Compute an op once more; one without readers is left out."""
-        if op in self._seen:
+        if op in self._visited:
             self.done.append(self._again(op))
         elif op in self.first:
-            self._seen.add(op)
+            self._visited.add(op)
             self.done.append(self.first[op])
 
     def _again(self, op_id: OpId) -> Compute:
-        """The alternative that reads what the default reads, not in place, the cheapest of them."""
+        """The cheapest alternative with the same inputs as the default, not in place."""
         op = self.captured.graph.ops[op_id]
         default = op.alternatives[0]
         ways = [
@@ -133,7 +133,7 @@ def checkpoint_schedules(captured: Captured) -> Iterator[Schedule]:
     At depth 2 each of ``layer1.0``, ``layer1.1``, ``fc``, ... is a block: forward ops whose module
     begins so. When the backward pass first needs a value made inside a block, the block's ops are
     computed again, up to the last op needed. They start from values that come from outside, which
-    are kept. What no module made belongs to no block.
+    are kept. Values that no module made belong to no block.
     """
     names = [op.module.split(".") for op in captured.graph.ops if op.module]
     for depth in range(1, max((len(parts) for parts in names), default=0) + 1):

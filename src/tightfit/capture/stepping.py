@@ -36,7 +36,7 @@ class Stretch:
     """A part of a parameter that is stepped by itself."""
 
     elements: int  # how many
-    workspace_bytes: int  # what a step of it works with
+    workspace_bytes: int  # of its step
 
 
 class Stepper(Protocol):
@@ -57,11 +57,11 @@ class Stepper(Protocol):
         ...
 
     def needs(self, parameter: torch.Tensor) -> tuple[int, int]:
-        """Return the bytes of a parameter's state, and what its step works with besides."""
+        """Return the bytes of a parameter's state, and the workspace of its step."""
         ...
 
     def stretch(self, parameter: torch.Tensor) -> Stretch | None:
-        """Return by what stretches a parameter may be stepped, too; None: whole only."""
+        """Return the stretches in which a parameter may be stepped, too; None: whole only."""
         ...
 
     def take(self, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -79,13 +79,13 @@ class Stepper(Protocol):
 
 @dataclass(frozen=True)
 class PredictedOp:
-    """What an op of the optimizer's step runs: it says itself what it takes."""
+    """The function of an op of the optimizer's step: it names its memory itself."""
 
-    workspace_bytes: int  # what it works with
-    moved_bytes: int  # what it reads and writes
+    workspace_bytes: int  # memory it takes and gives back while it runs
+    moved_bytes: int  # bytes it reads and writes
 
     def measure(self, *, briefly: bool = False) -> Measurement:
-        """Return what it takes, predicted; its time is learned from steps."""
+        """Return its memory, predicted; its time is learned from steps."""
         return Measurement(
             cost_s=self.moved_bytes / _BYTES_PER_S,
             workspace_bytes=self.workspace_bytes,
@@ -107,7 +107,7 @@ class GradientNorm(PredictedOp):
 
 @dataclass(frozen=True)
 class ClipFactor(PredictedOp):
-    """Returns what gradients are multiplied with, as `clip_grad_norm_` computes it."""
+    """Returns the factor of gradients, as `clip_grad_norm_` computes it."""
 
     max_norm: float = 1.0  # to which they are clipped
 
@@ -122,7 +122,7 @@ class ParameterStep(PredictedOp):
     """Takes the optimizer's step of one parameter inside a program."""
 
     stepper: Stepper  # knows the optimizer
-    layout: str  # what it is a step of: equal for those that cost the same
+    layout: str  # of its parameter: equal for steps that cost the same
     state_bytes: int  # of the parameter's state
     copies: bool  # whether others hold the gradient, too: an optimizer may write into its own
     elements: int | None = None  # how many are stepped at a time; None: all at once
@@ -138,7 +138,7 @@ class ParameterStep(PredictedOp):
     ) -> None:
         """Take the step, with the gradient laid out as autograd lays out that of a leaf.
 
-        `factor`: what the gradient is multiplied with.
+        `factor`: that of the gradient.
         """
         if self.copies or not _is_laid_out_as(gradient, parameter):
             own = torch.empty_like(parameter) if _is_dense(parameter) else gradient.contiguous()
@@ -242,7 +242,7 @@ class _Placing:
         )
 
     def _factor(self, max_norm: float) -> fx.Node:
-        """Add the norms of all gradients, and what clips them; return the node of that."""
+        """Add the norms of all gradients, and the factor that clips them; return its node."""
         joint = self.captured.joint
         places = {place: self.members[joint.placeholders[place]] for _, place in joint.stepped}
         self._refuse_to_clip(list(places.values()))
@@ -292,7 +292,7 @@ class _Placing:
     def _add(
         self, target: str, calls: tuple[Call, ...], node: fx.Node, **fields: tuple[ValueId, ...]
     ) -> None:
-        """Add an op behind all others; `fields` are what it reads, writes and changes."""
+        """Add an op behind all others; `fields` are the values it reads, writes and changes."""
         reads, writes = fields["reads"], fields.get("writes", ())
         op = Op(
             id=len(self.graph.ops) + len(self.added),
@@ -360,7 +360,7 @@ class _Placing:
     def _state(self, name: str, size_bytes: int) -> tuple[ValueId, ...]:
         """Return the value of a parameter's state, if it has any.
 
-        What it takes is resident around the step, whether it is there yet or not.
+        Its memory is resident around the step, whether it exists yet or not.
         """
         if not size_bytes:
             return ()

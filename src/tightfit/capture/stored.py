@@ -1,7 +1,7 @@
 """The trace of a handed graph in a file, by the key of the graph and of its inputs.
 
-A handed graph says all that it runs: no code is looked at. What its key must hold is the graph
-itself, its constants, the layouts of its inputs, and what PyTorch and this machine are like.
+A handed graph says all that it runs: no code is looked at. Its key must hold the graph itself, its
+constants, the layouts of its inputs, and properties of PyTorch and this machine.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class StoredGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StoredTrace:
     """The trace that was stored for a call of a handed graph."""
 
-    call: TracedCall  # what is about to be traced
+    call: TracedCall  # about to be traced
     key: str  # a digest of all that the trace follows from
 
     @classmethod
     def of(cls, call: TracedCall, strides: TrueStrides | None) -> StoredTrace | None:
-        """Return what is stored for a call; None if no trace of it can be."""
+        """Return the stored trace of a call; None if no trace of it can be stored."""
         with ignoring_errors("no trace is stored"):
             described = msgspec.msgpack.encode(packed(_described(call, strides)))
             return cls(call, _digest(described))
@@ -94,7 +94,7 @@ class StoredTrace:
 
 
 def graph_key(graphs: HandedGraphs, number: int) -> Any:
-    """Return what is equal of graphs that run the same, on members of the same names."""
+    """Return a key, equal for graphs that run the same, on members of the same names."""
     graph = graphs.graph(number)
     try:
         described = packed(
@@ -112,9 +112,9 @@ def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]
     """
     graphs, number = call.function, call.args[-1]
     if not isinstance(graphs, HandedGraphs):
-        raise NotKept("a graph whose inputs stand for each of their uses")
+        raise NotKept("a graph with an input for each use of an input")
     graph = graphs.graph(number)
-    if graph.calls_unseen or graph.numbers:
+    if graph.calls_opaque or graph.numbers:
         raise NotKept("modules that run eagerly, or numbers that change")
     replaced = list(traces.patched(()))
     if sees_operators() or any(_is_of_a_user(held) for _, held in replaced):
@@ -153,7 +153,7 @@ def _tensors_of(top: str, module: nn.Module) -> Iterator[tuple[str, torch.Tensor
 
 
 def _nodes(module: fx.GraphModule) -> list[Any]:
-    """Return what a graph runs on what."""
+    """Return the operations of a graph and their operands."""
     places = {node: i for i, node in enumerate(module.graph.nodes)}
     return [
         (node.op, _target(module, node), packed(node.args, places), packed(node.kwargs, places))
@@ -162,7 +162,7 @@ def _nodes(module: fx.GraphModule) -> list[Any]:
 
 
 def _target(module: fx.GraphModule, node: fx.Node) -> Any:
-    """Return what a node calls or fetches.
+    """Return the function that a node calls or the object that it fetches.
 
     Raises `NotKept` if it is neither PyTorch's nor Python's own function, a small tensor, or
     another graph.

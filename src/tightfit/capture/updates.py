@@ -14,7 +14,7 @@ from tightfit.capture.nodes import ancestors_of
 __all__ = ["decided_by_updates"]
 
 aten = torch.ops.aten
-_BATCH_NORMS = {  # the statistics among their arguments, and what only they decide among results
+_BATCH_NORMS = {  # the statistics among their arguments, and the results that only they decide
     aten._native_batch_norm_legit_functional.default: ((3, 4), (3, 4)),
     aten._batch_norm_with_update_functional.default: ((3, 4), (4, 5)),
 }
@@ -22,7 +22,7 @@ _IS_TRAINING = 5  # of the arguments of the first; the second always trains
 
 
 def decided_by_updates(joint: JointGraph) -> list[str]:
-    """Return the buffers and inputs that a step writes and whose content decides what it returns.
+    """Return the buffers and inputs that a step writes and whose content decides its outputs.
 
     Where there are none, the step has the same results and gradients when it is run again after
     it has written.
@@ -35,7 +35,7 @@ def decided_by_updates(joint: JointGraph) -> list[str]:
 
 
 def _read(node: fx.Node) -> Iterator[fx.Node]:
-    """Yield what decides a node's value."""
+    """Yield the nodes that decide a node's value."""
     for read in node.all_input_nodes:
         if node.target is operator.getitem and read.target in _BATCH_NORMS:
             yield from _read_by_batch_norm(read, node.args[1])
@@ -44,7 +44,7 @@ def _read(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _read_by_batch_norm(node: fx.Node, result: object) -> Iterator[fx.Node]:
-    """Yield what decides one result of a batch norm: in training, statistics decide only theirs."""
+    """Yield nodes that decide a result of a batch norm: in training, statistics only theirs."""
     statistics, updated = _BATCH_NORMS[node.target]  # pyright: ignore
     trains = "update" in str(node.target) or bool(node.args[_IS_TRAINING])
     for place, read in enumerate(node.args):

@@ -1,4 +1,4 @@
-"""The command line: one file per command, `options` and `output` for what they share.
+"""The command line: one file per command, `options` and `output` for the parts they share.
 
 In: words. Out: text or one JSON object, and an exit code. May import api, studies, reporting,
 planners, plan, graph, costs, and capture for annotations; commands on files work without PyTorch.

@@ -1,4 +1,4 @@
-"""The table of commands, and what happens when one fails."""
+"""The table of commands, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ app.command(profile_op, name="profile-op", group=_PLANS)
 for command in (record, simulate, pack):
     app.command(command, group=_RECORDED, help_epilogue=_EXIT_CODES)
 app.register_install_completion_command(
-    help="Let Tab complete commands and options in this shell, from the next one on."
+    help="Let Tab complete commands and options in this shell, from the next shell on."
 )
 
 
@@ -76,7 +76,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        ours = error.__cause__  # what we said of a value ourselves
+        ours = error.__cause__  # our own message about a value
         named = " ".join(("tightfit", *(error.command_chain or ())))
         text = str(ours) if isinstance(ours, TightfitError) else f"{error} (see {named} --help)"
         return print_error(text, as_json=as_json, code=BAD_INPUT)

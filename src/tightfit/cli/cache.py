@@ -23,7 +23,7 @@ __all__ = ["cache"]
 
 _SUFFIXES = (".json", ".json.gz")
 _SHORT = 12
-"""Letters of a name that are shown, and with which one may name a plan."""
+"""Letters of a name that are shown, and that are enough to name a plan."""
 
 cache = App(
     name="cache",
@@ -60,7 +60,7 @@ def list_plans(*, json: Json = False) -> int:
     text = f"{len(plans)} plans, {format_bytes(total)}, in {store.folder}"
     others = _other_files()
     size = sum(path.stat().st_size for path in others)
-    text += f"\n{len(others)} traces and plans to begin with, {format_bytes(size)}, beside them"
+    text += f"\n{len(others)} traces and plans to begin with, {format_bytes(size)}, in addition"
     if rows:
         text = f"{render_table(header, rows, text_columns=3)}\n\n{text}"
     return print_result(
@@ -143,8 +143,8 @@ def export(file: Path, /, *plans: str, json: Json = False) -> int:
 def take_in(file: Path, /, *, json: Json = False) -> int:
     """Take in plans from a file: they serve for the same step on such a device, within the budget.
 
-    Each is verified against the step at hand before it runs. Where it needs more than there, the
-    step is planned as ever.
+    Each plan is verified against the current step before it runs. Where it needs more memory than
+    on the machine that exported it, the step is planned anew.
 
     ```sh
     tightfit cache import plans.json.gz
@@ -153,7 +153,7 @@ def take_in(file: Path, /, *, json: Json = False) -> int:
     Parameters
     ----------
     file
-        What tightfit cache export wrote.
+        A file that tightfit cache export wrote.
     """
     found = load_shared(file)
     store = PlanCache()

@@ -63,7 +63,7 @@ def compare_planners(
     search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     json: Json = False,
 ) -> int:
-    """Run several planners at several budgets and print what each found and proved.
+    """Run several planners at several budgets and print the plans found and the bounds proved.
 
     ```sh
     tightfit compare zoo:unet --budgets 0.5,0.3 --planners anytime,greedy
@@ -77,17 +77,17 @@ def compare_planners(
         Names separated by commas, or all. For a model also pytorch.min_cut,
         pytorch.activation_memory_budget and pytorch.checkpoint.
     alternatives
-        Which alternatives of operators plans may use, for a model: several of none, conv, output,
-        intermediate, attention, together, stash, inplace and all, separated by commas, side by side
-        (MONeT, figures 4 and 6).
+        Which alternatives of operators plans may use, for a model, side by side (MONeT, figures 4
+        and 6). Several of none, conv, output, intermediate, attention, together, stash, inplace and
+        all, separated by commas.
     exactness
         How exact these have to be, for a model: bitwise unless given, rounding or lossy.
     workers
         How many planners run at a time.
     solver
-        What solves integer programs.
+        The solver of integer programs.
     results
-        A folder that keeps every row: what is there is not computed again.
+        A folder that keeps every row: rows found there are not computed again.
     scheduler
         With --results: run on the Dask cluster at this address, or local:2 for two workers here.
     output
@@ -228,7 +228,7 @@ def _write(output: Path, graph: Graph, rows: Sequence[ComparisonRow]) -> None:
 def comparison_table(rows: Sequence[ComparisonRow], ratios: Sequence[float | None]) -> str:
     """Return rows as aligned text, one block per budget.
 
-    `rows`: what planners found. `ratios`: for each row, the budget as a share of the activation
+    `rows`: results of planners. `ratios`: for each row, the budget as a share of the activation
     peak, if it was given so.
     """
     lines: list[str] = []

@@ -73,7 +73,7 @@ class TerminalProgress:
 def terminal_progress() -> Iterator[Progress]:
     """Yield a progress that draws if the error output is a terminal, else one that tells.
 
-    What takes less than a few seconds is not shown.
+    Work of less than a few seconds is not shown.
     """
     if not sys.stderr.isatty():
         spoken = PrintedProgress()

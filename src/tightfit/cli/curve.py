@@ -1,4 +1,4 @@
-"""``tightfit curve``: extra compute against memory, with what is proven."""
+"""``tightfit curve``: extra compute against memory, with proven bounds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def curve(
     search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     json: Json = False,
 ) -> int:
-    """Print the extra compute of plans at many budgets, and what is proven at each.
+    """Print the extra compute of plans at many budgets, and the bound proven at each.
 
     Each search starts from the plan of a larger budget; less memory never costs less.
 

@@ -1,4 +1,4 @@
-"""``tightfit init``: a commented file by which one's own model is checked, proven, reported."""
+"""``tightfit init``: a commented file with which users check, prove and report their model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that several commands share: what a step is, how long to search, how to answer."""
+"""Options that several commands share: the step, the time of a search, the form of the answer."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ ActivationShare: TypeAlias = Annotated[
 @Parameter(name="*")
 @dataclass(frozen=True)
 class ModelOptions:
-    """What a model is made with.
+    """Settings that a model is made with.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class ModelOptions:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class StepOptions:
-    """What belongs to a step besides its model.
+    """Parts of a step other than its model.
 
     Parameters
     ----------
@@ -149,9 +149,9 @@ class StepOptions:
         fresh: the step makes them, as after zero_grad(); accumulated: it adds to those that are
         there.
     costs
-        How long each operator is taken to run. cpu: this machine's roofline, the default for a
-        model; measured: each distinct operator of a model is timed once, by itself; unit, flops;
-        p100, v100, a100, h100: a GPU's roofline, and sizes as its allocator rounds them. A graph
+        The source of operators' times. cpu: this machine's roofline, the default for a model.
+        measured: each distinct operator of a model is timed once, by itself. p100, v100, a100,
+        h100: a GPU's roofline, and sizes as its allocator rounds them. Others: unit, flops. A graph
         file brings its own.
     """
 
@@ -225,7 +225,7 @@ def is_model(target: str) -> bool:
 def require_model(target: str, hint: str) -> None:
     """Refuse a target that names no model.
 
-    `hint`: what to say of a graph file. Raises `BadInput` if it names none.
+    `hint`: advice for a user who gave a graph file. Raises `BadInput` if it names none.
     """
     if target.endswith(".py"):
         raise BadInput(

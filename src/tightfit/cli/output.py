@@ -43,7 +43,7 @@ _KEYS = (
 
 
 def print_result(text: str, *, as_json: bool, status: str, **numbers: Any) -> int:
-    """Print what a command found; return its exit code.
+    """Print the result of a command; return its exit code.
 
     `as_json`: print one JSON object instead. It always has the same keys, null where a command has
     nothing to say; a command may add others. `status`: ``"optimal"``, ``"feasible"``,
@@ -76,7 +76,7 @@ def print_error(
 def check_output(output: Path | None, suffixes: Sequence[str]) -> None:
     """Refuse a file for rows or their picture before any work is done for it.
 
-    `suffixes`: those of files with rows; pictures have their own besides. Raises `BadInput` if its
+    `suffixes`: those of files with rows; those of pictures are added here. Raises `BadInput` if its
     name has another ending. Raises `MissingExtra` if it is a picture and none can be drawn here.
     """
     if output is None:

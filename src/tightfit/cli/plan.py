@@ -73,7 +73,7 @@ def plan(
         Of a model: how exact alternatives of operators must be. bitwise (the default), rounding or
         lossy.
     next_exactness
-        Plan once more with the next, less exact class, and say what it would gain.
+        Plan once more with the next, less exact class, and report its gain.
     """
     limits = search_options.limits()
     with terminal_progress() as progress:
@@ -112,7 +112,7 @@ def _following(target: str, exactness: Exactness) -> Exactness:
 
 
 def _print(outcome: Outcome, task: Task, gained: LessExact | None, *, as_json: bool) -> int:
-    """Print an outcome; without a plan, also the least budget for which one is known."""
+    """Print an outcome; without a plan, also the least budget with a known plan."""
     graph = task.graph
     if outcome.plan is None:
         return _print_infeasible(outcome, task, gained, as_json=as_json)
@@ -135,7 +135,7 @@ def _print(outcome: Outcome, task: Task, gained: LessExact | None, *, as_json: b
 
 
 def _facts(gained: LessExact | None) -> dict[str, Any]:
-    """Return the keys of what the next class gains, if that was asked for."""
+    """Return the keys of the next class's gain, if that was asked for."""
     if gained is None:
         return {}
     return {

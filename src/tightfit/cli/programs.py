@@ -16,7 +16,7 @@ __all__ = ["prove_program"]
 
 
 def prove_program(script: str, arguments: Sequence[str], *, as_json: bool, **options: Any) -> int:
-    """Prove a program; print what that showed; return the exit code."""
+    """Prove a program; print the result; return the exit code."""
     from tightfit.scripts.prove import prove_script
 
     with terminal_progress() as progress:

@@ -53,8 +53,8 @@ def prove(
 
     A program is run as it is, plain and fitted, each in a process of its own, until it has taken
     its optimizer steps. After each of them every gradient, parameter and buffer is compared, and
-    every printed line and the random state at the end. What it fits itself stays plain in the plain
-    run. Where it fits nothing, each module that it calls and trains is fitted.
+    every printed line and the random state at the end. Modules that it fits itself stay plain in
+    the plain run. Where it fits none, each module that it calls and trains is fitted.
 
     ```sh
     tightfit prove my_model.py:make --budget-ratio 0.5
@@ -67,7 +67,7 @@ def prove(
     model
         zoo:NAME, package.module:factory or path/to/file.py:factory; or a program, path/to/file.py.
     arguments
-        What the program is given.
+        Arguments of the program.
     budget
         The budget with a unit, such as 300MiB, constants included; or minimum. For a program it
         replaces its own, and is needed if it fits nothing itself.
@@ -164,7 +164,7 @@ def _results(proof: Any) -> str:
         return (
             "plain PyTorch gives other bits each time it is run; results differ by up to "
             f"{proof.max_relative_difference:.3g}, within the tolerance of {proof.tolerance:.3g} "
-            "(8 times what runs of plain PyTorch differ by)"
+            "(8 times the difference between runs of plain PyTorch)"
         )
     shown = first_of(proof.differing, _DIFFERENCES_SHOWN)
     return f"DIFFER by up to {proof.max_relative_difference:.3g}: {shown}"

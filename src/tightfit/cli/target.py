@@ -33,7 +33,7 @@ def load_step(
     Parameters
     ----------
     target : str
-        What the user names.
+        The name that the user gave.
     options, step_options
         Those of a model; of a file only the costs count.
     exactness : str or None
@@ -124,7 +124,7 @@ def chosen_budget(
     if (budget is None) == (budget_ratio is None):
         raise BadInput(
             "give one budget: --budget 8GiB for all that the step may hold, or --budget-ratio 0.5 "
-            "for half of what it holds now beyond its constants"
+            "for half of its present bytes beyond its constants"
         )
     if budget is not None:
         return parse_bytes(budget)

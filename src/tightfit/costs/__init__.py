@@ -1,8 +1,8 @@
 """Costs of ops: modelled by name, or measured.
 
-In: a `Graph`, or a call on tensors. Out: the graph with costs (`with_costs`), or what the call took
-(`costs.measured`, the only part that imports PyTorch). May import graph; `costs.measured` also
-allocator and torch_private.
+In: a `Graph`, or a call on tensors. Out: the graph with costs (`with_costs`), or time and bytes of
+the call (`costs.measured`, the only part that imports PyTorch). May import graph; `costs.measured`
+also allocator and torch_private.
 """
 
 from tightfit.costs.cache import Cache

@@ -31,7 +31,7 @@ _DECODER = msgspec.json.Decoder(dict[str, _Entry])
 class Cache:
     """Records by text keys in one file per environment.
 
-    What was measured under other circumstances never mixes: the environment (device, threads,
+    Measurements under other circumstances never mix: the environment (device, threads,
     versions) names the file. A missing, damaged or unwritable file is an empty cache. Each file
     keeps the entries used most recently.
 

@@ -8,7 +8,7 @@ __all__ = ["MACHINES", "Machine"]
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a roofline needs to know about a device; rates are the reachable ones."""
+    """Properties of a device for a roofline; rates are the reachable ones."""
 
     name: str  # a name for people
     bytes_per_s: float  # reachable memory bandwidth
@@ -17,7 +17,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     convolution_flops_per_s: float
     matrix_flops_per_s: float
     launch_s: float  # the least an op costs
-    granularity_bytes: int = 512  # what the device's allocator rounds sizes up to
+    granularity_bytes: int = 512  # the device's allocator rounds sizes up to multiples of it
     memory_bytes: int = 0  # the device's memory; 0 if it is not part of the model
     source: str = ""  # where the numbers come from
 

@@ -74,5 +74,5 @@ def _scaled(
 
 
 def work(graph: Graph, op: Op, alternative: Alternative) -> int:
-    """Return what the cost of an op grows with: its operations, or the bytes it moves."""
+    """Return a number that the cost of an op grows with: its operations, or bytes it moves."""
     return op.flops_of(alternative) or traffic_bytes(graph, op, alternative)

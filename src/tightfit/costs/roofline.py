@@ -48,7 +48,7 @@ def on_machine(graph: Graph, key: str, machine: Machine) -> Graph:
 def rounded_to(graph: Graph, granularity_bytes: int) -> Graph:
     """Return the graph with sizes rounded up to multiples of a coarser granularity.
 
-    The constants grow by what their values grow.
+    The constants grow as much as their values.
     """
     replace = msgspec.structs.replace
     kinds = {"parameter": "parameters", "buffer": "buffers", "input": "inputs", "state": "states"}

@@ -1,8 +1,9 @@
 """Operators of the program in which requests are refused: evict, and run them again.
 
-One that reads what it writes must not run again, for it may have begun to write, nor may one that
-other processes wait for. Room is made for it before it runs: as much as it took the last time, or,
-the first time, as its arguments take. If it is refused all the same, that is an error.
+An operator that reads a tensor it writes must not run again, for it may have begun to write. Nor
+may an operator that other processes wait for. Room is made for it before it runs: as much as it
+took the last time, or, the first time, as its arguments take. If it is refused all the same, that
+is an error.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _MOST_KNOWN = 4096
 
 
 class Given(NamedTuple):
-    """An operator and what it is given."""
+    """An operator and its arguments."""
 
-    operator: Operator  # what its schema says
+    operator: Operator  # facts of its schema
     # args, kwargs: its arguments
     args: Any
     kwargs: Any
@@ -45,7 +46,7 @@ class Attempts:
         self._takes: dict[Hashable, int] = {}
 
     def run(self, call: Given, run: Callable[[], Any], drawn_from: Drawn | None = None) -> Any:
-        """Return what an operator returns.
+        """Return an operator's result.
 
         `drawn_from`: the generator that it draws from, and its state before. Raises `HasBegun` if
         it cannot run again, and was refused memory.
@@ -113,7 +114,7 @@ def _replaces(
 
 
 def _put_back(shapes: list[tuple[torch.Tensor, Any, Any, int]], drawn_from: Drawn | None) -> None:
-    """Undo what an operator may have done before it was refused memory."""
+    """Undo changes that an operator may have made before it was refused memory."""
     for tensor, size, stride, offset in shapes:
         if tensor.size() != size or tensor.stride() != stride:  # without the memory for it
             tensor.as_strided_(size, stride, offset)

@@ -23,8 +23,8 @@ class NotPlain(Exception):
 class Contents:
     """The contents of all storages that are known.
 
-    `room`: notified when something ends that was there before. `pool`: notified of what comes and
-    goes.
+    `room`: notified when a storage ends that existed before. `pool`: notified of contents that come
+    and go.
     """
 
     def __init__(self, room: Room, pool: Pool) -> None:
@@ -34,7 +34,7 @@ class Contents:
         self._held: dict[Content, None] = {}
         self._before: dict[Content, int] = {}
 
-    def were_before(self, storages: Iterable[torch.UntypedStorage]) -> None:
+    def mark_existing(self, storages: Iterable[torch.UntypedStorage]) -> None:
         """These exist already, and stay where they are."""
         for storage in storages:
             content = self.put(storage, Content(storage.nbytes(), None))
@@ -52,8 +52,8 @@ class Contents:
         mark = getattr(storage, MARK, None)
         return None if mark is None else mark.content
 
-    def lying_in(self, tensor: torch.Tensor) -> tuple[Content, torch.UntypedStorage]:
-        """Return the content and the storage of a tensor; what is new stays where it is.
+    def content_in(self, tensor: torch.Tensor) -> tuple[Content, torch.UntypedStorage]:
+        """Return the content and the storage of a tensor; a new content stays where it is.
 
         Raises `NotPlain` if it has no storage.
         """
@@ -102,17 +102,17 @@ class Contents:
                 found[storage._cdata] = storage
         return [*found.values()]
 
-    def notice_ends(self) -> None:
-        """Catch up with what the program has freed."""
+    def process_frees(self) -> None:
+        """Catch up with storages that the program has freed."""
         while self._ended:
             content = self._ended.popleft().content
             self._lost(content)
             size_bytes = self._before.pop(content, 0)
             if size_bytes:
-                self._room.less_before(size_bytes)
+                self._room.note_earlier_freed(size_bytes)
 
     def computed(self) -> list[Content]:
-        """Return what is held and could be computed again."""
+        """Return contents that are held and could be computed again."""
         return [content for content in self._held if content.maker is not None]
 
     def weights(self) -> tuple[int, int]:
@@ -143,7 +143,7 @@ class Contents:
             return
         content.lose_storage()
         if content.maker is not None:
-            content.maker.let_reads_go()
+            content.maker.release_reads()
 
 
 def _plain_storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:

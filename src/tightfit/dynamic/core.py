@@ -32,7 +32,7 @@ class Core(ABC):
         self._room = room
         self._parameters: dict[int, tuple[weakref.ref[Any], Any]] = {}
 
-    # -- what a runtime does -----------------------------------------------------------------------
+    # -- the work of a runtime ---------------------------------------------------------------------
 
     @abstractmethod
     def begin(self) -> None:
@@ -49,19 +49,19 @@ class Core(ABC):
     @property
     @abstractmethod
     def room_maker(self) -> Callable[[int], bool] | int:
-        """What the allocator calls for room: a function, or the address of one in C."""
+        """The function that the allocator calls for room, or the address of one in C."""
 
     @abstractmethod
     def make_room(self, lacking_bytes: int) -> bool:
         """Evict; return whether anything was freed."""
 
     @abstractmethod
-    def need(self, tensor: torch.Tensor, for_good: bool) -> None:
+    def need(self, tensor: torch.Tensor, is_permanent: bool) -> None:
         """Bring a tensor back that is read without the dispatcher; it may have to stay there."""
 
     @abstractmethod
     def resize(self, storage: torch.UntypedStorage, run: Callable[[], Any]) -> Any:
-        """A storage is given another size: what was computed from it must not need it any more."""
+        """A storage gets another size: contents computed from it must not need it any more."""
 
     @abstractmethod
     def expect_writes(self, size_bytes: int) -> None:
@@ -76,8 +76,8 @@ class Core(ABC):
         """Bring back everything the program holds, to leave; return the bytes that do not fit."""
 
     @abstractmethod
-    def let_go_of_failed(self) -> None:
-        """Free what autograd holds of a backward in which an operator has failed."""
+    def clean_up_failed_backward(self) -> None:
+        """Free autograd's tensors of a backward in which an operator has failed."""
 
     @abstractmethod
     def close(self) -> None:
@@ -85,7 +85,7 @@ class Core(ABC):
 
     @abstractmethod
     def update_ledger(self) -> None:
-        """Let the ledger know what has happened so far."""
+        """Write events so far into the ledger."""
 
     @abstractmethod
     def weights(self) -> tuple[int, int]:
@@ -110,7 +110,7 @@ class Core(ABC):
             hook = parameter.register_post_accumulate_grad_hook(self.settle_gradient)
         self._parameters[id(parameter)] = weakref.ref(parameter), hook
 
-    def watch_no_more(self) -> None:
+    def stop_watching(self) -> None:
         """Take the hooks off parameters."""
         for _, hook in self._parameters.values():
             if hook is not None:
@@ -118,9 +118,9 @@ class Core(ABC):
         self._parameters.clear()
 
     def settle_gradient(self, parameter: torch.Tensor) -> None:
-        """A gradient is accumulated: it stays, and what it was computed from may go."""
+        """A gradient is accumulated: it stays, and contents it was computed from may go."""
         if parameter.grad is not None:
-            self.need(parameter.grad, for_good=True)
+            self.need(parameter.grad, is_permanent=True)
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Gradients stay, however they came about; all parameters are about to change."""
@@ -134,13 +134,13 @@ class Core(ABC):
         self.expect_writes(0)
         for state in optimizer.state.values():
             for tensor in tensors_in([*state.values()]):
-                self.need(tensor, for_good=True)
+                self.need(tensor, is_permanent=True)
         self.end_step()
 
     def exceeded(self, name: str, *, has_begun: bool = False) -> BudgetExceeded:
         """Return the error of an operator that cannot fit.
 
-        `has_begun`: whether it may have begun to write into what it was given.
+        `has_begun`: whether it may have begun to write into its arguments.
         """
         room = self._room
         last = room.refusals()
@@ -151,8 +151,8 @@ class Core(ABC):
         own_bytes = held_bytes - kept_bytes - needed_bytes
         own = f"; {format_bytes(own_bytes)} it had taken itself by then" if own_bytes > 0 else ""
         state = (
-            "it reads what it overwrites and may have begun, so it does not run again: what it "
-            "overwrites may have changed, and room is made before it the next time"
+            "it reads tensors that it overwrites and may have begun, so it does not run again: "
+            "they may have changed, and room is made before it the next time"
             if has_begun
             else "parameters and the optimizer's state are as they were"
         )

@@ -34,7 +34,7 @@ class Draws:
 
 
 def _default_generator(args: Any, kwargs: Any) -> torch.Generator:
-    """Return what a call draws from that is given no generator: that of its device."""
+    """Return the generator of a call that is given none: that of its device."""
     tensors = tensors_in([*args, *kwargs.values()])
     device = kwargs.get("device") or torch.get_default_device()
     device = tensors[0].device if tensors else torch.device(device)

@@ -3,8 +3,8 @@
 A storage that is written in place gets a new content; the old one can be computed again into
 memory of its own. Views are not remembered: they share the storage that they view.
 
-One of each is made for every operator, so what is seldom set is an attribute of the class until
-it is.
+One of each is made for every operator, so a field that is seldom set is an attribute of the class
+until it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tightfit.torch_private import storages
 __all__ = ["MARK", "Blank", "Call", "Content", "Place", "StorageMark"]
 
 MARK = "tightfit_online"
-"""The attribute of a storage that says what it holds."""
+"""The attribute of a storage that names its content."""
 
 
 class StorageMark(weakref.ref[torch.UntypedStorage]):
@@ -35,14 +35,14 @@ class StorageMark(weakref.ref[torch.UntypedStorage]):
     def becomes(self, content: Content) -> None:
         """The storage is met, or was written in place."""
         self.content = content
-        content.lie_in(self)
+        content.attach_to(self)
 
 
 class Content:
     """One content of one storage.
 
-    `maker`: what computes it; None: it cannot be computed again, and stays. `is_backward`: whether
-    it is a gradient in flight. `is_blank`: no write to it was seen. `used_at`, `last_op`:
+    `maker`: the call that computes it; None: it cannot be computed again, and stays. `is_backward`:
+    whether it is a gradient in flight. `is_blank`: no write to it was seen. `used_at`, `last_op`:
     the clock, and the number of operators that had run, when it was last used.
     """
 
@@ -53,7 +53,7 @@ class Content:
     fast_locks = 0
     node: tuple[Any, int] | None = None
     known_cost: int | None = None
-    """What the pool has found it to cost with all that it needs first; None: to be found."""
+    """Its cost with all that it needs first, as the pool found it; None: to be found."""
     _mark: StorageMark | None = None
     _own: torch.UntypedStorage | None = None
     _readers: list[weakref.ref[Call]] | None = None
@@ -93,7 +93,7 @@ class Content:
         """It was made without being written, as by ``torch.empty``."""
         self.is_blank = True
 
-    def lie_in(self, mark: StorageMark) -> None:
+    def attach_to(self, mark: StorageMark) -> None:
         """Become the content of a storage that the program holds."""
         self._mark = mark
 
@@ -105,7 +105,7 @@ class Content:
         """A call that reads it waits."""
         self.locks += 1
 
-    def fasten(self) -> None:
+    def mark_running(self) -> None:
         """A call that locked it runs now."""
         self.fast_locks += 1
 
@@ -163,7 +163,7 @@ class Content:
         self._own = own
 
     def join(self, node: tuple[Any, int]) -> None:
-        """Be a node of some classes of what is not resident."""
+        """Be a node of some classes of evicted contents."""
         self.node = node
 
     def stay(self) -> None:
@@ -209,7 +209,7 @@ class Call:
     """An operator that ran, and all that is needed to run it again.
 
     `args`, `kwargs`: its arguments, with `Place` and `Blank` for tensors. `reads`: the contents it
-    read, with their storages. `cost`: what the policy thinks it costs. `with_grad`: whether
+    read, with their storages. `cost`: its cost in the view of the policy. `with_grad`: whether
     gradients were enabled: some kernels return more then.
     """
 
@@ -243,7 +243,7 @@ class Call:
 
     @property
     def outputs(self) -> list[Content | None]:
-        """What it made: the new contents of what it wrote, then new storages; None if gone."""
+        """Its results: the new contents of written storages, then new storages; None if gone."""
         return [ref() for ref in self._outputs]
 
     def made(self, contents: Sequence[Content]) -> None:
@@ -256,13 +256,13 @@ class Call:
         self.written = written
 
     def keep(self, content: Content, storage: torch.UntypedStorage) -> None:
-        """Hold what it reads and cannot be computed again."""
+        """Hold contents that it reads and that cannot be computed again."""
         if self._kept is None:
             self._kept = {}
         self._kept[content] = storage
 
     def keep_reads(self) -> None:
-        """A result was evicted: what it was computed from stays while that is so, or is evicted."""
+        """A result was evicted: its inputs stay while that is so, or are evicted."""
         for content in self.reads:
             if content.is_resident and content.is_held and content not in (self._kept or ()):
                 storage = content.memory
@@ -271,7 +271,7 @@ class Call:
                         self._kept_back = {}
                     self._kept_back[content] = storage
 
-    def let_reads_go(self) -> None:
+    def release_reads(self) -> None:
         """A result came back, or is not needed."""
         if self._kept_back:
             outputs = (output for output in self.outputs if output is not None)

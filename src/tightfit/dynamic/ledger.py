@@ -1,4 +1,4 @@
-"""The clock of a region, what happened in it, and where its time went."""
+"""The clock of a region, counts of its events, and where its time went."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class OnlineReport:
     Parameters
     ----------
     core : str
-        What sees the operators: ``"C++"``, or ``"Python"`` and why.
+        The core that intercepts operators: ``"C++"``, or ``"Python"`` and why.
     budget_bytes, peak_bytes : int
-        What was given, and the most that the allocator had given out at once.
+        The budget, and the most that the allocator had given out at once.
     operators : int
         That ran for the first time; views are not counted.
     evictions : int
@@ -31,7 +31,7 @@ class OnlineReport:
     compute_s, again_s : float
         Seconds in operators that ran first, and again.
     scoring_s, searching_s : float
-        Seconds in which scores were computed, and in the rest of the search for what to evict.
+        Seconds in which scores were computed, and in the rest of the search for contents to evict.
     rest_s : float
         Seconds of everything else the runtime does.
     """
@@ -67,7 +67,7 @@ class OnlineReport:
 
 
 class Counts(NamedTuple):
-    """What the core in C++ has counted since it was asked last, in its order."""
+    """Counts of the core in C++ since it was asked last, in its order."""
 
     operators: int
     evictions: int
@@ -96,7 +96,7 @@ class Ledger:
         self._step_cost = self._again_cost = self._last_step_cost = 0
 
     def moment(self) -> int:
-        """Return the time now, less what was spent on searching."""
+        """Return the time now, less the time of searches."""
         return perf_counter_ns() - self._search_ns
 
     def ran_first(self, cost: int) -> None:
@@ -148,12 +148,12 @@ class Ledger:
         self._all_ns += perf_counter_ns() - started_ns
 
     def searched_since(self, started_ns: int, scoring_ns: int) -> None:
-        """What to evict was looked for, and evicted; a part of it was computing scores."""
+        """Count a search for contents to evict; a part of it was computing scores."""
         self._search_ns += perf_counter_ns() - started_ns
         self._scoring_ns += scoring_ns
 
     def add(self, counts: Counts) -> None:
-        """Add what was counted elsewhere."""
+        """Add counts made elsewhere."""
         self.operators += counts.operators
         self.evictions += counts.evictions
         self._again += counts.again
@@ -164,7 +164,7 @@ class Ledger:
         self._search_ns += counts.search_ns
 
     def report(self, peak_bytes: int, core: str) -> OnlineReport:
-        """Return what happened so far."""
+        """Return a report of events so far."""
         inside_ns = self._first_ns + self._again_ns + self._search_ns
         return OnlineReport(
             core=core,

@@ -49,7 +49,7 @@ class Noted:
             name: self._argument(value, unread.get(name)) for name, value in kwargs.items()
         }
         for tensor in overwritten:
-            self._overwrites(*contents.lying_in(tensor))
+            self._overwrites(*contents.content_in(tensor))
 
     @property
     def written(self) -> list[torch.UntypedStorage]:
@@ -63,7 +63,7 @@ class Noted:
         drawn_from: tuple[torch.Generator, torch.Tensor] | None,
         with_grad: bool,
     ) -> Call:
-        """Return what is needed to run it again."""
+        """Return the call to run it again."""
         given = self.args, self.kwargs, self.reads
         call = Call(function, *given, cost, with_grad)
         if drawn_from is not None:
@@ -81,7 +81,7 @@ class Noted:
         noted: list[Any] = []
         for value in values:
             if isinstance(value, torch.Tensor):
-                content, storage = self._contents.lying_in(value)
+                content, storage = self._contents.content_in(value)
                 self.reads[content] = storage
                 noted.append(Place(content, value))
             elif isinstance(value, list | tuple):
@@ -97,7 +97,7 @@ class Noted:
         """A place, or a blank if that content is not read."""
         if unread is None or not isinstance(value, torch.Tensor):
             return self._noted(value)
-        content, storage = self._contents.lying_in(value)
+        content, storage = self._contents.content_in(value)
         blank = Blank(Place(content, value), value.device)
         if unread == "statistics":
             return blank

@@ -21,7 +21,7 @@ class Argument:
     name: str  # as a keyword
 
     def of(self, args: Any, kwargs: Any) -> Any:
-        """Return what a call gives for it; None if nothing."""
+        """Return its value in a call; None if there is none."""
         return args[self.position] if self.position < len(args) else kwargs.get(self.name)
 
 
@@ -34,14 +34,14 @@ class Operator:
     is_view: bool  # its result is a view of its argument; nothing is computed
     makes_blank: bool  # its result has no content yet: its caller may write it unseen
     draws: bool  # it draws random numbers
-    # It may run again: it has no effects but its results and what the schema says it writes
+    # It may run again: it has no effects but its results and the writes that its schema names
     repeats: bool
     weight: int  # how much a byte costs, compared with an elementwise operator
     written: tuple[Argument, ...]  # those it overwrites
-    replaces: bool  # it does not read what it overwrites
+    replaces: bool  # it does not read the tensors it overwrites
     # Running statistics: written in training only, and not read then
     statistics: tuple[Argument, ...]
-    training: Argument | None  # what says whether it is training
+    training: Argument | None  # says whether it is training
     takes_dtype: bool  # it may take the type of its result
     # Those it overwrites although its schema does not say so
     written_unsaid: tuple[Argument, ...] = ()
@@ -96,7 +96,7 @@ _WITH_EFFECTS = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_
 
 @cache
 def operator_of(function: Any) -> Operator:
-    """Return what an overload is."""
+    """Return the facts about an overload."""
     schema = function._schema
     space, name = schema.name.split("::")
     arguments = [Argument(n, argument.name) for n, argument in enumerate(schema.arguments)]

@@ -44,7 +44,7 @@ class Candidates:
 class Pool:
     """The contents that may be evicted.
 
-    `policy`: who goes first. `ledger`: the clock, and where times are written down. `candidates`:
+    `policy`: chooses the next. `ledger`: the clock, and where times are written down. `candidates`:
     which of them are scored.
     """
 
@@ -103,18 +103,18 @@ class Pool:
         return freed_bytes > 0
 
     def drop(self, content: Content) -> None:
-        """Free what only the runtime holds."""
+        """Free contents that only the runtime holds."""
         self.withdraw(content)
         content.leave()
         self.left(content)
 
     def retire(self, content: Content) -> None:
-        """What was brought back for others is not needed by them now: it goes first of all."""
+        """A content brought back for others is not needed by them now: it goes first of all."""
         if not self._policy.keeps_dead and content.maker is not None:
             self._retired[content] = None
 
     def sweep(self) -> None:
-        """Free what was retired: the operator that others were brought back for has run."""
+        """Free retired contents: the operator that others were brought back for has run."""
         while self._retired:
             content, _ = self._retired.popitem()
             if content.is_private and not content.locks:
@@ -129,7 +129,7 @@ class Pool:
     def left(self, content: Content) -> None:
         """A content is not resident any more: it joins the class of its evicted neighbours."""
         if self._costs_are_known:
-            _tell_those_after(content)
+            _forget_costs_after(content)
         if self._classes is None or content.maker is None:
             return
         node = self._classes.add(content.maker.cost)
@@ -140,7 +140,7 @@ class Pool:
     def came_back(self, content: Content) -> None:
         """A content that was gone is about to be resident."""
         if self._costs_are_known:
-            _tell_those_after(content)
+            _forget_costs_after(content)
         if self._classes is not None and content.maker is not None and content.node is not None:
             self._classes.leave(content.node[1], content.maker.cost)
 
@@ -184,7 +184,7 @@ class Pool:
         return self._cost(content) / weight if weight > 0 else math.inf
 
     def _candidates(self) -> list[Content]:
-        """What may go, or a sample: what was retired first, and then the first turn there is."""
+        """Candidates for eviction, or a sample: retired contents, else the first turn there is."""
         if self._retired:
             retired = [c for c in self._retired if c.is_private and not c.locks]
             if retired:
@@ -202,8 +202,8 @@ class Pool:
     def _first_turn(self, contents: list[Content]) -> tuple[int, list[Content]]:
         """Return the first turn that any of them has, and those whose turn it is.
 
-        Gradients in flight and what was just used go only if nothing else may; what a call waits
-        for goes last of all: it will have to come back.
+        Gradients in flight and contents just used go only if nothing else may. Contents that a call
+        waits for go last of all: they will have to come back.
         """
         latest = self._ledger.operators - _RECENT_OPS
         turns: tuple[list[Content], ...] = ([], [], [], [])
@@ -217,15 +217,15 @@ class Pool:
                 turns[content.is_backward].append(content)
         return next(((n, found) for n, found in enumerate(turns) if found), (3, []))
 
-    # -- what a score asks -------------------------------------------------------------------------
+    # -- terms of a score --------------------------------------------------------------------------
 
     def _cost(self, content: Content) -> float:
-        """Return what `Cost` says of a content, as things are now."""
+        """Return a content's `Cost`, as of now."""
         known = content.known_cost
         return cost_of(self._policy.cost, self, content) if known is None else known
 
     def own_cost(self, content: Content) -> int:
-        """Return what computing a content again costs by itself."""
+        """Return the cost of computing a content again by itself."""
         return 0 if content.maker is None else content.maker.cost
 
     def costs_before(self, content: Content) -> list[int]:
@@ -281,8 +281,8 @@ def _calls_before(call: Call) -> list[Call]:
     return list(found)
 
 
-def _tell_those_after(content: Content) -> None:
-    """What a content costs has changed: forget what those cost that would need it first."""
+def _forget_costs_after(content: Content) -> None:
+    """The cost of a content has changed: forget costs of those that would need it first."""
     content.know_cost(None)
     front = [content]
     while front:
@@ -294,7 +294,7 @@ def _tell_those_after(content: Content) -> None:
 
 
 def _region(content: Content, neighbours: object) -> dict[Content, None]:
-    """What is not resident and is reached through such only."""
+    """Evicted contents that are reached through evicted contents only."""
     assert callable(neighbours)
     found: dict[Content, None] = {}
     front = [content]

@@ -1,6 +1,6 @@
 """Records a PyTorch program while it runs: its ops, their bytes and times, its frees.
 
-A name of the log stands for a storage, or for a view of it with its own sizes and strides. It is
+A name of the log means a storage, or for a view of it with its own sizes and strides. It is
 released when the storage is not held any more: no tensor and no graph of autograd.
 """
 
@@ -68,7 +68,7 @@ class _Ending:
 class Recorder(private.TorchDispatchMode):
     """Records the ops that run while it is entered.
 
-    `step`: record only what runs from the end of the previous optimizer step to the beginning of
+    `step`: record only operators from the end of the previous optimizer step to the beginning of
     this step: forward and backward of one training step. None: everything.
     """
 
@@ -85,7 +85,7 @@ class Recorder(private.TorchDispatchMode):
         self._hooks: list[Any] = []
 
     def instructions(self) -> list[Instruction]:
-        """Return what was recorded, what existed before first.
+        """Return the record, tensors that existed before first.
 
         Raises `BadInput` if nothing was.
         """

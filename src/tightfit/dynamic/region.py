@@ -30,8 +30,8 @@ from tightfit.eviction.policies.policy import Policy
 from tightfit.progress import announce
 from tightfit.torch_private.storages import (
     intercepted_resizing,
+    memory_obstacle,
     observed_addresses,
-    why_memory_stays,
 )
 from tightfit.units import format_bytes, parse_bytes
 
@@ -48,7 +48,7 @@ class Online:
     budget_bytes : int
         The limit.
     policy : Policy
-        What is evicted.
+        The eviction policy.
     candidates : Candidates
         Which contents an eviction looks at.
     most_again : float
@@ -83,7 +83,7 @@ class Online:
         self._peak_bytes = 0
 
     def __enter__(self) -> Online:
-        reason = why_memory_stays()
+        reason = memory_obstacle()
         if reason:
             raise HookUnavailable(f"memory cannot be taken from tensors: {reason}")
         if not _one_region_at_a_time.acquire(blocking=False):
@@ -106,7 +106,7 @@ class Online:
             exceeded = budget_exceeded(error, message)
         with self._around:
             runtime.end()
-            runtime.let_go_of_failed()
+            runtime.clean_up_failed_backward()
             lost_bytes = 0 if kind else runtime.settle_all()
             runtime.update_ledger()
             self._peak_bytes = max(self._peak_bytes, room.peak_bytes())
@@ -143,8 +143,9 @@ class Online:
     def keep(self, *tensors: torch.Tensor) -> None:
         """Let tensors stay, and forget how they were computed, from what, and with which inputs.
 
-        For what a program without an optimizer carries from step to step: weights that a function
-        updates, a hidden state. Otherwise every batch it came from is held to compute it again.
+        For tensors that a program without an optimizer carries from step to step: weights that a
+        function updates, a hidden state. Without it, every batch they came from is held to compute
+        them again.
 
         Parameters
         ----------
@@ -164,7 +165,7 @@ class Online:
             self._runtime.need(tensor, True)
 
     def report(self) -> OnlineReport:
-        """Return what happened so far, and where the time went."""
+        """Return counts of events so far, and where the time went."""
         if self._room is not None:
             self._peak_bytes = max(self._peak_bytes, self._room.peak_bytes())
         if self._runtime is not None:
@@ -197,7 +198,7 @@ class Online:
         runtime.begin()
 
     def _runtime_in(self, room: Room) -> Core:
-        """Return what sees the operators."""
+        """Return the core that intercepts operators."""
         why = ""
         if self._core != "Python" and not room.retries:
             waits = self._core == "C++"
@@ -223,7 +224,7 @@ class Online:
 
 @functools.cache
 def _warn_once(reason: str) -> None:
-    """Warn of what keeps the faster core away."""
+    """Warn of the reason why the faster core is not used."""
     warnings.warn(
         f"{_in_python(reason)}. core='Python' asks for this core and ends the warning", stacklevel=5
     )

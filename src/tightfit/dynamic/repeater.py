@@ -1,7 +1,8 @@
 """Contents brought back: the calls that made them run again, as many as that takes.
 
 Kirisame et al., appendix C.4, with a stack of our own instead of recursion: chains may be longer
-than Python's stack. What a waiting call needs is locked, so that it is not evicted meanwhile.
+than Python's stack. Contents that a waiting call needs are locked, so that they are not evicted
+meanwhile.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["Repeater"]
 class Repeater:
     """Computes again.
 
-    `pool`: what may be evicted.
+    `pool`: contents that may be evicted.
     """
 
     def __init__(self, room: Room, pool: Pool, ledger: Ledger) -> None:
@@ -48,7 +49,7 @@ class Repeater:
         reads: Mapping[Content, torch.UntypedStorage],
         unread: Mapping[Content, torch.UntypedStorage],
     ) -> Held | Pinned:
-        """Make what is read resident and lock it; give memory to what is only written."""
+        """Make contents that are read resident and lock them; give memory to those only written."""
         clock, count = self._ledger.clock, self._ledger.operators
         if not unread:
             for content in reads:
@@ -63,7 +64,7 @@ class Repeater:
         if missing:
             top = _Frame(None, [*reads], held, missing)
             self._work(top)
-        held.fasten()
+        held.mark_running()
         try:
             held.lend_memory(unread, self._room)
         except BaseException:
@@ -77,7 +78,7 @@ class Repeater:
             self._work(self._frame(content))
 
     def _work(self, bottom: _Frame) -> None:
-        """Run what a frame waits for, and its call if it has one; releases it if that fails."""
+        """Run calls that a frame waits for, and its own if any; releases it if that fails."""
         stack = [bottom]
         try:
             with below_autograd():
@@ -88,7 +89,7 @@ class Repeater:
                         stack.append(self._frame(lacking))
                         continue
                     if frame.call is not None:
-                        frame.held.fasten()
+                        frame.held.mark_running()
                         self._run(frame, frame.call)
                         frame.held.release()
                     stack.pop()
@@ -119,7 +120,7 @@ class Repeater:
                 self._arrive(content, storage, frame)
 
     def _made_again(self, frame: _Frame, call: Call) -> list[torch.UntypedStorage]:
-        """Run a call, and return what it has written and made."""
+        """Run a call, and return the storages it has written and made."""
         written = {content: self._to_write(content) for content in call.written}
         args = [_tensors_for(value, written, frame) for value in call.args]
         kwargs = {name: _tensors_for(value, written, frame) for name, value in call.kwargs.items()}
@@ -136,7 +137,7 @@ class Repeater:
         return made
 
     def _to_write(self, content: Content | Blank) -> torch.UntypedStorage:
-        """The memory that a call overwrites: what only it needs, or else a copy.
+        """The memory that a call overwrites: its own if only it needs that, or else a copy.
 
         A copy as well where the call may have to start over.
         """
@@ -152,7 +153,7 @@ class Repeater:
         return copy_of(storage)
 
     def _arrive(self, content: Content, storage: torch.UntypedStorage, frame: _Frame) -> None:
-        """A content was computed: into the storage that waits for it, or for those who need it."""
+        """A content was computed: into the storage that waits for it, or for calls that need it."""
         if storage.nbytes() != content.size_bytes:
             raise BadInput(
                 f"{frame.name} made {storage.nbytes()} bytes when it ran again, and "
@@ -169,11 +170,11 @@ class Repeater:
             content.arrive(own=storage)
         self._pool.offer(content)
         if content.maker is not None:
-            content.maker.let_reads_go()
+            content.maker.release_reads()
 
 
 class Pinned:
-    """What an operator of the program reads, all of which was there.
+    """Contents that an operator of the program reads, all of them resident.
 
     `contents`: it is in storages of the program.
     """
@@ -194,10 +195,10 @@ class Pinned:
 class Held:
     """Contents that are locked, with their storages.
 
-    While others are computed, they may be evicted if nothing else is left: only what a running
-    operator reads must stay.
+    While others are computed, they may be evicted if nothing else is left: only inputs of a running
+    operator must stay.
 
-    `pool`: what may be evicted.
+    `pool`: contents that may be evicted.
     """
 
     __slots__ = ("_fast", "_lent", "_pool", "_storages")
@@ -223,12 +224,12 @@ class Held:
                 self._storages[content] = storage
         return missing
 
-    def fasten(self, contents: Iterable[Content] | None = None) -> None:
+    def mark_running(self, contents: Iterable[Content] | None = None) -> None:
         """From now on nothing of it may be evicted; or some contents may not."""
         for content in self._storages if contents is None else contents:
             if content not in self._fast:
                 self._fast.add(content)
-                content.fasten()
+                content.mark_running()
 
     def lend_memory(self, unread: Mapping[Content, torch.UntypedStorage], room: Room) -> None:
         """Let storages whose content is not read be written, whether they have memory or not."""
@@ -236,10 +237,10 @@ class Held:
             storage = unread[content]
             fill(storage, room.in_room(partial(new_memory, content.size_bytes, storage.device)))
             self._lent[content] = storage
-        self.fasten()
+        self.mark_running()
 
     def release(self) -> None:
-        """Unlock them; what was not written after all has no memory again."""
+        """Unlock them; contents that were not written after all have no memory again."""
         for content, storage in self._lent.items():
             if content.is_held:
                 take_memory(storage)
@@ -257,7 +258,7 @@ class _Frame:
     """A call that waits until all it reads is there.
 
     `wanted`: why it runs; None: for the operator of the program, which runs elsewhere. `missing`:
-    what is not.
+    those that are not resident.
     """
 
     __slots__ = ("_missing", "_reads", "_rounds", "call", "held", "wanted")
@@ -273,7 +274,7 @@ class _Frame:
         self.call = None if wanted is None else wanted.maker
         self.held = held
         self._reads = reads
-        self._missing = _dearest_last(missing)
+        self._missing = _costliest_last(missing)
         self._rounds = 0
 
     @property
@@ -281,24 +282,24 @@ class _Frame:
         return str(self.call.function) if self.call is not None else ""
 
     def next_missing(self) -> Content | None:
-        """Return what has to be computed next; None if all is there.
+        """Return the content to be computed next; None if all are resident.
 
-        What was evicted while it waited is computed again, and stays this time.
+        A content evicted while the call waited is computed again, and stays this time.
         """
         while True:
             while self._missing:
                 if self.held.lock(self._missing[-1:]):
                     return self._missing[-1]
                 if self._rounds:
-                    self.held.fasten(self._missing[-1:])
+                    self.held.mark_running(self._missing[-1:])
                 self._missing.pop()
-            self._missing = _dearest_last(self.held.lock(self._reads))
+            self._missing = _costliest_last(self.held.lock(self._reads))
             if not self._missing:
                 return None
             self._rounds += 1
 
 
-def _dearest_last(contents: list[Content]) -> list[Content]:
+def _costliest_last(contents: list[Content]) -> list[Content]:
     if len(contents) < 2:
         return contents
     return sorted(contents, key=lambda c: 0 if c.maker is None else c.maker.cost)

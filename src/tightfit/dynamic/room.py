@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from tightfit.allocator.alive import alive
-from tightfit.allocator.refusals import budget_exceeded, if_room, is_refusal, refused_bytes
+from tightfit.allocator.refusals import budget_exceeded, is_refusal, refused_bytes, unless_refused
 from tightfit.allocator.resident import granularity_of, storages_of
 from tightfit.allocator.tally import CpuTally, CudaTally, Refusals
 from tightfit.torch_private.storages import new_memory
@@ -33,14 +33,14 @@ _CPU = torch.device("cpu")
 
 
 class Room(ABC):
-    """What is given out on a device, what was there before, and the limit of both.
+    """Bytes given out on a device, bytes that existed before, and the limit of both.
 
     `device`: with its index, if it is a GPU. Raises `HookUnavailable` if the allocator hook cannot
     be installed.
     """
 
     retries = False
-    """Whether what asks for memory meets refusals, and has to run again."""
+    """Whether code that asks for memory meets refusals, and has to run again."""
 
     def __init__(self, limit_bytes: int, before_bytes: int, device: torch.device = _CPU) -> None:
         self.limit_bytes = limit_bytes
@@ -55,7 +55,7 @@ class Room(ABC):
 
     @property
     def held_bytes(self) -> int:
-        """What counts now."""
+        """Bytes that count now."""
         return self._before_bytes + self._tally.given_bytes()
 
     @abstractmethod
@@ -71,13 +71,13 @@ class Room(ABC):
 
     @abstractmethod
     def refusals(self) -> Refusals:
-        """Return what the last request that was refused had asked for, and what was held then."""
+        """Return the size of the last refused request, and the bytes that were held then."""
 
     def in_room(self, attempt: Callable[[], Result]) -> Result:
-        """Return what a call returns; it runs again, if need be, where its requests are refused."""
+        """Return a call's result; it runs again, if need be, where its requests are refused."""
         return attempt()
 
-    def less_before(self, size_bytes: int) -> None:
+    def note_earlier_freed(self, size_bytes: int) -> None:
         """Something that was there before has ended."""
         self.peak_bytes()
         self._before_bytes -= size_bytes
@@ -116,12 +116,12 @@ class CallingRoom(Room):
         self._tally.make_room_by(None)
 
     def refusals(self) -> Refusals:
-        """Return what the last request that was refused had asked for, and what was held then."""
+        """Return the size of the last refused request, and the bytes that were held then."""
         return self._tally.refusals()
 
 
 class RetryingRoom(Room):
-    """A room whose allocator refuses at once: what asked runs again after memory is freed.
+    """A room whose allocator refuses at once: the caller runs again after memory is freed.
 
     The way of a GPU, whose allocator has no callback. On the CPU it is for tests.
     """
@@ -145,11 +145,11 @@ class RetryingRoom(Room):
         self._free = None
 
     def refusals(self) -> Refusals:
-        """Return what the last request that was refused had asked for, and what was held then."""
+        """Return the size of the last refused request, and the bytes that were held then."""
         return self._refusals
 
     def in_room(self, attempt: Callable[[], Result]) -> Result:
-        """Return what a call returns; evict and call again where its requests are refused."""
+        """Return a call's result; evict and call again where its requests are refused."""
         while True:
             try:
                 return attempt()
@@ -157,23 +157,23 @@ class RetryingRoom(Room):
                 if not is_refusal(error):
                     raise
                 lacking_bytes = self.refused(error)
-                traceback.clear_frames(error.__traceback__)  # they hold what the attempt has made
+                traceback.clear_frames(error.__traceback__)  # they hold tensors of the attempt
                 if self._free is None or not self._free(lacking_bytes):
                     raise
 
     def make(self, size_bytes: int) -> None:
         """Evict until so much would be given out, as far as that goes."""
-        if_room(lambda: self.in_room(lambda: new_memory(size_bytes, self.device)))
+        unless_refused(lambda: self.in_room(lambda: new_memory(size_bytes, self.device)))
 
     def taken_by(self, run: Callable[[], Result]) -> tuple[Result, int]:
-        """Return what a call returns, and the bytes that it has needed at most."""
+        """Return a call's result, and the most bytes that it has needed."""
         self.take_recent_peak_bytes()
         before_bytes = self.held_bytes
         result = run()
         return result, self.take_recent_peak_bytes() - before_bytes
 
     def refused(self, error: BaseException) -> int:
-        """Note what a limit has refused; return the bytes to free.
+        """Note a request that a limit has refused; return the bytes to free.
 
         Where as much as was asked for is free already, it is fragmented, and does not count.
         """
@@ -184,21 +184,21 @@ class RetryingRoom(Room):
 
 
 class CudaRoom(RetryingRoom):
-    """The room on a GPU, under PyTorch's own limit: what its allocator may reserve."""
+    """The room on a GPU, under PyTorch's own limit of bytes that its allocator reserves."""
 
     _tally: CudaTally
 
-    def less_before(self, size_bytes: int) -> None:
+    def note_earlier_freed(self, size_bytes: int) -> None:
         """Something that was there before has ended: it is given out no longer, and not counted."""
 
     def taken_by(self, run: Callable[[], Result]) -> tuple[Result, int]:
-        """Return what a call returns, and the bytes that it has asked for: peaks are the user's."""
+        """Return a call's result, and the bytes that it has asked for: peaks are the user's."""
         before_bytes = self._tally.asked_so_far_bytes()
         result = run()
         return result, self._tally.asked_so_far_bytes() - before_bytes
 
     def _new_tally(self) -> CudaTally:
-        return CudaTally(self.device, (), from_now=True)
+        return CudaTally(self.device, (), restarts_peak=True)
 
 
 def room_on(limit_bytes: int, before_bytes: int, device: torch.device) -> Room:
@@ -214,5 +214,5 @@ def storages_alive(device: torch.device = _CPU) -> list[torch.UntypedStorage]:
 
 
 def allocated_bytes(storage: torch.UntypedStorage) -> int:
-    """Return what the allocator has given out for a storage."""
+    """Return the bytes that the allocator has given out for a storage."""
     return rounded_up(storage.nbytes(), granularity_of(storage.device.type))

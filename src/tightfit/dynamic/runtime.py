@@ -29,7 +29,7 @@ from tightfit.dynamic.room import RetryingRoom, Room, is_refusal
 from tightfit.dynamic.settled import Settled
 from tightfit.torch_private import core as private
 from tightfit.torch_private import engine
-from tightfit.torch_private.storages import below_modes, let_go_of_failed_backward, storage_of
+from tightfit.torch_private.storages import below_modes, free_failed_backward, storage_of
 
 __all__ = ["Runtime"]
 
@@ -38,9 +38,9 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 
 
 class Runtime(Core, private.TorchDispatchMode):
-    """Sees every operator; keeps what is needed to run it again.
+    """Sees every operator; keeps the means to run it again.
 
-    `pool`: what may be evicted.
+    `pool`: contents that may be evicted.
     """
 
     name = "Python"
@@ -61,7 +61,7 @@ class Runtime(Core, private.TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    # -- what others ask for ---------------------------------------------------------------------
+    # -- calls by others -------------------------------------------------------------------------
 
     def begin(self) -> None:
         """See the operators of this thread from now on."""
@@ -73,36 +73,36 @@ class Runtime(Core, private.TorchDispatchMode):
 
     @property
     def room_maker(self) -> Callable[[int], bool]:
-        """What the allocator calls for room."""
+        """The function that the allocator calls for room."""
         return self.make_room
 
     def know(self, storages: Iterable[torch.UntypedStorage]) -> None:
         """These are there already."""
-        self._contents.were_before(storages)
+        self._contents.mark_existing(storages)
 
     def make_room(self, lacking_bytes: int) -> bool:
         """Evict; runs inside the allocator, in any thread."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            self._contents.notice_ends()
+            self._contents.process_frees()
             return self._pool.free(lacking_bytes)
         finally:
             self._lock.release()
 
-    def need(self, tensor: torch.Tensor, for_good: bool) -> None:
+    def need(self, tensor: torch.Tensor, is_permanent: bool) -> None:
         """Bring a tensor back that is read without the dispatcher; it may have to stay there."""
         content = self._contents.of_tensor(tensor)
-        if content is None or (content.is_resident and not for_good):
+        if content is None or (content.is_resident and not is_permanent):
             return
         with self._lock, below_modes():
             self._or_exceed(
-                self._settled.settle if for_good else self._repeater.bring_back, content
+                self._settled.settle if is_permanent else self._repeater.bring_back, content
             )
             self._pool.sweep()
 
     def resize(self, storage: torch.UntypedStorage, run: Callable[[], Any]) -> Any:
-        """A storage is given another size: what was computed from it must not need it any more."""
+        """A storage gets another size: contents computed from it must not need it any more."""
         content = self._contents.of_storage(storage)
         if content is None:
             return run()
@@ -121,7 +121,7 @@ class Runtime(Core, private.TorchDispatchMode):
     def end_step(self) -> None:
         """A training step is over."""
         with self._lock, below_modes():
-            self._contents.notice_ends()
+            self._contents.process_frees()
             for content in self._contents.computed():
                 if content.is_resident and self._pool.is_small(content):
                     self._settled.settle(content)
@@ -134,7 +134,7 @@ class Runtime(Core, private.TorchDispatchMode):
             for content in self._contents.computed():
                 if content.maker is not None:
                     content.maker.forget_reads()
-            self._contents.notice_ends()
+            self._contents.process_frees()
             for content in self._contents.computed():
                 try:
                     self._settled.settle(content)
@@ -144,15 +144,15 @@ class Runtime(Core, private.TorchDispatchMode):
                     lost_bytes += content.size_bytes
         return lost_bytes
 
-    def let_go_of_failed(self) -> None:
-        """Free what autograd holds of a backward in which an operator has failed."""
+    def clean_up_failed_backward(self) -> None:
+        """Free autograd's tensors of a backward in which an operator has failed."""
         if self._has_failed and not engine.in_backward():
             self._has_failed = False
-            self._room.in_room(let_go_of_failed_backward)
+            self._room.in_room(free_failed_backward)
 
     def close(self) -> None:
         """Forget everything."""
-        self.watch_no_more()
+        self.stop_watching()
         self._contents.close()
 
     def update_ledger(self) -> None:
@@ -185,7 +185,7 @@ class Runtime(Core, private.TorchDispatchMode):
             return func(*args, **kwargs)
         started = perf_counter_ns()
         if self._has_failed:
-            self.let_go_of_failed()
+            self.clean_up_failed_backward()
         with self._lock:
             try:
                 return self._run(func, operator, args, kwargs)
@@ -199,7 +199,7 @@ class Runtime(Core, private.TorchDispatchMode):
                 self._ledger.inside_since(started)
 
     def _run(self, func: Any, operator: Operator, args: Any, kwargs: Any) -> Any:
-        self._contents.notice_ends()
+        self._contents.process_frees()
         try:
             overwritten = self._about_to_write(operator, args, kwargs)
             noted = Noted(self._contents, operator, args, kwargs, overwritten)
@@ -239,7 +239,7 @@ class Runtime(Core, private.TorchDispatchMode):
         """Remember how the results were computed, if that can be done again."""
         try:
             fresh = self._contents.new_among(outputs)
-        except NotPlain:  # it may be a view of what was given
+        except NotPlain:  # it may be a view of an argument
             self._settled.settle_all(noted.reads)
             return
         changed = [*noted.written, *fresh] if noted.written else fresh
@@ -271,7 +271,7 @@ class Runtime(Core, private.TorchDispatchMode):
             put(storage, content)
 
     def _run_outside(self, func: Any, operator: Operator, args: Any, kwargs: Any) -> Any:
-        """Run an operator on tensors of another kind: what it is given stays."""
+        """Run an operator on tensors of another kind: its arguments stay."""
         tensors = private.pytree.tree_leaves((args, kwargs))
         known = [self._contents.of_tensor(t) for t in tensors if isinstance(t, torch.Tensor)]
         self._settled.settle_all([content for content in known if content is not None])
@@ -291,14 +291,14 @@ class Runtime(Core, private.TorchDispatchMode):
         """A parameter stays, and so do its gradients as soon as they are accumulated."""
         if self.watches(parameter):
             return
-        content, _ = self._contents.lying_in(parameter)
+        content, _ = self._contents.content_in(parameter)
         if content.is_blank:  # about to be initialised
             return
         self._settled.settle(content)
         self.watch(parameter)
 
     def _about_to_write(self, operator: Operator, args: Any, kwargs: Any) -> list[torch.Tensor]:
-        """Return what an operator overwrites; what cannot be computed again must not be needed."""
+        """Return contents that an operator overwrites; lost contents must not be needed again."""
         for value in args:
             if type(value) is torch.nn.Parameter:
                 self._know(value)
@@ -308,10 +308,10 @@ class Runtime(Core, private.TorchDispatchMode):
             return []
         for argument in statistics:
             for tensor in tensors_in(argument.of(args, kwargs)):
-                self._settled.settle(self._contents.lying_in(tensor)[0])
+                self._settled.settle(self._contents.content_in(tensor)[0])
         tensors = [t for argument in arguments for t in tensors_in(argument.of(args, kwargs))]
         for tensor in tensors:
-            content, storage = self._contents.lying_in(tensor)
+            content, storage = self._contents.content_in(tensor)
             if content.maker is None:
                 self._settled.protect_readers(content, storage)
         return tensors

@@ -19,8 +19,8 @@ __all__ = ["Settled"]
 class Settled:
     """Makes contents stay, so that nothing has to compute them again.
 
-    `contents`: which content is in which storage. `pool`: what may be evicted. `repeater`: brings
-    back.
+    `contents`: which content is in which storage. `pool`: contents that may be evicted. `repeater`:
+    brings them back.
     """
 
     def __init__(self, room: Room, contents: Contents, pool: Pool, repeater: Repeater) -> None:
@@ -52,10 +52,10 @@ class Settled:
             self.settle(content)
 
     def protect_readers(self, content: Content, storage: torch.UntypedStorage) -> None:
-        """Let what was computed from a content that is overwritten not need it any more.
+        """Make contents that were computed from an overwritten content independent of it.
 
-        What the program holds of that is brought back to stay, if that is less than a copy of the
-        content; or else those who need it get a copy.
+        Those that the program holds are brought back to stay, if they are less than a copy of the
+        content; or else they get a copy of it.
         """
         if next(content.readers, None) is None:
             return
@@ -70,7 +70,7 @@ class Settled:
 
 
 def _held_after(content: Content, most_bytes: int) -> list[Content] | None:
-    """What the program holds and was computed from a content; None if that is more than so much."""
+    """Contents that the program holds, computed from a content; None above so many bytes."""
     found: dict[Content, None] = {}
     front, size_bytes = [content], 0
     while front:

@@ -38,7 +38,7 @@ HandOver = Callable[[HandedGraph], GraphCall]
 def handing_over_to(
     run: weakref.ref[Callable[[HandedGraph, Sequence[Any]], Any]],
 ) -> HandOver:
-    """Return what takes graphs for a method; Dynamo keeps it, and must not keep its owner alive.
+    """Return a backend for a method; Dynamo keeps it, and must not keep its owner alive.
 
     `run`: runs one call of a graph. Once it is gone, graphs run as they are.
     """
@@ -56,7 +56,7 @@ def handing_over_to(
 def backend_of(hand_over: HandOver) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
     """Return a backend of Dynamo.
 
-    `hand_over`: given a graph, returns what runs it where a backward may follow.
+    `hand_over`: given a graph, returns a callable that runs it where a backward may follow.
     """
 
     def backend(module: fx.GraphModule, _: Sequence[Any]) -> DynamoGraph:
@@ -111,9 +111,9 @@ class DynamoGraph:
 
 
 def handed(module: fx.GraphModule, place: str = "", failed_guards: str = "") -> HandedGraph:
-    """Return a graph of Dynamo's, made of the code at a place, as what capture takes.
+    """Return a graph of Dynamo's, made of the code at a place, in the form of capture.
 
-    `failed_guards`: what no longer held of the graphs that were made of it before.
+    `failed_guards`: of the graphs that were made of it before.
     """
     graph = rewritten(module)
     nodes = list(graph.graph.nodes)
@@ -154,7 +154,7 @@ def _may_train(graph: fx.Graph) -> bool:
 
 
 def _is_on_meta(graph: fx.Graph) -> bool:
-    """Whether an input of a graph is on the meta device: what it runs takes no memory."""
+    """Whether an input of a graph is on the meta device: its ops take no memory."""
     given = (private.example_of(node) for node in graph.nodes if node.op == "placeholder")
     return any(isinstance(x, torch.Tensor) and x.is_meta for x in given)
 

@@ -26,11 +26,10 @@ __all__ = ["Compiled", "Following"]
 
 
 class Following:
-    """What Dynamo asks while it follows a callable.
+    """Answers questions of Dynamo while it follows a callable.
 
-    `outside`: notes what is left to Python. `account`: has a limit that what Dynamo needs for
-    itself is not to meet. `one_ops`: decides which modules run as one op without being
-    marked.
+    `outside`: notes frames left to Python. `account`: has a limit that does not apply to Dynamo's
+    own memory. `one_ops`: decides which modules run as one op without being marked.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class Following:
         self.unguarded = Unguarded(modules)
 
     def call(self) -> tuple[int, Any]:
-        """Return the number of the current call, and what it was given."""
+        """Return the number of the current call, and its inputs."""
         return self._call
 
     def begin(self, given: Any) -> None:
@@ -63,17 +62,17 @@ class Following:
         self.collect_errors()
 
     def collect_errors(self) -> None:
-        """Collect what errors in frames hold in cycles, if there were any since the last time.
+        """Collect cycles that errors in frames hold, if there were any since the last time.
 
         Before a graph is run and measured: any garbage that is freed while it waits for its
-        backward would hide what the loss holds.
+        backward would hide memory of the loss.
         """
         if self._has_skipped:
             self._has_skipped = False
             gc.collect()
 
     def entered_inner_frame(self) -> None:
-        """Note that Python runs what calls the forward of a module."""
+        """Note that Python runs the caller of a module's forward."""
         self._outside.entered_inner_frame()
 
     def skipped(
@@ -105,17 +104,17 @@ class Following:
         return None if found in {type(module).forward for module in self._left_out} else found
 
     def try_as_one_op(self, forward: Any, given: private.Given | None) -> None:
-        """Decide whether a forward is one op from now on; what that takes is within the limit."""
+        """Decide whether a forward is one op from now on; memory for that is within the limit."""
         assert self._one_ops is not None
         self._account.enforce()
         try:
             self._one_ops.decide(forward, given is not None and only_computes(given))
         finally:
             self._account.lift_limit()
-        gc.collect()  # what was looked at holds tensors in cycles
+        gc.collect()  # frames that were looked at hold tensors in cycles
 
     def follow_all_again(self) -> bool:
-        """Follow what was decided to be one op; return whether there is anything."""
+        """Follow modules that were decided to be one op; return whether there are any."""
         return self._one_ops is not None and self._one_ops.follow_all_again()
 
     def ended(self, end: private.End) -> None:
@@ -127,7 +126,7 @@ class Following:
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        """Let the limit rest: what is looked at are shapes."""
+        """Let the limit rest: Dynamo looks at shapes only."""
         self.unguarded.look()
         self._account.lift_limit()
         try:
@@ -137,14 +136,14 @@ class Following:
 
 
 class Unlimited(Protocol):
-    """What has a limit that may rest."""
+    """An object with a limit that may rest."""
 
     def lift_limit(self) -> None:
         """Refuse nothing."""
         ...
 
     def enforce(self) -> None:
-        """Refuse again what would exceed the limit."""
+        """Refuse requests above the limit again."""
         ...
 
 
@@ -152,9 +151,9 @@ class Compiled:
     """Runs a callable through Dynamo.
 
     `function`: a module's own forward, another method of it, or a function. `hand_over`: given a
-    graph, returns what runs it where a backward may follow. `follower`: consulted while
-    Dynamo follows the callable. `kept`: keeps what Dynamo finds for other processes. Raises
-    `BadInput` if this PyTorch lacks what that takes.
+    graph, returns a callable that runs it where a backward may follow. `follower`: consulted while
+    Dynamo follows the callable. `kept`: keeps Dynamo's results for other processes. Raises
+    `BadInput` if this PyTorch is too old for that.
     """
 
     def __init__(
@@ -207,7 +206,7 @@ class Compiled:
             self._follower.end()
 
     def _made_for(self, key: int) -> Callable[..., Any]:
-        function = _as_its_class_has_it(self._function)
+        function = _current_method(self._function)
         function = private.compiled(
             function, backend_of(self._hand_over), self._follower, self._kept
         )
@@ -215,7 +214,7 @@ class Compiled:
         return function
 
 
-def _as_its_class_has_it(function: Callable[..., Any]) -> Callable[..., Any]:
+def _current_method(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method of a module as its class has it now; other callables as they are."""
     owner = getattr(function, "__self__", None)
     if not isinstance(owner, nn.Module) or owner.__dict__.get(function.__name__) is function:
@@ -226,6 +225,6 @@ def _as_its_class_has_it(function: Callable[..., Any]) -> Callable[..., Any]:
 def _too_many_graphs(name: str) -> CaptureError:
     return CaptureError(
         f"{name} runs other operators in ever new calls: Dynamo has made as many graphs of it as "
-        "it may. Way out: fit what is inside it and always the same (methods=, or inner modules), "
+        "it may. Way out: fit parts of it that never change (methods=, or inner modules), "
         "or pass the changing values as tensors"
     )

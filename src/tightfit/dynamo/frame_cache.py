@@ -1,8 +1,8 @@
 """The frame cache: Dynamo's result for a frame, kept in a file for other processes.
 
-A file is named for what a frame is called with and for what its guards asked of their values.
-Where all of that is the same, Dynamo's code and its graph serve again, and the guards are made of
-the values of this process. Where anything differs, Dynamo follows the Python as ever.
+A file is named for arguments of a frame and for values that its guards check. Where all of that is
+the same, Dynamo's code and its graph serve again, and the guards are made of the values of this
+process. Where anything differs, Dynamo follows the Python again.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ __all__ = ["FrameCache"]
 
 _FORMAT = 3
 _SUFFIX = ".frame.gz"
-_MOST_ALIKE = 4  # that are called alike, and differ in what guards ask
+_MOST_ALIKE = 4  # with alike arguments, different by guards
 
 
 class KeptFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a file holds: see `tightfit.torch_private.frames.Frame`."""
+    """The content of a file: see `tightfit.torch_private.frames.Frame`."""
 
     format: int
-    asked: str  # a digest of what guards asked of their values
+    asked: str  # a digest of values that guards check
     files: list[Any]  # those of installed code that was followed: size and date
     code: bytes
     # Classes and fields; one that belongs to another has its place in this list as a field
@@ -63,9 +63,9 @@ class KeptFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FrameCache:
-    """Keeps what Dynamo finds of the frames of a callable, and finds it again.
+    """Keeps Dynamo's results for the frames of a callable, and finds them again.
 
-    `hand_over`: given a graph, returns what runs it where a backward may follow.
+    `hand_over`: given a graph, returns a callable that runs it where a backward may follow.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], hand_over: HandOver) -> None:
@@ -73,26 +73,26 @@ class FrameCache:
         self._hand_over = hand_over
 
     def key(self, frame: Any) -> str | None:
-        """Return what a frame is kept under; None if it is not to be kept."""
-        with ignoring_errors("what Dynamo finds is not kept"):
+        """Return the key of a frame; None if it is not to be kept."""
+        with ignoring_errors("Dynamo's results are not kept"):
             return _digest(packed(self._described(frame)))
         return None
 
     def find(self, key: str, frame: Any) -> tuple[frames.Frame, Callable[..., Any]] | None:
-        """Return what was kept of a frame and what runs its graph, if all holds again."""
+        """Return the kept result for a frame and a callable of its graph, if all guards hold."""
         for path in sorted(trace_folder().glob(f"{key}-*{_SUFFIX}"), key=_date)[-_MOST_ALIKE:]:
             with ignoring_errors(f"{path} is not used"):
                 kept = read_trace(path, KeptFrame, _FORMAT)
                 found = _unpacked(kept)
-                if _guard_digest(frame, found, Tokens()) == kept.asked and _are_there(kept.files):
+                if _guard_digest(frame, found, Tokens()) == kept.asked and _unchanged(kept.files):
                     graph = graph_again(kept.graph, module_names(self._modules))
                     note_use(path)
                     return found, DynamoGraph(graph, self._hand_over, trains=kept.trains)
         return None
 
     def keep(self, key: str, frame: Any, found: frames.Frame, graph: DynamoGraph) -> None:
-        """Keep what was found of a frame, if it means anything in another process."""
-        with ignoring_errors("what Dynamo has found is not kept"):
+        """Keep the result for a frame, if it means anything in another process."""
+        with ignoring_errors("Dynamo's results are not kept"):
             tokens = Tokens()
             asked = _guard_digest(frame, found, tokens)
             tokens.cover(found.traced)
@@ -107,9 +107,9 @@ class FrameCache:
             write_trace(trace_folder() / f"{key}-{asked[:16]}{_SUFFIX}", record)
 
     def _described(self, frame: Any) -> tuple[Any, ...]:
-        """Return what a frame is called with and what is around it, as plain values.
+        """Return arguments and surroundings of a frame, as plain values.
 
-        Raises `NotKept` if something is around that looks into what runs.
+        Raises `NotKept` if something is around that looks into running code.
         """
         if sees_operators():
             raise NotKept("a mode of PyTorch, or hooks of all modules")
@@ -147,7 +147,7 @@ def _held_by(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _leaf_token(leaf: Any, names: Mapping[int, str]) -> str:
-    """Return what tells an argument from others, as far as guards do not."""
+    """Return a value that tells an argument from others, as far as guards do not."""
     plain = (bool, int, float, str, type(None))
     inner = getattr(leaf, "__self__", leaf)
     name = names.get(id(inner), getattr(leaf, "__qualname__", ""))
@@ -155,11 +155,11 @@ def _leaf_token(leaf: Any, names: Mapping[int, str]) -> str:
 
 
 def _guard_digest(frame: Any, found: frames.Frame, tokens: Tokens) -> str:
-    """Return a digest of what guards ask of values, for their values now."""
+    """Return a digest of values that guards check, as they are now."""
     return _digest([tokens.of(frames.facts_of(*each)) for each in frames.values_of(frame, found)])
 
 
-def _are_there(files: list[Any]) -> bool:
+def _unchanged(files: list[Any]) -> bool:
     paths = [Path(name) for name, *_ in files]
     return files == [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in paths]
 
@@ -193,7 +193,7 @@ def _packed(found: frames.Frame) -> dict[str, Any]:
 
 
 def _unpacked(kept: KeptFrame) -> frames.Frame:
-    """Return what was found of a frame; its names are not used here."""
+    """Return the result for a frame; its names are not used here."""
     names = unique_names()
     new = dict(zip(kept.names, names, strict=True))
     sources: list[Any] = []

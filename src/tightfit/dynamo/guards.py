@@ -28,7 +28,7 @@ _Place = tuple[Any, Any]
 
 
 class Unguarded:
-    """What Dynamo does not guard, for some modules."""
+    """Values that Dynamo does not guard, for some modules."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = modules
@@ -65,7 +65,7 @@ class Unguarded:
         self._last = None  # look closely in the next call
 
     def now(self) -> int:
-        """Return a number for what graphs depend on: each number has graphs of its own."""
+        """Return a number for values that graphs depend on: each number has graphs of its own."""
         seen = (
             [*map(dict_version, self._dictionaries)],
             [*map(_code_of, self._functions)],
@@ -79,7 +79,7 @@ class Unguarded:
         return self._number
 
     def _state(self) -> dict[_Place, Any]:
-        """Return what graphs depend on, by its place."""
+        """Return values that graphs depend on, by their places."""
         state: dict[_Place, Any] = {("choices", ""): choices_of_kernels()}
         state["parametrizations", ""] = private.caches_parametrizations()
         state["environment", ""] = dict(_ENVIRONMENT)
@@ -93,7 +93,7 @@ class Unguarded:
         return state | held | dict(zip(functions, codes, strict=True))
 
     def _numbered(self, state: dict[_Place, Any]) -> int:
-        """Return the number of a state; what was not looked at before is as it was all the time."""
+        """Return the number of a state; a value not looked at before counts as unchanged."""
         for number, known in enumerate(self._known):
             if all(state[place] == known[place] for place in known.keys() & state):
                 known.update(state)

@@ -24,7 +24,7 @@ _UNPLANNED = "parameters got gradients that no plan has made"
 
 
 class Outside:
-    """Notes what is left to Python.
+    """Notes frames left to Python.
 
     `left`: how often a frame or a graph was left to plain Python, so that calls have other graphs.
     """
@@ -40,14 +40,14 @@ class Outside:
         self._is_planned: Callable[[torch.Tensor], bool] | None = None  # None: not checked
 
     def reasons(self) -> dict[str, str]:
-        """Return why something ran as plain Python, by what it was."""
+        """Return why frames ran as plain Python, by their names."""
         for name in self._unplanned:
             place = f"module {name!r}" if name else "the outermost module"
             self._reasons.setdefault(place, _UNPLANNED)
         return dict(self._reasons)
 
     @property
-    def is_around(self) -> bool:
+    def has_outside_code(self) -> bool:
         """Whether something of calls ran as plain Python around graphs: there may be several."""
         return self._has_inner_frames or self.left > 0
 
@@ -56,7 +56,7 @@ class Outside:
         self._has_inner_frames = True
 
     def nothing_planned(self) -> BadInput:
-        """Return what says that there is nothing to report but what ran as plain Python."""
+        """Return an error: there is nothing to report but code that ran as plain Python."""
         text = "; ".join(f"{place}: {why}" for place, why in self.reasons().items())
         return BadInput(f"nothing is planned yet; ran outside of every plan: {text}")
 
@@ -96,7 +96,7 @@ class Outside:
             if is_refusal(refusal):
                 raise refusal
             refusal = refusal.__cause__ or refusal.__context__
-        if module is None or "forward" not in code.co_name:  # or what goes on behind a break in it
+        if module is None or "forward" not in code.co_name:  # or its rest behind a break
             return
         names = {each: name for name, each in module_names(self._modules).items()}
         name = names.get(module)
@@ -132,7 +132,7 @@ class Outside:
         self._note("the code between two graphs", reason)
 
     def is_called_within(self) -> bool:
-        """Whether a call of the whole is within what no plan can follow; then that is noted."""
+        """Whether a call of the whole is inside code that no plan can follow; that is noted."""
         around = _around_call()
         if around is not None:
             place, why = around
@@ -140,7 +140,7 @@ class Outside:
         return around is not None
 
     def varies(self) -> None:
-        """Note that numbers decide in every call what a graph runs."""
+        """Note that numbers decide in every call which code a graph runs."""
         self._note(
             "a graph",
             "numbers change its operators in every call (tightfit.opaque: one op)",
@@ -160,7 +160,7 @@ class Outside:
 
 
 def _note_first_gradient(parameter: torch.Tensor, name: str, outside: weakref.ref[Outside]) -> None:
-    """Tell of the first gradient; the collector of garbage does not see what such a hook holds."""
+    """Tell of the first gradient; the garbage collector does not see objects of such a hook."""
 
     def arrived(owner: torch.Tensor) -> None:
         handle.remove()
@@ -172,12 +172,12 @@ def _note_first_gradient(parameter: torch.Tensor, name: str, outside: weakref.re
 
 
 def _around_call() -> tuple[str, str] | None:
-    """Return what is around a call that no plan can follow, and why."""
+    """Return the transform, mode or hook around a call that no plan can follow, and why."""
     transform, mode, hook = running_transform(), running_mode(), saving_hook()
     if transform:
         return transform, "a plan has only the one backward"
     if mode:
         return f"the mode {mode}", "it may run other operators than those of a plan"
     if hook:
-        return f"hooks of saved tensors ({hook})", "they decide what is kept, not a plan"
+        return f"hooks of saved tensors ({hook})", "they decide which tensors are kept, not a plan"
     return None

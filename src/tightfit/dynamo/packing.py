@@ -18,7 +18,7 @@ __all__ = ["KeptHandedGraph", "graph_again", "kept_graph"]
 class KeptHandedGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A graph."""
 
-    # What each does, its name, what it calls, and packed arguments
+    # The kind of each, its name, its function, and packed arguments
     nodes: list[tuple[str, str, str, Any, Any]]
     made_in: dict[str, str]  # the module in whose forward a node was made
     # Outputs that the callable returns along with a loss
@@ -31,7 +31,7 @@ def kept_graph(graph: HandedGraph, modules: Mapping[str, nn.Module]) -> KeptHand
     Raises `NotKept` if it is not all of its callable, or holds something that only this process
     has.
     """
-    if graph.reason or graph.numbers or graph.calls_unseen:
+    if graph.reason or graph.numbers or graph.calls_opaque:
         raise NotKept("a graph that ends in a break, takes numbers, or calls modules")
     places = {node: i for i, node in enumerate(graph.module.graph.nodes)}
     names = {id(module): name for name, module in modules.items()}
@@ -61,7 +61,7 @@ _OF_PYTORCH = ("torch.ops.aten.", "torch.ops.prims.")
 def graph_again(kept: KeptHandedGraph, modules: Mapping[str, nn.Module]) -> HandedGraph:
     """Return the graph of a record.
 
-    Raises `NotKept` if it names what is not there.
+    Raises `NotKept` if it names an object that does not exist.
     """
     graph = fx.Graph()
     nodes: list[fx.Node] = []

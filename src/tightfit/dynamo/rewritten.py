@@ -16,7 +16,7 @@ __all__ = ["rewritten"]
 def rewritten(module: fx.GraphModule) -> fx.GraphModule:
     """Return a graph in which an assignment to ``.data`` writes into the tensor.
 
-    Dynamo makes ``set_`` of such an assignment, and takes back what that counts as a change. Values
+    Dynamo makes ``set_`` of such an assignment, and undoes the change that this counts as. Values
     of another shape or type cannot be written: there ``set_`` stays, and is refused. Dropout that
     drops nothing is left out: it returns its input, where AOTAutograd makes a copy.
     """
@@ -25,7 +25,7 @@ def rewritten(module: fx.GraphModule) -> fx.GraphModule:
     graph.output(graph.graph_copy(module.graph, copies))
     made = fx.GraphModule(module, graph)
     for node in list(made.graph.nodes):
-        counted = private.taken_back(node)
+        counted = private.undone_assignment(node)
         if counted is not None and _may_be_written(*node.all_input_nodes):
             for each in counted:
                 made.graph.erase_node(each)

@@ -1,4 +1,4 @@
-"""The one graph that Dynamo makes of a call, without running it."""
+"""The only graph that Dynamo makes of a call, without running it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["GraphHandedOver", "graph_call", "refuse_break", "without_graph"]
 
 
 class GraphHandedOver(BaseException):
-    """Ends a call that was only to hand over its graph; it holds what was asked."""
+    """Ends a call that was only to hand over its graph; it holds the answer."""
 
     def __init__(self, answer: Any) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class GraphHandedOver(BaseException):
 
 
 def graph_call(call: TracedCall, name: str) -> TracedCall:
-    """Return the call of the one graph of a callable; its tensors may be fake.
+    """Return the call of the only graph of a callable; its tensors may be fake.
 
     Raises `NothingToTrain` if no output depends on a parameter that requires a gradient. Raises
     `CaptureError` if it is no single graph.
@@ -59,7 +59,7 @@ def refuse_break(graph: HandedGraph) -> None:
 
 
 def without_graph(name: str, modules: Mapping[str, nn.Module]) -> CaptureError:
-    """Return what says why a callable has no graph to plan."""
+    """Return an error that says why a callable has no graph to plan."""
     if any(p.is_meta for module in modules.values() for p in module.parameters()):
         return CaptureError(
             f"{name} is on the meta device, where there are only shapes: no step of it can be "

@@ -31,11 +31,11 @@ _BUILTINS = (
 )
 _MARKS = ("_dynamo_", "_torchdynamo_")
 _KNOWN = ("torch", "builtins")
-_DEEPEST = 4  # functions within what functions close over
+_DEEPEST = 4  # levels of functions inside closures of functions
 
 
 class Tokens:
-    """Tells what values are; remembers the code that it has met on the way."""
+    """Makes tokens of values; remembers the code that it has met on the way."""
 
     def __init__(self) -> None:
         self._codes: set[types.CodeType] = set()
@@ -98,7 +98,7 @@ class Tokens:
         return [*self._code(function.__code__), function.__module__, *around]
 
     def _attached(self, value: Any, depth: int) -> Any:
-        """Return the token of what a function has with it; of objects only their kind."""
+        """Return the token of a default or closed-over value; of objects only their kind."""
         if isinstance(value, types.FunctionType) and depth < _DEEPEST:
             return self._function(value, depth)
         if isinstance(value, type):
@@ -111,7 +111,7 @@ class Tokens:
     def _class(self, kind: type) -> list[Any]:
         """Return the token of a class: its name, and the methods of all its bases.
 
-        What Dynamo reads of a metaclass has no guard, so the token includes it.
+        Attributes of a metaclass that Dynamo reads have no guard, so the token includes them.
         """
         if kind not in self._classes:
             self._classes[kind] = ""  # methods may close over their class
@@ -126,7 +126,7 @@ class Tokens:
         return ["class", kind.__module__, kind.__qualname__, self._classes[kind]]
 
     def _methods(self, base: type) -> Iterator[Any]:
-        """Yield the methods of a class; PyTorch's are as ever unless `traces.patched` names one."""
+        """Yield the methods of a class; those of PyTorch are left out, see `traces.patched`."""
         if base.__module__.partition(".")[0] in _KNOWN:
             return
         for name, value in vars(base).items():
@@ -135,7 +135,7 @@ class Tokens:
 
 
 def _functions_of(value: Any) -> list[types.FunctionType]:
-    """Return the functions that something in a class stands for."""
+    """Return the functions behind an attribute of a class."""
     if isinstance(value, types.FunctionType):
         return [value]
     if isinstance(value, property):
@@ -168,7 +168,7 @@ def files_of(traced: Sequence[types.CodeType]) -> list[Any]:
 
 @functools.lru_cache(maxsize=8192)
 def digest_of(code: types.CodeType) -> str:
-    """Return what tells code from other code; its place in a file does not matter."""
+    """Return a value that tells code from other code; its place in a file does not matter."""
     parts = (
         code.co_name,
         code.co_flags,

@@ -1,4 +1,4 @@
-"""Online eviction (DTR): recorded programs, policies, and what a policy would do with a program.
+"""Online eviction (DTR): recorded programs, policies, and replays of a program by a policy.
 
 `log` reads and writes instruction logs; `policies` holds the scores, one family a file. `simulator`
 replays a log in a budget with the C++ core, and `reference` is the same in readable Python, with

@@ -18,7 +18,7 @@ GRANULARITY_BYTES = 512
 """Sizes are rounded up to this, as GPU allocators round."""
 
 Placement: TypeAlias = Literal["bytes", "arena", "neighbours", "window", "mixed"]
-"""What an eviction must bring: bytes, or a hole in an arena of the budget's size. There a score's
+"""The aim of an eviction: bytes, or a hole in an arena of the budget's size. There a score's
 bytes are the storage's own (``"arena"``), or with the holes next to it (``"neighbours"``). Or the
 neighbours that cost least are evicted together: always (``"window"``), or if enough bytes are free
 in all (``"mixed"``).
@@ -62,7 +62,7 @@ class Arena:
         return True
 
     def give_back(self, owner: int) -> None:
-        """Make a hole of what an owner has."""
+        """Make a hole of an owner's place."""
         pieces: list[_Piece] = []
         for piece in self._pieces:
             freed = piece._replace(owner=None) if piece.owner == owner else piece
@@ -73,7 +73,7 @@ class Arena:
         self._pieces = pieces
 
     def hand_over(self, owner: int, heir: int) -> None:
-        """Make what an owner has another's."""
+        """Give an owner's place to another."""
         self._pieces = [p._replace(owner=heir) if p.owner == owner else p for p in self._pieces]
 
     def free_next_to(self, owner: int) -> int:

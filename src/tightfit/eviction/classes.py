@@ -27,7 +27,7 @@ class Classes:
         return len(self._parent) - 1
 
     def root(self, node: int) -> int:
-        """Return the node that stands for a node's class."""
+        """Return the representative of a node's class."""
         self.looks += 1
         while self._parent[node] != node:
             self.looks += 1

@@ -22,10 +22,10 @@ class Comparison:
     """One figure."""
 
     figure: int  # its number in the paper
-    title: str  # what it compares
+    title: str  # names the comparison
     policies: tuple[Policy, ...]  # its lines, or one policy if they are ways of deallocation
     deallocations: tuple[Deallocation, ...] = ("eager",)  # one, or as many as lines
-    measure: Literal["slowdown", "accesses"] = "slowdown"  # what is drawn
+    measure: Literal["slowdown", "accesses"] = "slowdown"  # the quantity drawn
 
 
 COMPARISONS = (

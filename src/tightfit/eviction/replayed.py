@@ -12,12 +12,12 @@ __all__ = ["Deallocation", "Moment", "MomentKind", "Replayed", "Rules", "Status"
 Status: TypeAlias = Literal["ok", "oom", "thrash"]
 
 Deallocation: TypeAlias = Literal["eager", "banish", "ignore"]
-"""What happens when the program drops its last hold of a storage (appendix C.5)."""
+"""The action when the program drops its last hold of a storage (appendix C.5)."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """By what rules a program is replayed in a budget."""
+    """Rules by which a program is replayed in a budget."""
 
     # When the program drops its last hold of a storage, it is evicted (``"eager"``), gone for good
     # as soon as nothing evicted may need it (``"banish"``), or nothing happens (``"ignore"``)
@@ -33,7 +33,7 @@ MomentKind: TypeAlias = Literal["evict", "evict_eager", "remat", "remat_sibling"
 
 
 class Moment(NamedTuple):
-    """An eviction or a rematerialisation, for those who look closely."""
+    """An eviction or a rematerialisation, for close inspection."""
 
     # ``"evict"`` for want of memory, ``"evict_eager"`` because it is not held; ``"remat"`` of a
     # tensor that was asked for, ``"remat_sibling"`` of another output of its operator
@@ -49,9 +49,9 @@ class Replayed:
     """The result of one replay."""
 
     # ``"ok"``; ``"oom"``: nothing was left to evict; ``"thrash"``: recomputation came to cost more
-    # than the limit. What follows then counts up to that point.
+    # than the limit. The fields below then count up to that point.
     status: Status
-    # budget_bytes, max_memory_bytes: what was given, and the most that was resident
+    # budget_bytes, max_memory_bytes: the budget, and the most that was resident
     budget_bytes: int
     max_memory_bytes: int
     total_cost_ns: int  # nanoseconds of all operators that ran

@@ -52,7 +52,7 @@ class Simulator:
         seed: int = 0,
         with_moments: bool = False,
     ) -> Replayed:
-        """Return what happens when the program runs in a budget.
+        """Return the result of running the program in a budget.
 
         `budget_bytes`: bytes for everything resident, constants included. `seed`: of the random
         policy. `with_moments`: also return every eviction and rematerialisation. Raises `BadInput`
@@ -94,7 +94,7 @@ class Simulator:
     def simulate_in_python(
         self, policy: Policy, budget_bytes: int, rules: Rules = USUAL_RULES, *, seed: int = 0
     ) -> Replayed:
-        """Return what `simulate` does, moments included, by the readable reference: slowly."""
+        """Return the result of `simulate`, moments included, by the readable reference: slowly."""
         return simulate_in_python(
             self.log if policy.views_run_again else self._log_without_views,
             policy,

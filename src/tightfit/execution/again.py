@@ -28,10 +28,10 @@ __all__ = ["DifferentiatedCall", "RanPlainly", "Repeated"]
 class RanPlainly:
     """The results of a forward that was run again under autograd."""
 
-    outputs: Sequence[Any]  # what it has returned, flattened
+    outputs: Sequence[Any]  # its outputs, flattened
     inputs: Sequence[Any]  # its placeholders
     # The same where they are those of the call itself; None where another call was run again, too,
-    # and has made what stands for one
+    # and has made the stand-in
     owners: Sequence[Any]
 
 
@@ -46,7 +46,7 @@ class Repeated(Protocol):
         ...
 
     def outputs_once_more(self) -> list[Any]:
-        """Run its forward once more, drawing what it drew; return its raw outputs."""
+        """Run its forward once more, with the same random numbers; return its raw outputs."""
         ...
 
     def replanned(self, came: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor | None]:
@@ -58,27 +58,27 @@ class Repeated(Protocol):
     ) -> Iterator[dict[int, torch.Tensor | None]]:
         """Run it for a further backward; return the gradients of placeholders as they come.
 
-        `begun` tells what the sum that a gradient is begins with, as of `Program`.
+        `begun` returns the first term of the sum of a gradient, as of `Program`.
         """
         ...
 
     def retained(self) -> None:
-        """Note that a further backward may come: what is there now must be there then."""
+        """Note that a further backward may come: tensors that exist now must exist then."""
         ...
 
 
 class DifferentiatedCall:
     """A call whose gradients are differentiated.
 
-    Every backward that is differentiated goes through one forward that was run again: what is
-    derived of their gradients meets there, in the order of plain PyTorch. Calls whose outputs it
-    takes are run again before it: all of them are one graph of autograd's, whose gradients the last
-    call computes for those before.
+    Every backward that is differentiated goes through one forward that was run again: derivatives
+    of their gradients meet there, in the order of plain PyTorch. Calls whose outputs it takes are
+    run again before it: all of them are one graph of autograd's, whose gradients the last call
+    computes for those before.
 
     A later backward may come to that forward twice: from a derivative, which leads into it, and
-    from an output, which leads to the node of the call. Plain PyTorch adds both up inside. So what
-    comes from a derivative waits for the node of the call, which goes on with both. Where that
-    backward frees what the forward has saved, it is run once more.
+    from an output, which leads to the node of the call. Plain PyTorch adds both up inside. So a
+    gradient from a derivative waits for the node of the call, which goes on with both. Where that
+    backward frees the forward's saved tensors, it is run once more.
 
     `ran`: its forward that was run again. `repeated`: runs it. `node`: the first node of the call
     in autograd's graph.
@@ -94,7 +94,7 @@ class DifferentiatedCall:
         node: weakref.ref[Any],
     ) -> None:
         self._joint = joint
-        # holds what the call was given; several calls are not run once more
+        # holds the call's inputs; several calls are not run once more
         self._repeated = None if before else repeated
         self._is_over = False
         pairs = enumerate(zip(ran.inputs, ran.owners, strict=True))
@@ -121,11 +121,11 @@ class DifferentiatedCall:
     ) -> dict[int, torch.Tensor | None]:
         """Return the gradients that a backward asks for, by positions of placeholders.
 
-        `by_position`: gradients of raw outputs. `canonical`: which of the raw outputs stands for
+        `by_position`: gradients of raw outputs. `canonical`: which of the raw outputs represents
         others that are the same.
         """
         (backward, computed), self._computed = self._computed, (-1, {})
-        is_computed = backward == engine.running_backward()  # of what a later call has led here
+        is_computed = backward == engine.running_backward()  # of gradients led here by a later call
         if self._is_over and not is_computed:
             raise refused.second_time(is_freed=False)
         came = {
@@ -142,7 +142,7 @@ class DifferentiatedCall:
             return {}
         calls = self._calls()
         for call in calls:
-            call._made = {}  # autograd holds of it what plain PyTorch does
+            call._made = {}  # autograd holds the same of it as in plain PyTorch
         wanted = {call: call._wanted() for call in calls}
         if not any(wanted.values()):
             return {}
@@ -156,7 +156,7 @@ class DifferentiatedCall:
             allow_unused=True,
         )
         gradients = dict(zip(asked, found, strict=True))
-        for call in calls:  # what several calls take is handed over once
+        for call in calls:  # inputs of several calls are handed over once
             own = {p: gradients.pop(_key(edge), None) for p, edge in wanted[call].items()}
             call._computed = engine.running_backward(), own
         if torch.is_grad_enabled():
@@ -194,7 +194,7 @@ class DifferentiatedCall:
     def _takes_part(self) -> bool:
         """Whether the backward that runs now comes to the call, and to none that took its outputs.
 
-        What comes from derivatives waits for the last call that was run again.
+        Gradients from derivatives wait for the last call that was run again.
         """
         node = self._node()
         is_reached = node is not None and engine.runs_in_this_backward(node)
@@ -208,7 +208,7 @@ class DifferentiatedCall:
     ) -> list[GradientEdge]:
         """Return where gradients of raw outputs go, and then where those that wait go.
 
-        A backward that keeps no graph has freed what the forward saved wherever it came by.
+        A backward that keeps no graph has freed the forward's saved tensors on its way.
         """
         outputs, nodes = self._outputs, self._from_derivatives.nodes
         if waiting.came_by and not engine.keeps_graph():
@@ -237,7 +237,7 @@ class DifferentiatedCall:
 
 @dataclass(frozen=True)
 class Waiting:
-    """What derivatives have led into a forward in the backward that runs now."""
+    """Gradients that derivatives have led into a forward in the backward that runs now."""
 
     came_by: bool  # whether the backward has come there at all
     gradients: Mapping[tuple[int, int], torch.Tensor]  # by the index of a node, and place at it
@@ -257,7 +257,7 @@ class FromDerivatives:
         self._taken_by = -1  # the backward in which the call went on last
 
     def watch(self, nodes: Collection[Any]) -> None:
-        """Have what comes to autograd's nodes wait; once."""
+        """Have gradients for autograd's nodes wait; once."""
         if self.nodes:
             return
         self.nodes = [*nodes]
@@ -274,14 +274,14 @@ class FromDerivatives:
             node.register_prehook(stopped(index))
 
     def taken(self) -> Waiting:
-        """Return what has come in this backward; it waits no longer."""
+        """Return gradients that have come in this backward; they wait no longer."""
         came, self._came = self._came, {}
         self._taken_by = engine.running_backward()
         came_by = self._came_by == self._taken_by
         return Waiting(came_by, came if came_by else {})
 
     def _arrived(self, index: int, gradients: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Keep what comes to a node, and let nothing pass; None: it passes."""
+        """Keep gradients that come to a node, and let none pass; None: they pass."""
         waits = self._waits()
         if waits is None or not waits():
             return None
@@ -312,8 +312,8 @@ def _of_several() -> TightfitError:
     return TightfitError(
         "outputs of several graphs of a model go back together in a backward that is "
         "differentiated (create_graph=True). They meet inside, where plain PyTorch adds in another "
-        "order, and gradients would differ in their last bits. Put together inside of the fitted "
-        "module what the derivative is taken of (have it return their sum, say), or take the "
+        "order, and gradients would differ in their last bits. Combine the outputs inside of "
+        "the fitted module (have it return their sum, say), or take the "
         f"derivative inside of it. {WITHOUT_A_PLAN}"
     )
 
@@ -322,6 +322,6 @@ def _used_with(how: str) -> TightfitError:
     return TightfitError(
         "a loss goes back through an output of a tightfit step together with its derivative "
         f"(create_graph=True), {how}. Both meet inside of the step, and gradients would differ in "
-        "their last bits. Take the derivative inside of what is planned (tightfit.step), or call "
-        f"the model once more for what else takes its output. {WITHOUT_A_PLAN}"
+        "their last bits. Take the derivative inside of the planned code (tightfit.step), or call "
+        f"the model once more for other uses of its output. {WITHOUT_A_PLAN}"
     )

@@ -1,10 +1,10 @@
 """Fit a module in place: its `forward`, and methods that are named, are replaced; no more.
 
 `state_dict`, the type, `isinstance`, hooks of the module itself, `torch.save` and `pickle` (of the
-plain model) keep working; no public attribute is added. What runs instead is stored in the module,
-so both live and die together; a deep copy of the module is fitted again on its first call. Other
-tools may wrap the replaced forward (by `functools.wraps`, as autocast does): it is found beneath
-theirs.
+plain model) keep working; no public attribute is added. The forward that runs instead is stored in
+the module, so both live and die together; a deep copy of the module is fitted again on its first
+call. Other tools may wrap the replaced forward (by `functools.wraps`, as autocast does): it is
+found beneath theirs.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = [
     "original_forward",
     "original_method",
     "own_methods",
-    "put_aside",
     "refuse_unfittable",
+    "unfit_for_now",
     "was_fitted",
 ]
 
@@ -50,7 +50,7 @@ _COPYING = ("__reduce_ex__", "__deepcopy__")
 
 
 class Attached(Protocol):
-    """What runs in place of a module's forward."""
+    """A callable that runs in place of a module's forward."""
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
         """Run one forward."""
@@ -66,7 +66,7 @@ class Attached(Protocol):
 
 
 class _Attachment:
-    """What is stored in a fitted module, from which a copy of the module gets its own."""
+    """Record in a fitted module, from which a copy of the module gets its own."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class _Attachment:
         self._running: set[int] = set()
 
     def of(self, module: nn.Module, name: str = "forward") -> Attached:
-        """Return what is attached to the module; a copy gets its own now."""
+        """Return the attachment of the module; a copy gets its own now."""
         if self.made is None or not self.made.is_of(module):
             made = self.refit(module)
             return made if name == "forward" else attached_methods(module)[name]
@@ -145,7 +145,7 @@ def original_method(module: nn.Module, name: str) -> Callable[..., Any]:
     if not inspect.isfunction(method) or name in vars(nn.Module) or name == "forward":
         own = ", ".join(own_methods(kind)) or "none"
         raise BadInput(
-            f"methods= names {name!r}, which is no method of {kind.__name__} besides its "
+            f"methods= names {name!r}, which is no method of {kind.__name__} other than its "
             f"forward (it has: {own})"
         )
     here = module.__dict__.get(name)
@@ -185,10 +185,11 @@ def attach(
 ) -> None:
     """Let something run in place of the forward of a module.
 
-    `module`: fitted in place; what was attached before is replaced. `made`: called with (args,
+    `module`: fitted in place; an earlier attachment is replaced. `made`: called with (args,
     kwargs) instead of the module's forward. `refit`: attaches something new to a deep copy of the
-    module and returns it. `methods`: what runs in place of further methods, when none of the others
-    is running. Raises `BadInput` if the module cannot be fitted; see `refuse_unfittable`.
+    module and returns it. `methods`: callables that run in place of further methods, when none of
+    the others is running. Raises `BadInput` if the module cannot be fitted; see
+    `refuse_unfittable`.
     """
     refuse_unfittable(module)
     _put(module, _Attachment(made, refit, methods or {}))
@@ -262,7 +263,7 @@ def _put(module: nn.Module, attachment: _Attachment) -> None:
 
 
 def _put_copying(module: nn.Module) -> None:
-    """Let a fitted module be pickled as the plain one, and copied with what is attached to it.
+    """Let a fitted module be pickled as the plain one, and copied with its attachment.
 
     `pickle` and `copy` ask the object for these methods, before its class.
     """
@@ -271,7 +272,7 @@ def _put_copying(module: nn.Module) -> None:
 
 
 def _pickled_plainly(module: nn.Module, protocol: int) -> Any:
-    """Return what the class makes of the plain model; nothing of tightfit is needed to load it."""
+    """Return the reduction of the plain model by its class; loading it needs no tightfit."""
     reduced = type(module).__reduce_ex__(module, protocol)  # type: ignore[arg-type]
     if len(reduced) < 3 or not isinstance(reduced[2], dict):
         return reduced
@@ -300,7 +301,7 @@ def was_fitted(module: nn.Module) -> bool:
 
 
 def _planned_method(name: str, replaced: Any) -> Any:
-    """Return what replaces the forward of a class, or another method."""
+    """Return a replacement for the forward of a class, or for another method."""
 
     def planned(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         attachment = self.__dict__.get(_KEY)
@@ -329,7 +330,7 @@ def _refuse_wrapped(module: nn.Module) -> None:
         )
     if isinstance(module, torch.jit.ScriptModule):
         raise BadInput(
-            f"the model is scripted ({kind}): what it runs cannot be planned. Fit the plain module "
+            f"the model is scripted ({kind}): its code cannot be planned. Fit the plain module "
             f"(PYTORCH_JIT=0 in the environment has torch.jit leave it plain). {WITHOUT_A_PLAN}"
         )
     if any(type(m).__name__ == "FullyShardedDataParallel" for m in module.modules()):
@@ -379,11 +380,11 @@ def detach(module: nn.Module) -> bool:
     return True
 
 
-def put_aside(module: nn.Module) -> Callable[[], None]:
+def unfit_for_now(module: nn.Module) -> Callable[[], None]:
     """Give a fitted module its own forward back for a while; return a function that fits it again
     as it was.
 
-    What is attached to it stays as it is meanwhile, captured steps and plans included.
+    Its attachment stays as it is meanwhile, captured steps and plans included.
     """
     names = {_KEY, "forward", *_COPYING, *module.__dict__[_KEY].methods}
     own = {name: value for name, value in module.__dict__.items() if name in names}

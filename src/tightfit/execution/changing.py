@@ -1,7 +1,7 @@
 """Buffers that a program changes between forward and backward, while a plan reads them again.
 
-Plain PyTorch keeps what a forward has computed of a buffer; a plan may compute it again. Where the
-buffer is changed meanwhile, as the queue of momentum contrast is, that needs a copy.
+Plain PyTorch keeps values that a forward has computed of a buffer; a plan may compute them again.
+Where the buffer is changed meanwhile, as the queue of momentum contrast is, that needs a copy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tightfit.allocator.refusals import if_room
+from tightfit.allocator.refusals import unless_refused
 from tightfit.allocator.tally import before_refusals
 from tightfit.capture.joint_graph import Source
 from tightfit.execution import refused
@@ -34,15 +34,15 @@ class ChangingBuffers:
     def copied(self, kept: Sequence[int], saved: Sequence[Any]) -> dict[int, torch.Tensor]:
         """Return copies of those that may change, as far as there is room.
 
-        `kept`: the placeholders that come first in what is saved. The result: by the place in what
-        is saved.
+        `kept`: the placeholders that come first among saved values. The result: by the place among
+        them.
         """
         places = [place for place, i in enumerate(kept) if i in self._may_change]
-        made = {place: if_room(saved[place].clone) for place in places}
+        made = {place: unless_refused(saved[place].clone) for place in places}
         return {place: copy for place, copy in made.items() if copy is not None}
 
     def saw(self, kept: Sequence[int], changed: Container[int]) -> None:
-        """Note at which places what was kept has changed when its backward began."""
+        """Note at which places kept tensors have changed when the backward began."""
         same = (i for place, i in enumerate(kept) if place not in changed)
         self._may_change.difference_update(same)
 
@@ -54,8 +54,8 @@ class ChangingBuffers:
 class Unchanged:
     """Saved tensors of a call must be unchanged at its backward, or be copied.
 
-    `saved`: what it keeps, at the end of its forward. `kept`: the placeholders that come first in
-    it.
+    `saved`: the values it keeps, at the end of its forward. `kept`: the placeholders that come
+    first in it.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Unchanged:
             raise refused.changed(source, tuple(tensor.shape))
 
     def read_copies(self, saved: list[Any]) -> None:
-        """Put copies in the place of what has changed, and free the others."""
+        """Put copies in the place of changed tensors, and free the others."""
         changed = self._changed()
         for place in changed:
             saved[place] = self._copies[place]
@@ -101,7 +101,7 @@ class Unchanged:
         self._copies.clear()
 
     def _changed(self) -> dict[int, torch.Tensor]:
-        """Return what has changed since, by its place."""
+        """Return tensors changed since, by their places."""
         there = ((place, known(), version) for place, known, version in self._versions)
         return {i: t for i, t, version in there if t is not None and t._version != version}
 

@@ -2,8 +2,8 @@
 
 A step's window runs from one planned forward to the next, so the optimizer step and all that user
 code holds in between are inside. It ends with its backward where a model with a budget of its own
-trains next. The guard adds up what is resident the whole step (inspected) and what the allocator
-gave out on top (metered).
+trains next. The guard adds up bytes resident the whole step (inspected) and bytes that the
+allocator gave out on top (metered).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ADVICE = (
 class StepPeaks:
     """The peaks of one step, in bytes on top of its start."""
 
-    constant_bytes: int  # what was resident at the start of the step
+    constant_bytes: int  # resident at the start of the step
     # forward_bytes, between_bytes, backward_bytes, after_bytes: peaks of the forward program, of
     # user code until backward, of the backward program, of everything until the next forward (the
     # optimizer step)
@@ -46,8 +46,8 @@ class StepPeaks:
     between_bytes: int = 0
     backward_bytes: int = 0
     after_bytes: int = 0
-    # The budgets of other callables whose steps were running at the same time: who holds what
-    # is unknown, so all of them keep to the sum
+    # The budgets of other callables whose steps were running at the same time: holders of bytes are
+    # unknown, so all of them keep to the sum
     other_budgets_bytes: int = 0
     # Whether any of them ran a forward or a backward meanwhile: peaks may be theirs
     others_ran: bool = False
@@ -68,7 +68,7 @@ class StepPeaks:
     def has_freed_between(self) -> bool:
         """Whether less was held when the backward began than when the forward ended.
 
-        What user code held meanwhile may have taken the place of what was freed, unseen.
+        Memory of user code may meanwhile have taken the place of freed memory, unseen.
         """
         return self.entered_bytes < self.boundary_bytes
 
@@ -92,7 +92,7 @@ _GUARDS: WeakSet[Guard] = WeakSet()
 
 @contextlib.contextmanager
 def left_out() -> Iterator[None]:
-    """Leave out of every step that is measured what is done to plan another."""
+    """Leave work to plan a step out of every other step that is measured."""
     guards = list(_GUARDS)
     for guard in guards:
         guard.take_peak()
@@ -138,9 +138,9 @@ class _Exceeded:
 
 
 class _Unmetered:
-    """What was allocated before there was a meter: its release is not metered either.
+    """Memory allocated before there was a meter: its release is not metered either.
 
-    `now_bytes`: returns what is held of it now.
+    `now_bytes`: returns the bytes of it that are held now.
     """
 
     def __init__(self, now_bytes: Callable[[], int]) -> None:
@@ -160,9 +160,9 @@ class Guard:
     """Measures steps; raises or warns when one exceeds the budget.
 
     `device`: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. `on_exceed`: ``"raise"`` or ``"warn"``.
-    `advice`: what to try, for the message of a step that exceeded the budget. `unmetered_bytes`:
-    returns what the constants hold now that was allocated before there was a meter. `steps`: the
-    last of which every peak is known: not those that were only checked.
+    `advice`: ways out, for the message of a step that exceeded the budget. `unmetered_bytes`:
+    returns the bytes of constants that were allocated before there was a meter. `steps`: the last
+    of which every peak is known: not those that were only checked.
     """
 
     def __init__(
@@ -212,10 +212,10 @@ class Guard:
 
         `constant_bytes`: returns the bytes resident now: parameters, buffers, inputs, gradients,
         optimizer state. Asked once the window before is closed. `budget_bytes`: the limit of the
-        step that begins, constants included. `shared`: what it shares its budget with, if it does.
-        `runs`: always tells which of its calls await a backward. `is_known`: whether nothing is
-        learned from the step any more: it is only checked, and a peak that the device has for all
-        who ask is left to the user.
+        step that begins, constants included. `shared`: the budget that it shares with others, if it
+        does. `runs`: always tells which of its calls await a backward. `is_known`: whether nothing
+        is learned from the step any more: it is only checked, and a peak that the device has for
+        all readers is left to the user.
         """
         self._shared, self._runs = shared, runs
         self._is_checked_only = is_known and self.meter is not None and self.meter.shares_peak
@@ -254,7 +254,7 @@ class Guard:
         self.budget_bytes = budget_bytes
 
     def restart(self) -> None:
-        """Restart the open window: what happened in it so far belongs to no step."""
+        """Restart the open window: its peaks so far belong to no step."""
         if self.meter is not None and self._open is not None:
             self._start = self.meter.live_bytes()
             self._reset_peak()
@@ -304,7 +304,7 @@ class Guard:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out of a forward what is done to plan it, and the garbage that leaves behind."""
+        """Leave work to plan a forward out of it, and the garbage of that work."""
         self.take_peak()
         try:
             yield
@@ -313,7 +313,7 @@ class Guard:
             self.skip_peak()
 
     def skip_peak(self) -> None:
-        """Leave out of the open step what was held since its peak was last noted."""
+        """Leave memory held since the peak was last noted out of the open step."""
         self._reset_peak()
 
     def close(self, where: str | None = None) -> StepPeaks | None:
@@ -355,7 +355,7 @@ class Guard:
         ]
 
     def _meet(self, other: Guard) -> None:
-        """Note of two steps that one begins while the other is running, if it is."""
+        """Note that a step begins while another is running, if it is."""
         if self._open is not None and any(run.is_open for run in self._runs):
             self._other_budgets.add(other)
             other._other_budgets.add(self)

@@ -41,7 +41,7 @@ class Program:
     forward: Forward
     # A generator function of (saved, tangents), both emptied; yields lists of gradients. A third
     # argument is called with the placeholder and the first term of each gradient of `sums`, and
-    # returns what that gradient begins with.
+    # returns the first value of that gradient.
     backward: Backward
     # For each yielded list, the placeholder positions the gradients belong to
     groups: tuple[tuple[int, ...], ...]
@@ -49,11 +49,11 @@ class Program:
     # last group before which it is read
     late_reads: tuple[tuple[int, int], ...]
     source: str  # the generated code
-    # What the code takes from outside: operators, constants, access to generators. A compiler runs
-    # the code with others in their place.
+    # Names that the code takes from outside: operators, constants, access to generators. A compiler
+    # runs the code with others in their place.
     names: Mapping[str, Any]
-    # Placeholders that the backward reads, in the order in which they come first in what is saved;
-    # (): not known
+    # Placeholders that the backward reads, in the order in which they come first among saved
+    # values; (): not known
     kept: tuple[int, ...] = ()
     # Placeholders whose gradients are sums that can go on where those of other calls ended
     sums: frozenset[int] = frozenset()
@@ -174,7 +174,7 @@ class _Lowering:
             function.emit(f"clock({step.op}, {step.alternative})")
 
     def _free_returned(self, now: int) -> None:
-        """Free in the backward what the forward has returned and nothing more reads.
+        """Free in the backward values that the forward has returned and nothing more reads.
 
         A plan counts it to the end, as the caller may hold it.
         """
@@ -189,9 +189,10 @@ class _Lowering:
         return self.writer.make(value)
 
     def _hand_over(self, now: int) -> None:
-        """Hand over what is finished; what is read may be changed as soon as its gradient is there.
+        """Hand over finished gradients; inputs may be changed as soon as their gradient exists.
 
-        Fresh gradients are held to the end in any case: those of what is still read wait for that.
+        Fresh gradients are held to the end in any case: those of inputs that are still read wait
+        for that.
         """
         values = self.finished
         if self.plan.gradients == "fresh":
@@ -351,7 +352,7 @@ class _RepeatedDraws:
         return after if self._left[op] else [*after, f"s{op} = None"]
 
     def _access(self, op: OpId) -> tuple[str, str]:
-        """Return the names of what reads and sets the generator an op draws from."""
+        """Return the names of functions that read and set the generator an op draws from."""
         node = self._nodes[op]
         own = node.kwargs.get("generator")
         if own is not None:

@@ -16,7 +16,7 @@ __all__ = ["PlacedStep", "Places", "Turns", "placed_program", "placed_runner"]
 
 
 class PlacedStep(Protocol):
-    """Whom a step tells what comes."""
+    """An object that a step tells its next instruction."""
 
     def turn(self, instruction: int, /) -> None:
         """Make ready for an instruction of the plan."""
@@ -40,13 +40,13 @@ class Places(Protocol):
 
 
 class Turns:
-    """Hands what a program says on to the step that runs."""
+    """Hands the program's announcements on to the step that runs."""
 
     def __init__(self) -> None:
         self._step: PlacedStep | None = None
 
     def __call__(self, instruction: int) -> None:
-        """Say what comes."""
+        """Announce the next instruction."""
         assert self._step is not None
         self._step.turn(instruction)
 
@@ -63,7 +63,7 @@ class Turns:
 def placed_program(program: Program, turns: Turns, places: Places) -> Program:
     """Return a program that begins and ends its steps at their places.
 
-    `program`: lowered with these turns. `turns`: what it calls before instructions.
+    `program`: lowered with these turns. `turns`: called before instructions.
     """
 
     def forward(inputs: list[Any]) -> tuple[list[Any], list[Any]]:

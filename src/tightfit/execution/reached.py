@@ -10,7 +10,7 @@ __all__ = ["Reached"]
 
 
 class Reached:
-    """What the backwards of one call have reached.
+    """The outputs that the backwards of one call have reached.
 
     `backwards`: how many have begun. `is_retained`: whether the last of them may be followed by
     another. `missing`, `unplanned`: the outputs without a gradient that were planned to have

@@ -34,7 +34,7 @@ Begun: TypeAlias = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 class Planned(Protocol):
-    """What runs a plan; `execution.runtime.Runner` is one."""
+    """A program of a plan; `execution.runtime.Runner` is one."""
 
     program: Program
     tangents: list[tuple[int, torch.Tensor]]
@@ -59,9 +59,9 @@ def gradients_in_turn(
     came: Mapping[int, torch.Tensor],
     begun: Begun,
 ) -> Iterator[dict[int, torch.Tensor | None]]:
-    """Run the forward of a call; return what runs its backward, a group of gradients at a time.
+    """Run the forward of a call; return an iterator that runs its backward by groups of gradients.
 
-    `came`: the gradients of outputs. `begun`: tells what the sum that a gradient is begins with, as
+    `came`: the gradients of outputs. `begun`: returns the first term of the sum of a gradient, as
     of `Program`. Raises `PlanMismatch` if the plan takes other outputs.
     """
     ready = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
@@ -101,7 +101,7 @@ def _taken(
 def grouped(
     coming: Iterator[dict[int, torch.Tensor | None]], groups: Sequence[Sequence[int]]
 ) -> Iterator[list[torch.Tensor | None]]:
-    """Yield gradients in the groups in which autograd expects them; hold what comes early."""
+    """Yield gradients in the groups in which autograd expects them; hold early ones."""
     waiting: dict[int, torch.Tensor | None] = {}
     for positions in groups or ((),):
         while not waiting.keys() >= set(positions):
@@ -125,8 +125,8 @@ def refuse_others(
 def tangent(gradient: torch.Tensor | None, meta: torch.Tensor) -> torch.Tensor:
     """Return the gradient of an output; zeros where there is none.
 
-    It may have any strides (an expanded scalar, say): the same kernels then run as in eager. What
-    it puts off, to be conjugated or negative, is done.
+    It may have any strides (an expanded scalar, say): the same kernels then run as in eager.
+    Conjugation and negation that it puts off are done.
     """
     if gradient is not None:
         return gradient.resolve_conj().resolve_neg()

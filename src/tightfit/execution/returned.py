@@ -2,7 +2,7 @@
 
 AOTAutograd's runtime wrapper runs around the chain of autograd nodes. An output of the chain has a
 history of its own. Views of inputs and of other outputs are made again outside of it, so that
-autograd knows them for what they are.
+autograd knows them as views.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tightfit.torch_private.wrappers import (
 __all__ = ["Returned", "inputs_viewed", "raw_outputs", "read_by_others", "viewed_outputs"]
 
 _OWN = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
-"""Kinds of outputs that are no views of an input, of another output or of what is returned."""
+"""Kinds of outputs that are no views of an input, of another output or of a result."""
 _VIEWS = (OutputType.alias_of_intermediate, OutputType.alias_of_intermediate_save_as_output)
 """Kinds of outputs that are views of a further raw output."""
 _VIEW_OF_OUTPUT = OutputType.alias_of_intermediate_base_is_user_output
@@ -36,7 +36,7 @@ _VIEW_OF_OUTPUT = OutputType.alias_of_intermediate_base_is_user_output
 class Returned:
     """Makes the outputs of one captured step.
 
-    `chain`: runs the chain of nodes on the inputs and what more follows them; returns the raw
+    `chain`: runs the chain of nodes on the inputs and the arguments after them; returns the raw
     outputs by their positions. `canonical`: of each raw output that leaves the chain, the output
     that is returned in place of all that are the same.
     """
@@ -71,7 +71,7 @@ class Returned:
             if info.requires_grad and not receives_gradient(info)
         ]
         self._chain = chain
-        # where all that leaves the chain is what is returned, the wrapper has nothing to do
+        # where exactly the returned values leave the chain, the wrapper has nothing to do
         leaves_alone = self._is_simple and leaving == [*range(self._outputs)]
         self._call = self._run if leaves_alone else wrapped(self._run, metadata)
 
@@ -87,10 +87,10 @@ class Returned:
         return index in self._with_history
 
     def hidden(self, raw: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Return what leaves the chain, as views only of what leaves it, too.
+        """Return values that leave the chain, as views only of values that leave it, too.
 
-        A view of what is visible nowhere else is no view: the caller may write into it. What has no
-        history is no view of what gets one.
+        A view of a tensor that is visible nowhere else is no view: the caller may write into it. A
+        tensor without a history is no view of one that gets one.
         """
         if not any(t._is_view() for t in raw):
             return tuple(raw)
@@ -149,9 +149,9 @@ def inputs_viewed(joint: JointGraph) -> frozenset[int]:
 
 
 def raw_outputs(joint: JointGraph, outputs: Sequence[Any]) -> dict[int, Any]:
-    """Return the raw outputs with a history of their own, by position, of what a forward returned.
+    """Return the raw outputs with a history of their own, by position, of a forward's outputs.
 
-    `outputs`: what it returned, flattened, when it was run plainly.
+    `outputs`: of the plain forward, flattened.
     """
     infos = joint.metadata.output_info
     found = {i: x for i, x in enumerate(outputs) if infos[i].output_type in _OWN}
@@ -162,7 +162,7 @@ def raw_outputs(joint: JointGraph, outputs: Sequence[Any]) -> dict[int, Any]:
 
 
 def _viewed_without_history(output: torch.Tensor, kind: OutputType) -> torch.Tensor:
-    """Return an output that is a view made where gradients are off, of what has a history."""
+    """Return an output that is a view, made without gradients, of a tensor with a history."""
     if kind in _OWN:
         return output.requires_grad_()
     if kind is OutputType.is_input:

@@ -10,7 +10,7 @@ __all__ = ["RunState"]
 class RunState(Enum):
     """Where a planned call is.
 
-    | state | what it is | comes after |
+    | state | meaning | comes after |
     |---|---|---|
     | NEW | no forward has run | |
     | AWAITS_BACKWARD | the forward has run | NEW |

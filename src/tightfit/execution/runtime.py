@@ -94,7 +94,7 @@ class Runner:
     def without_gradient(self, missing: frozenset[int]) -> frozenset[int]:
         """Return the positions of placeholders that have no gradient where some outputs have none.
 
-        Where others have one, what comes from the missing ones is zero.
+        Where others have one, the missing gradients are zero.
         """
         if missing not in self._without:
             reached = self.joint.made_from_gradients(self.differentiable - missing)
@@ -171,7 +171,7 @@ class Run(Chained):
         self._node: weakref.ref[Any] | None = None
 
     def begin(self, runner: Runner, inputs: list[Any], summed: Mapping[int, torch.Tensor]) -> None:
-        """Take what the forward program runs on, and whose gradients are sums."""
+        """Take the inputs of the forward program, and those whose gradients are sums."""
         self.runner = runner
         self.inputs = inputs
         self.sums = Sums(runner.announce_sum, runner.joint.gradients)
@@ -200,7 +200,7 @@ class Run(Chained):
         return tuple(raw[i] for i in plain)
 
     def note_versions(self, inputs: Sequence[Any]) -> None:
-        """Note what must not be changed until it is read, now that the call has changed its own."""
+        """Note inputs that must not change until read, now that the call has changed its own."""
         runner = self.runner
         assert runner is not None
         saved, kept = self.saved or [], runner.program.kept
@@ -254,7 +254,7 @@ class Run(Chained):
         self._end_with_backward()
 
     def _end_with_backward(self) -> None:
-        """See to it that what runs ends where autograd asks for some of the gradients only."""
+        """Have the running backward end where autograd asks for some of the gradients only."""
         assert self.runner is not None
         if len(self.runner.program.groups) > 1:
             running = self.generator
@@ -263,7 +263,7 @@ class Run(Chained):
             )
 
     def _drop_repeated(self) -> None:
-        """Drop what would run the call again, unless another backward may come."""
+        """Drop the means to run the call again, unless another backward may come."""
         if not self.reached.is_retained:
             self._repeated = None
         elif self._repeated is not None:
@@ -284,7 +284,7 @@ class Run(Chained):
         except BaseException as error:
             self._end(RunState.FAILED)
             if is_refusal(error):
-                message = "A backward that is differentiated itself takes what plain PyTorch takes."
+                message = "A differentiated backward takes as much memory as in plain PyTorch."
                 raise budget_exceeded(error, message) from error
             raise
         if self.state is not RunState.DIFFERENTIATED:
@@ -429,7 +429,8 @@ class Run(Chained):
     def _check_late_reads(self, index: int) -> None:
         """Refuse to read a parameter that was changed right after its gradient was there.
 
-        An optimizer that steps inside backward may do so; what it changed must not be read again.
+        An optimizer that steps inside backward may do so; parameters it changed must not be read
+        again.
         """
         assert self.runner is not None
         for position, last in self.runner.program.late_reads:

@@ -36,7 +36,7 @@ def refuse_other_backward(
     """Raise if a backward that steps parameters is to do something else than one whole step.
 
     `came`: the gradients of outputs. `node`: the first of its chain in autograd's graph. Raises
-    `TightfitError`: says what, and a way out.
+    `TightfitError`: names the cause, and a way out.
     """
     if not runner.stepped:
         return
@@ -71,7 +71,7 @@ def with_gradient(parameter: torch.Tensor, gradient: torch.Tensor) -> Iterator[N
 
 
 def _reaches_all(edges: Sequence[tuple[Any, int]]) -> bool:
-    """Whether the backward that runs now accumulates what goes to each of some parameters."""
+    """Whether the backward that runs now accumulates the gradient of each of some parameters."""
     try:
         return all(engine.runs_in_this_backward(node) for node, _ in edges)
     except RuntimeError:  # of a leaf for which torch.autograd.grad was called

@@ -1,6 +1,6 @@
 """Gradients of tensors that several calls read, added up in the order of plain PyTorch.
 
-Autograd adds up what comes for a tensor in one backward term by term, whichever call a term is of.
+Autograd adds up gradients of a tensor in one backward term by term, whichever call a term is of.
 A plan hands over the sum of its own terms. So where the gradient of one call is on its way already,
 the plan of the next call goes on with it. It adds its terms to that gradient, in place, and hands
 over nothing.
@@ -69,7 +69,7 @@ def first_sums(captured: Captured, plan: Plan) -> dict[OpId, FirstSum]:
 
 
 def added_to(tangent: fx.Node) -> torch.Tensor:
-    """Return what a tangent is added to, else itself: zeros in its place have that layout.
+    """Return the tensor that a tangent is added to, else itself: zeros have that layout.
 
     Plain PyTorch adds nothing where an output has no gradient. A sum has the layout of both its
     terms, if these agree, and a gradient's layout decides in which order it is summed up.
@@ -89,7 +89,7 @@ def _is_like(rest: torch.Tensor, own: torch.Tensor) -> bool:
 
 
 def _first_sum(gradient: fx.Node) -> fx.Node | None:
-    """Return what adds the first two terms; None where something else happens to them."""
+    """Return the op that adds the first two terms; None where something else happens to them."""
     node, first = gradient, None
     for _ in range(terms_of(gradient) - 1):
         if not is_sum(node) or node.kwargs or len(node.users) != 1:
@@ -164,7 +164,7 @@ class Sums:
         self._handed: dict[int, int] = {}
         self._watched: set[int] = set()
         self._noted: dict[int, weakref.ref[torch.Tensor]] = {}  # by address
-        self._own_terms: dict[_Edge, weakref.ref[torch.Tensor]] = {}  # of those what is one term
+        self._own_terms: dict[_Edge, weakref.ref[torch.Tensor]] = {}  # sums of one own term
         _OPEN.add(self)
 
     def watch(self, position: int, owner: torch.Tensor) -> None:
@@ -200,7 +200,7 @@ class Sums:
             node = following[0]
 
     def begin(self, position: int, term: torch.Tensor) -> torch.Tensor:
-        """Return what a sum begins with: its first term, added to what came of other calls."""
+        """Return the begin of a sum: its first term, added to gradients of other calls."""
         edge = self._edges.get(position)
         before = _ON_THEIR_WAY.at(edge) if edge is not None else None
         if edge is None or before is None or self._is_own_term(edge, before):
@@ -209,10 +209,10 @@ class Sums:
         return before.add_(term)
 
     def hand_over(self, positions: Sequence[int], gradients: list[torch.Tensor | None]) -> None:
-        """Note gradients that are handed over; what is added to those on their way goes out.
+        """Note gradients that are handed over; those added to others on their way become None.
 
         `positions`: the placeholders of the gradients. `gradients`: those; None takes the place of
-        one that was added to what is on its way.
+        a gradient that was added to another on its way.
         """
         if not (self._edges or self._watched):
             return
@@ -228,7 +228,7 @@ class Sums:
     def _received(
         self, position: int, edge: _Edge, gradient: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Return what autograd is given of a gradient, and the tensor that it is in."""
+        """Return the form of a gradient for autograd, and the tensor that it is in."""
         before = self._begun.pop(position, None)
         if before is not None:
             if before.data_ptr() != gradient.data_ptr():
@@ -244,13 +244,13 @@ class Sums:
             _ON_THEIR_WAY.note(edge, own)
             return own, own
         if self._is_own_term(edge, before):
-            return gradient, gradient  # one tensor given twice: autograd adds what is of each
+            return gradient, gradient  # one tensor given twice: autograd adds both
         if position not in self._watched and before.dtype == gradient.dtype:
             return None, before.add_(gradient)  # one term: autograd would add it the same way
         return gradient, gradient
 
     def _is_own_term(self, edge: _Edge, gradient: torch.Tensor) -> bool:
-        """Whether what is on its way is one term that this call has handed over itself."""
+        """Whether the gradient on its way is one term that this call has handed over itself."""
         own = self._own_terms.get(edge)
         return own is not None and own() is gradient
 
@@ -272,7 +272,7 @@ class Sums:
         return _in_one_memory(self._gradients)
 
     def end(self, *, goes_on: bool) -> None:
-        """Drop all but what is said once gradients arrive; `goes_on`: more backwards come."""
+        """Drop all but notes for when gradients arrive; `goes_on`: more backwards come."""
         if not goes_on:
             _OPEN.discard(self)
         self._noted.clear()

@@ -27,8 +27,8 @@ _ENOUGH_S = 5.0  # of running all programs, beyond the fewest rounds
 class TrialPeaks:
     """The peaks of one run, in bytes on top of its start."""
 
-    # forward_bytes, boundary_bytes, backward_bytes: the peak of the forward pass, what was alive
-    # behind it, the peak of the backward pass
+    # forward_bytes, boundary_bytes, backward_bytes: the peak of the forward pass, bytes alive after
+    # it, the peak of the backward pass
     forward_bytes: int
     boundary_bytes: int
     backward_bytes: int
@@ -41,11 +41,11 @@ class TrialPeaks:
 def try_program(
     captured: Captured, program: Program, inputs: Sequence[Any], gradients: Gradients
 ) -> TrialPeaks:
-    """Run forward and backward once on the real tensors and measure what they hold.
+    """Run forward and backward once on the real tensors and measure their peaks.
 
-    Parameters and inputs are only read; what the step would write to is copied first; generators
-    are put back; gradients are kept or dropped as autograd will. The peak may be above any
-    budget: that is what is to be found out. Where memory runs out it counts as endless.
+    Parameters and inputs are only read; tensors that the step would write are copied first;
+    generators are put back; gradients are kept or dropped as autograd will. The peak may be above
+    any budget: the run is to find it. Where memory runs out it counts as endless.
 
     `program`: a lowered plan, compiled or not. `gradients`: whether finished gradients stay
     (``"fresh"``) or are added to others (``"accumulated"``).
@@ -91,7 +91,7 @@ def time_programs(
 def _without_trace(
     captured: Captured, inputs: Sequence[Any]
 ) -> Iterator[tuple[list[Any], torch.device]]:
-    """Give what a step may run on without changing anything, and its device."""
+    """Give inputs on which a step may run without changing anything, and its device."""
     written = {position for _, position in captured.joint.write_backs}
     given = [
         (x.detach().clone() if i in written else x.detach()) if isinstance(x, torch.Tensor) else x
@@ -139,7 +139,7 @@ def _backward(
 
 @contextlib.contextmanager
 def _stopwatch(device: torch.device, times: list[float]) -> Iterator[None]:
-    """Add to a list the seconds that what runs inside takes."""
+    """Add the seconds of the code inside to a list."""
     if device.type == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         stream = torch.cuda.current_stream(device)

@@ -27,7 +27,7 @@ aten = torch.ops.aten
 class Function:
     """One function that is being written.
 
-    `lines`: what is written so far. `groups`: for each list of gradients handed over so far, the
+    `lines`: those written so far. `groups`: for each list of gradients handed over so far, the
     placeholders they belong to. `last_reads`: the placeholders that are read, and how many groups
     were handed over before the last time.
     """
@@ -44,7 +44,7 @@ class Function:
         self.lines.append("    " + line)
 
     def emit_release(self, names: Sequence[str]) -> None:
-        """Free what names hold."""
+        """Free the tensors that names hold."""
         self.emit(" = ".join(names) + " = None")
 
     def emit_hand_over(self, gradients: Sequence[str], names: Sequence[str]) -> None:
@@ -79,9 +79,9 @@ class Function:
 class Writer:
     """Writes a forward function and then a backward one.
 
-    `names`: what the code takes from outside; constants that turn up are added. `forward`,
-    `backward`, `function`: both functions, and that which is being written. `saved`: what the
-    forward function keeps for the backward one: its name, and how it is kept.
+    `names`: those that the code takes from outside; constants that turn up are added. `forward`,
+    `backward`, `function`: both functions, and that which is being written. `saved`: the values
+    that the forward function keeps for the backward one: name, and how kept.
     """
 
     def __init__(self, captured: Captured, names: Mapping[str, Any]) -> None:
@@ -97,7 +97,7 @@ class Writer:
 
     @property
     def names(self) -> dict[str, Any]:
-        """What the code takes from outside so far."""
+        """Names that the code takes from outside so far."""
         return dict(self._names)
 
     def go_on_in_backward(self) -> None:
@@ -207,7 +207,7 @@ class Writer:
         return name
 
     def _placeholder(self, node: fx.Node) -> str | None:
-        """Return the name of a placeholder that is read now; None for what is a value."""
+        """Return the name of a placeholder that is read now; None for a value."""
         position = self._positions.get(node)
         if position is None or self._captured.joint.sources[position].kind == "tangent":
             return None
@@ -225,7 +225,7 @@ class Writer:
 
 
 def _undone(node: fx.Node) -> fx.Node | None:
-    """Return what a view gives back because it turns about what another has turned."""
+    """Return the tensor that a view restores because it reverses another view."""
     before = node.args[0]
     if node.target not in _TURNS or not isinstance(before, fx.Node) or not is_view(before):
         return None

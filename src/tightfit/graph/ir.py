@@ -64,7 +64,7 @@ class Value(_Frozen, frozen=True):
     id: ValueId  # its position in ``graph.values``
     name: str  # a name for people: of the parameter, or of the operator that makes it
     size_bytes: int  # bytes, rounded as the device's allocator rounds
-    # What it is. Parameters, buffers, inputs and states are *constants*: resident the whole step,
+    # Its role. Parameters, buffers, inputs and states are *constants*: resident the whole step,
     # counted in ``graph.constants_bytes`` and never allocated or freed by a plan. A tangent appears
     # when the first backward segment of its program is entered. A gradient is computed by an op and
     # handed over. Everything else is ``"computed"``.
@@ -172,7 +172,7 @@ class Graph(_Frozen, frozen=True):
     ops: tuple[Op, ...]
     segments: tuple[Segment, ...] = (Segment(id=0, phase="forward"),)
     choices: tuple[Choice, ...] = ()
-    # What is resident the whole step, by kind: at least the parameters, buffers, inputs and states
+    # Bytes resident the whole step, by kind: at least the parameters, buffers, inputs and states
     # among `values`; also gradients and optimizer state that exist
     constants_bytes: dict[str, int] = {}
     device: Device = Device()

@@ -187,7 +187,7 @@ def _check_producers(graph: Graph, producers: dict[int, int]) -> None:
 
 
 def _check_changes(graph: Graph) -> None:
-    """Check that what an op changes is a constant whose old content no later op needs."""
+    """Check that a value changed by an op is a constant whose old content no later op needs."""
     changed: dict[int, int] = {}
     for op in graph.ops:
         where = f"op {op.id} ({op.target!r})"

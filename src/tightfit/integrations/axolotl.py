@@ -25,13 +25,13 @@ __all__ = ["MemoryBudgetArgs", "TightfitPlugin"]
 
 
 class MemoryBudgetArgs(BaseModel):
-    """What the plugin reads of a configuration."""
+    """Settings of a configuration that the plugin reads."""
 
     memory_budget: int | str | None = None
 
 
 class TightfitPlugin(BasePlugin):
-    """Fit what axolotl trains inside ``memory_budget``."""
+    """Fit the model that axolotl trains inside ``memory_budget``."""
 
     def get_input_args(self) -> str:
         """Return where the plugin's part of the configuration is described."""

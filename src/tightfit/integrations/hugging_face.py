@@ -54,7 +54,7 @@ class Budget(TrainerCallback):
             )
 
     def on_log(self, args: Any, state: Any, control: Any, *, logs: Any, **_: Any) -> None:
-        """Add what was planned and measured to what is logged."""
+        """Add planned and measured bytes to the log."""
         if state.global_step == 0:
             return
         known = report(self._model)
@@ -66,7 +66,7 @@ class Budget(TrainerCallback):
             record.update({name: size for name, size in peaks.items() if size is not None})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Say what the last step held."""
+        """Report the bytes that the last step held."""
         measured = report(self._model).measured_peak_bytes
         if measured is not None:
             announce(f"the last step held {format_bytes(measured)} of {self._budget}")

@@ -1,7 +1,7 @@
 """Our plan, executed by Inductor: ``with inductor.budget("8GiB"): torch.compile(model)(x)``.
 
 The plan says which values the forward keeps; Inductor makes the others again in its backward, and
-fuses as ever. What it fuses it need not store, so peaks are near the plan's, not bounded by it:
+fuses as usual. It need not store fused values, so peaks are near the plan's, not bounded by it:
 `tightfit.fit(model, compile=True)` measures and bounds them. Seen with PyTorch 2.13 on a CPU; on a
 GPU: not measured.
 """
@@ -22,7 +22,7 @@ __all__ = ["Partitioner", "budget"]
 
 
 class Partitioner(partitioning.CustomPartitionerFn):
-    """For ``torch._inductor.config.custom_partitioner_fn``: keep what the plan keeps.
+    """For ``torch._inductor.config.custom_partitioner_fn``: keep the values that the plan keeps.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Partitioner(partitioning.CustomPartitionerFn):
         return partitioning.split(gm, found.saved, num_fwd_outputs)
 
     def uuid(self) -> Any:
-        """Return what decides the split, for Inductor's cache of compiled graphs."""
+        """Return a key of the split, for Inductor's cache of compiled graphs."""
         return f"tightfit {__version__}, {self.budget}"
 
 

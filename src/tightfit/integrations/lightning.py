@@ -19,7 +19,7 @@ __all__ = ["Budget"]
 
 
 class Budget(Callback):
-    """Fit what a LightningModule trains inside a budget; log its measured peak in bytes.
+    """Fit the model of a LightningModule inside a budget; log its measured peak in bytes.
 
     Parameters
     ----------
@@ -45,14 +45,14 @@ class Budget(Callback):
             announce(f"{type(self._model).__name__} trains within {self._budget} (Lightning)")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        """Log what the last step held."""
+        """Log the bytes that the last step held."""
         assert self._model is not None
         measured = report(self._model).measured_peak_bytes
         if measured is not None:
             pl_module.log("measured_peak_bytes", float(measured))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Say what the last step held."""
+        """Return the bytes that the last step held."""
         assert self._model is not None
         announce(str(report(self._model)).replace("\n", "; "))
 

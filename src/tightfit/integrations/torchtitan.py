@@ -2,7 +2,7 @@
 
 ``TIGHTFIT_BUDGET=40GiB`` says the budget of a rank's graph: its inputs, sharded parameters among
 them, and all that it makes. Import this module where the trainer is configured. The plan's choice
-is written as tags, and torchtitan's own pass makes again what is not kept. Tested with torchtitan's
+is written as tags, and torchtitan's own pass makes the other values again. Tested with torchtitan's
 registry and pass on a CPU; a run of the trainer needs GPUs and was not tried.
 """
 

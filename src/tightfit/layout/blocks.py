@@ -20,8 +20,8 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One lifetime of one allocation, planned or recorded."""
 
     id: int  # its name; no two blocks of a layout share one
-    # lower, upper: alive at the ticks [lower, upper). At equal ticks what ends frees its place
-    # before what begins takes it.
+    # lower, upper: alive at the ticks [lower, upper). At equal ticks blocks that end free their
+    # places before blocks that begin take them.
     lower: int
     upper: int
     size_bytes: int  # as requested, not rounded
@@ -34,7 +34,7 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An offset for every block."""
 
-    blocks: tuple[Block, ...]  # what is laid out
+    blocks: tuple[Block, ...]  # those laid out
     offsets: tuple[int, ...]  # the first byte of each, counted from the start of the arena
     # Divides every offset; a block takes its size rounded up to it
     alignment_bytes: int = CPU_ALIGNMENT_BYTES
@@ -48,9 +48,9 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Packed(msgspec.Struct, frozen=True, kw_only=True):
-    """A validated layout and what is known of it."""
+    """A validated layout, its bound and figures."""
 
-    layout: Layout  # what a packer found
+    layout: Layout  # of the packer
     packer: str  # its name
     lower_bound_bytes: int  # the largest load: the most rounded bytes alive at one time
     proven_bytes: int  # no layout of these blocks is lower; at least the lower bound
@@ -63,7 +63,7 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
-        """Height / largest load; 1.0 is perfect, and fragmentation is what is above."""
+        """Height / largest load; 1.0 is perfect, and the rest is fragmentation."""
         return self.height_bytes / self.lower_bound_bytes if self.lower_bound_bytes else 1.0
 
     @property

@@ -17,8 +17,8 @@ def blocks_of_history(events: Iterable[Mapping[str, Any]]) -> tuple[Block, ...]:
     `events`: a list of ``device_traces`` in a memory snapshot of PyTorch: ``alloc`` begins a block
     of `size` bytes at `addr`; ``free_completed`` ends it, when no stream needs it any more. The
     other actions concern segments, and frees that are only requested. Ticks count allocations and
-    completed frees from 1 on; frees of older blocks are passed over, and what is not freed ends
-    with the history. Raises `BadInput` if a block is allocated where another is alive: events
+    completed frees from 1 on; frees of older blocks are passed over, and blocks that are not freed
+    end with the history. Raises `BadInput` if a block is allocated where another is alive: events
     are missing.
     """
     tick = 0

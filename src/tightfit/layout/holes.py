@@ -2,10 +2,10 @@
 
 An allocator that takes no address uses the smallest free stretch that is large enough. Where
 everything that is free is held by fillers but for the places of the op that runs next, it can take
-no other. Fillers are ordinary requests themselves: what was freed since is held again by requests
-of just its size. Then one filler at a time is freed. The bytes before a place, the place and the
-rest are requested one after the other, from the only free stretch there is. What a step's fillers
-are follows from its layout alone.
+no other. Fillers are ordinary requests themselves: stretches freed since are held again by requests
+of just their sizes. Then one filler at a time is freed. The bytes before a place, the place and the
+rest are requested one after the other, from the only free stretch there is. The fillers of a step
+follow from its layout alone.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ CELL_BYTES = 2 << 20
 """Divides every place: all that is free between places is then larger than small."""
 
 LEAST_BYTES = 10 << 20
-"""From this on, a segment of the allocator is as large as what was asked for, in cells."""
+"""From this on, a segment of the allocator is as large as the request, in cells."""
 
 GRANULARITY_BYTES = 512
-"""To which the allocator rounds what it is asked for."""
+"""The allocator rounds requests to multiples of it."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Filler:
 
     @property
     def end(self) -> int:
-        """Where what follows it begins."""
+        """The end of it."""
         return self.offset + self.size_bytes
 
 
@@ -80,7 +80,7 @@ class Turn:
 
     # Whether the instruction's requests are in the arena; if not, nothing else is done
     is_inside: bool
-    # What has become free since the turn before, each of it to be held first
+    # Stretches free since the turn before, each to be held first
     refills: tuple[Filler, ...] = ()
     # To make then, one after the other. Their places are freed at last.
     openings: tuple[Opening, ...] = ()
@@ -106,7 +106,7 @@ class Script:
 
     @property
     def everything(self) -> Filler:
-        """What holds all of it before the step begins."""
+        """Fillers that hold all of it before the step begins."""
         return Filler(0, 0, self.height_bytes)
 
 
@@ -116,8 +116,8 @@ def script_of_plan(
     """Lay a plan out and return its fillers.
 
     Small blocks are elsewhere. So is everything that an op requests of which a large output may
-    outlive the step: outputs for the caller, and gradients if they are not to be inside. What user
-    code holds within the step comes in addition to the arena, all of which is held then.
+    outlive the step: outputs for the caller, and gradients if they are not to be inside. Memory of
+    user code within the step comes in addition to the arena, all of which is held then.
 
     `with_gradients`: whether gradients that the plan hands over are inside. `elsewhere`: further
     instructions whose requests are elsewhere.
@@ -157,8 +157,8 @@ def script_of(
 ) -> Script:
     """Lay blocks out whose ticks are twice the numbers of instructions; return their fillers.
 
-    `blocks`: larger than `SMALL_BYTES` each. `outside_bytes`, `peak_bytes`: what the step holds
-    elsewhere, and in all, at most. `outside_at`: instructions whose large requests are elsewhere.
+    `blocks`: larger than `SMALL_BYTES` each. `outside_bytes`, `peak_bytes`: the most that the step
+    holds elsewhere, and in all. `outside_at`: instructions whose large requests are elsewhere.
     """
     rooms = _rooms(blocks)
     reserved = [
@@ -184,9 +184,9 @@ def script_of(
 def _rooms(blocks: Sequence[Block]) -> list[tuple[int, int]]:
     """Return for each block how much is opened, and in how many bytes of cells; the rest is filled.
 
-    What would be left small goes along. Blocks of one instruction differ in what is opened, so
-    that they take their places in the order in which they are requested: the smallest that fits
-    is taken first. Between them something stays filled: two free stretches that touch are one.
+    A rest that would be small goes along. Blocks of one instruction differ in opened bytes, so that
+    they take their places in the order in which they are requested: the smallest that fits is taken
+    first. Between them something stays filled: two free stretches that touch are one.
     """
     born = Counter(block.lower for block in blocks)
     used: set[tuple[int, int]] = set()
@@ -209,7 +209,7 @@ def _rooms(blocks: Sequence[Block]) -> list[tuple[int, int]]:
 def _turns(
     blocks: Sequence[Block], spans: Sequence[tuple[int, int]], height_bytes: int
 ) -> dict[int, Turn]:
-    """Return what is held and opened before each instruction that requests a block."""
+    """Return stretches held and opened before each instruction that requests a block."""
     turns: dict[int, Turn] = {}
     held = [Filler(0, 0, height_bytes)]
     numbers = itertools.count(1)
@@ -236,7 +236,7 @@ def _stretches(
 ) -> list[tuple[list[Filler], list[tuple[int, int]]]]:
     """Return the fillers that cover places, side by side, and the places in each such stretch.
 
-    Where what is left next to a place would be small, the filler beyond goes along.
+    Where the rest next to a place would be small, the filler beyond goes along.
     """
     found: list[tuple[list[Filler], list[tuple[int, int]]]] = []
     for begin, end in sorted(places):

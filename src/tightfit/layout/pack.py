@@ -1,4 +1,4 @@
-"""Lay blocks out with any packer: sizes rounded, what takes no memory left out, all validated."""
+"""Lay blocks out with any packer: sizes rounded, blocks without memory left out, all validated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pack(
 ) -> Packed:
     """Return the lowest layout that a packer finds, validated.
 
-    `blocks`: what to lay out. `packer`: a name in `PACKERS`. `limits`: when to stop; by default
+    `blocks`: to be laid out. `packer`: a name in `PACKERS`. `limits`: when to stop; by default
     after 5 s. `alignment_bytes`: sizes are rounded up to it, and every offset is a multiple of it.
     Raises `BadInput` for an unknown packer, or blocks it does not take. Raises `MissingExtra` if
     the packer needs a package that is not installed.

@@ -17,7 +17,7 @@ def predecessors(sizes: Sequence[int], offsets: Sequence[int]) -> tuple[tuple[in
     elsewhere.
     """
     begins: list[int] = []  # disjoint intervals from the lowest up: where each begins and ends,
-    ends: list[int] = []  # and who was planned there last
+    ends: list[int] = []  # and the block planned there last
     owners: list[int] = []
     found: list[tuple[int, ...]] = []
     for request, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):

@@ -19,12 +19,12 @@ _ROUNDS = 3
 
 
 class LaidOut(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan and what the process holds for it."""
+    """A plan and memory of the process for it."""
 
     outcome: Outcome  # of the last round; its plan keeps the budget of that round
-    # What the plan takes with an address for every byte, constants included; None without a plan
+    # Bytes of the plan with an address for every byte, constants included; None without a plan
     height_bytes: int | None
-    outside_bytes: int  # what is outside and counts as well
+    outside_bytes: int  # outside the arena, counted as well
     rounds: int  # how often it was planned
 
     @property
@@ -49,15 +49,15 @@ def plan_within(
 ) -> LaidOut:
     """Plan so that the layout, and memory outside of it, are within the budget.
 
-    The first round plans with the budget less what is outside. Where the height of what came
-    of it exceeds that, the next round plans with as much less than the last plan's peak; there
-    are three rounds at most.
+    The first round plans with the budget less bytes outside. Where the height of its plan exceeds
+    that, the next round plans with as much less than the last plan's peak; there are three rounds
+    at most.
 
-    `task`: the problem; its budget is for everything. `outside_bytes`: what the process holds
-    besides, such as workspaces that libraries take for themselves. `height_of`: returns the height
-    of a plan in bytes, constants included, for instance of a recorded step; by default that of the
-    plan's own layout. If no round keeps the budget, returns the last plan found, and
-    the outcome's note says by how much it is exceeded.
+    `task`: the problem; its budget is for everything. `outside_bytes`: other memory of the process,
+    such as workspaces that libraries take for themselves. `height_of`: returns the height of a plan
+    in bytes, constants included, for instance of a recorded step; by default that of the plan's own
+    layout. If no round keeps the budget, returns the last plan found, and the outcome's note says
+    by how much it is exceeded.
     """
     height_of = height_of or (lambda plan: height_of_plan(task.graph, plan))
     room_bytes = task.budget_bytes - outside_bytes

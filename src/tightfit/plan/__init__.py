@@ -1,7 +1,7 @@
 """Plans: their instructions, their cost, their verification.
 
-In: a `Graph` and the computes a planner has chosen, or a plan file. Out: a frozen `Plan`; what it
-does byte by byte (`simulate`), whether it keeps every rule and its budget (`verify`, which shares
+In: a `Graph` and the computes a planner has chosen, or a plan file. Out: a frozen `Plan`; its
+memory byte by byte (`simulate`), whether it keeps every rule and its budget (`verify`, which shares
 no code with the rest), and why (`explain`). May import graph, never torch.
 """
 

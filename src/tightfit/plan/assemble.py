@@ -28,7 +28,7 @@ from tightfit.plan.plan import (
 __all__ = ["Step", "assemble", "handing_over_singly", "keep_everything", "steps_of"]
 
 Step: TypeAlias = Compute | Store | Load | Free
-"""What a method chooses: computes, moves, and where a stored value leaves near memory."""
+"""Choices of a method: computes, moves, and where a stored value leaves near memory."""
 
 
 def keep_everything(graph: Graph) -> list[Compute]:
@@ -57,7 +57,7 @@ def assemble(
     """Return the plan that takes `steps` in order and frees as early as it can.
 
     A crossing into the next segment follows the last first-time compute of the segment before and
-    what leaves near memory then; recomputations after it belong to the new segment. Finished
+    values that leave near memory then; recomputations after it belong to the new segment. Finished
     gradients are handed over in groups of about `group_bytes` (fresh gradients; accumulated ones
     one by one, at once). A stored value leaves near memory at the `Free` among the steps, else
     after its last reader.
@@ -189,7 +189,7 @@ def _last_uses(
 
 
 def _uses(graph: Graph, step: Step) -> tuple[Sequence[ValueId], Sequence[ValueId], ValueId | None]:
-    """What a step reads, makes, and takes the place of."""
+    """The values a step reads, makes, and replaces."""
     match step:
         case Compute(op, alternative):
             way = graph.ops[op].alternatives[alternative]

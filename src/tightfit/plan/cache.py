@@ -39,14 +39,14 @@ _NEAR = 0.98
 class PlanKey(msgspec.Struct, frozen=True, kw_only=True):
     """The key of a plan in the cache."""
 
-    digest: str  # a hash of everything that decides what a planner answers, measured costs among it
-    # graph, device: the graph's fingerprint and the kind of its device: what decides which plans
-    # can run
+    digest: str  # a hash of all that decides a planner's answer, measured costs among it
+    # graph, device: the graph's fingerprint and the kind of its device: they decide which plans can
+    # run
     graph: str = ""
     device: str = ""
     budget_bytes: int = 0  # the budget, constants included
     gradients: Gradients = "fresh"  # ``"fresh"`` or ``"accumulated"``
-    planner: str = ""  # who was asked
+    planner: str = ""  # the planner that was asked
     name: str = ""  # the step's name, for people
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class PlanKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CachedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One outcome with what it is an answer to."""
+    """One outcome with its question."""
 
     outcome: Outcome
     key: PlanKey = PlanKey(digest="")
@@ -82,7 +82,7 @@ def plan_key(
 ) -> PlanKey:
     """Return the cache key of a plan of a graph.
 
-    `graph`: counts with its fingerprint, costs, workspaces, constants and what user code holds.
+    `graph`: counts with its fingerprint, costs, workspaces, constants and memory of user code.
     `limits`: the planner's limits, such as `tightfit.planners.base.Limits`.
     """
     structure = fingerprint(graph)
@@ -272,7 +272,7 @@ def _imported_prefix(key: PlanKey) -> str:
 
 
 def _judged(entry: CachedPlan, key: PlanKey, graph: Graph) -> Outcome | None:
-    """Return what an imported plan is worth here; None if it answers another question.
+    """Return the outcome of an imported plan here; None if it answers another question.
 
     Raises `InvalidPlan` if it does not fit.
     """

@@ -44,8 +44,8 @@ class ModuleShare(msgspec.Struct, frozen=True, kw_only=True):
 
     module: str  # the module's name; an operator or a role where no module is known
     held_bytes: int  # bytes of its values alive at the peak of the plan
-    # Bytes of its values alive at the peak of a step that keeps everything, minus `held_bytes`;
-    # negative if the plan holds more of it at its own peak
+    # Bytes of its values alive at the peak of a step that keeps everything, minus `held_bytes`.
+    # Negative if the plan holds more of it at its own peak.
     saved_bytes: int
     recomputed_ops: int  # how many times one of its ops is computed again
     recompute_s: float  # seconds of that
@@ -54,7 +54,7 @@ class ModuleShare(msgspec.Struct, frozen=True, kw_only=True):
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """A plan in numbers."""
 
-    # budget_bytes, peak_bytes, constant_bytes, eager_peak_bytes: the promise, the peak, what is
+    # budget_bytes, peak_bytes, constant_bytes, eager_peak_bytes: the promise, the peak, bytes
     # resident the whole step, and the peak of a step that keeps everything; constants included in
     # all
     budget_bytes: int
@@ -62,7 +62,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     constant_bytes: int
     eager_peak_bytes: int
     peak_at: str  # the instruction during which the peak is reached
-    # Bytes at the peak that are no value: workspace, temporaries, what user code holds
+    # Bytes at the peak that are no value: workspace, temporaries, memory of user code
     working_bytes: int
     # cost_s, baseline_cost_s, overhead: seconds of the plan, with nothing recomputed, and the
     # fraction the plan costs more
@@ -76,7 +76,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     modules: tuple[ModuleShare, ...]
     # Alternatives other than the default that first computations use, with how often
     alternatives: tuple[tuple[str, int], ...]
-    moved_bytes: int = 0  # what crosses the link to far memory, both ways
+    moved_bytes: int = 0  # over the link to far memory, both ways
     stall_s: float = 0.0  # for which ops wait for it; a part of the overhead
 
 

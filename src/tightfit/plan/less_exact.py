@@ -1,4 +1,4 @@
-"""What the next, less exact class of alternatives would gain within the same budget."""
+"""The gain of the next, less exact class of alternatives within the same budget."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LessExact(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, exactness: Exactness, outcome: Outcome, before: float | None) -> LessExact:
-        """Return what the outcome of a search with that class says compared with an exact plan.
+        """Return the gain of a search with that class over an exact plan.
 
         `before`: the overhead of the exact plan, which the class allows, too; None: there is none.
         """

@@ -22,18 +22,18 @@ class Life(msgspec.Struct, frozen=True):
     upper: int
     size_bytes: int  # how much
     # ``"value"``; ``"second instance"``: a value written again while it is alive; ``"workspace"``
-    # or ``"random state"`` of an op; ``"outside"``: what user code holds while a segment is entered
+    # or ``"random state"`` of an op; ``"outside"``: memory of user code while a segment is entered
     content: Content
-    value: ValueId | None  # what it is at its end; None for what is no value
-    op: OpId | None  # the op that made it or needs it; None for what user code makes
+    value: ValueId | None  # the value at its end; None for other contents
+    op: OpId | None  # the op that made it or needs it; None for user code
 
 
 def lives_of(graph: Graph, plan: Plan) -> tuple[Life, ...]:
     """Return the lifetimes in a valid plan, in the order of birth.
 
-    Instruction i happens at the ticks [2i, 2i + 1): what only lives while it runs lives then,
-    what it leaves lives from 2i on. Constants have no life: they are always there. The most bytes
-    alive at one tick and the bytes of the constants are together the simulated peak of the plan.
+    Instruction i happens at the ticks [2i, 2i + 1): its temporaries live then, its results live
+    from 2i on. Constants have no life: they are always there. The most bytes alive at one tick and
+    the bytes of the constants are together the simulated peak of the plan.
     """
     lives = _Lives(graph, plan)
     for index, instruction in enumerate(plan.instructions):
@@ -55,7 +55,7 @@ def lives_of(graph: Graph, plan: Plan) -> tuple[Life, ...]:
 
 
 class _Lives:
-    """Lives that ended, and when what is alive began and who made it."""
+    """Lives that ended, and begins and makers of those that have not."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.at = 0
@@ -114,7 +114,7 @@ class _Lives:
                 self.end(value, after=1)
 
     def enter(self, segment: SegmentId) -> None:
-        """Values that replace buffers end; what user code holds counts; tangents begin."""
+        """Values that replace buffers end; memory of user code counts; tangents begin."""
         for value in [v for v in self._alive if self._graph.values[v].fate == "written_back"]:
             self.end(value)
         self._while_running(self._graph.segments[segment].outside_bytes, "outside", None)

@@ -67,7 +67,7 @@ class HandOver(
 
 
 class Enter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="enter"):
-    """Cross into a segment; what user code holds counts while crossing."""
+    """Cross into a segment; memory of user code counts while crossing."""
 
     segment: SegmentId
 
@@ -99,14 +99,14 @@ class Far(
 ):
     """Memory behind a link: a host's memory or a file, with one queue in each direction."""
 
-    capacity_bytes: int  # what a step may hold there
+    capacity_bytes: int  # the limit of a step there
     # store_bytes_per_s, load_bytes_per_s: how fast the link is, to far memory and back
     store_bytes_per_s: float
     load_bytes_per_s: float
-    latency_s: float = 0.0  # what each transfer takes besides
+    latency_s: float = 0.0  # added to each transfer
 
     def __post_init__(self) -> None:
-        """Refuse what no link can be."""
+        """Refuse impossible numbers."""
         if self.capacity_bytes < 0 or self.latency_s < 0:
             raise ValueError("far memory has neither a negative capacity nor a negative latency")
         if not (self.store_bytes_per_s > 0 and self.load_bytes_per_s > 0):

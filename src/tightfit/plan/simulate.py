@@ -1,6 +1,6 @@
-"""Replay a plan byte by byte: the memory curve, the peak and who holds it, the cost.
+"""Replay a plan byte by byte: the memory curve, the peak and its holders, the cost.
 
-This is the readable reference for what a plan means in memory; the C++ engine and the lowered
+This is the readable reference for the memory of a plan; the C++ engine and the lowered
 programs must agree with it.
 """
 
@@ -39,8 +39,8 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     after_bytes: tuple[int, ...]
     # Values alive at the peak with their bytes, largest first
     holders: tuple[tuple[ValueId, int], ...]
-    # Bytes at the peak that are no value: workspace, temporary second instances, what user code
-    # holds, random-number states
+    # Bytes at the peak that are no value: workspace, temporary second instances, memory of user
+    # code, random-number states
     peak_workspace_bytes: int
     # cost_s, baseline_cost_s: seconds of the plan's ops, and with nothing recomputed and default
     # alternatives

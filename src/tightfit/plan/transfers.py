@@ -21,7 +21,7 @@ Direction: TypeAlias = Literal["store", "load"]
 class Transfer(msgspec.Struct, frozen=True):
     """One value on its way."""
 
-    value: ValueId  # what is moved
+    value: ValueId  # the moved value
     direction: Direction  # ``"store"``: to far memory; ``"load"``: back
     size_bytes: int
     # begin_s, end_s: seconds since the start of the step
@@ -40,7 +40,7 @@ class Link:
         self.stall_s = 0.0
         self.transfers: list[Transfer] = []
         self._free_s: dict[Direction, float] = {"store": 0.0, "load": 0.0}
-        self._ends_s: dict[ValueId, float] = {}  # of what an op may have to wait for
+        self._ends_s: dict[ValueId, float] = {}  # of transfers that an op may have to wait for
 
     def begin(self, value: ValueId, size_bytes: int, direction: Direction, cost_s: float) -> None:
         """Queue a transfer, once ops of `cost_s` seconds have run."""

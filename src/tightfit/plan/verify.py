@@ -3,7 +3,7 @@
 The verifier shares no code with planners, `tightfit.plan.assemble` or `tightfit.plan.simulate`:
 it walks the instructions once with its own set of values alive and its own byte account.
 
-What is near and what is far at an instruction does not depend on how fast a link is. A stored value
+Which values are near or far at an instruction does not depend on how fast a link is. A stored value
 keeps its place until a `Free`, which waits, and a copy far away lasts until an op has waited for
 its last `Load`. So both budgets hold at every instant, for any real duration of transfers.
 """
@@ -35,7 +35,7 @@ def verify(plan: Plan, graph: Graph) -> None:
     was made for; it must be valid (`tightfit.graph.validate_graph`). Raises `PlanMismatch` if the
     plan was made for a graph with another fingerprint. Raises `InvalidPlan`, which names the first
     broken rule and the instruction, op and value where it is broken. Or it names the peak, the
-    budget, and the modules that hold the most at the peak. Or it names what the plan holds in far
+    budget, and the modules that hold the most at the peak. Or it names the plan's bytes in far
     memory, and its capacity.
     """
     walk = _checked_walk(plan, graph)
@@ -104,7 +104,7 @@ def _over_budget(plan: Plan, graph: Graph, walk: _Walk) -> str:
 
 
 class _Borders:
-    """What happens to values where segments begin and end."""
+    """Changes of values where segments begin and end."""
 
     def __init__(self, graph: Graph, producer: dict[ValueId, OpId]) -> None:
         self.tangents: dict[SegmentId, list[ValueId]] = defaultdict(list)
@@ -120,7 +120,7 @@ class _Borders:
 
 
 class _Walk:
-    """One pass over the instructions: what is alive, what has happened, how many bytes."""
+    """One pass over the instructions: live values, past events, bytes."""
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self.plan = plan
@@ -165,7 +165,7 @@ class _Walk:
                 self.peak_bytes, self.peak_index = during, self.index
 
     def end(self) -> None:
-        """Check what must hold once the last instruction has run."""
+        """Check rules that hold once the last instruction has run."""
         if self.segment != len(self.graph.segments) - 1:
             raise InvalidPlan(
                 f"the plan ends in segment {self.segment} (-1: none) but the graph has "
@@ -221,7 +221,7 @@ class _Walk:
         return during
 
     def check_first(self, op: Op, alternative: Alternative) -> None:
-        """Check what only the first computation of an op must keep."""
+        """Check rules of the first computation of an op alone."""
         if op.segment != self.segment:
             self.refuse(
                 f"its first computation belongs into segment {op.segment}, "
@@ -231,7 +231,7 @@ class _Walk:
             self.refuse(f"alternative {alternative.name!r} serves only later computations")
 
     def check_again(self, op: Op, alternative: Alternative) -> None:
-        """Check what only a recomputation must keep."""
+        """Check rules of a recomputation alone."""
         segments = self.graph.segments
         if op.pinned is not None:
             self.refuse(f"the op may not be computed again: {op.pinned}")
@@ -254,7 +254,7 @@ class _Walk:
                     )
 
     def write(self, alternative: Alternative, workspace_bytes: int) -> int:
-        """Account what a computation makes; return the bytes at its worst instant."""
+        """Count results of a computation; return the bytes at its worst instant."""
         made = alternative.writes
         if alternative.overwrites is not None:
             self.check_overwrite(alternative, alternative.overwrites)
@@ -373,7 +373,7 @@ class _Walk:
         return max(crossing, memory.bytes)
 
     def end_segment(self, where: str) -> None:
-        """Check that what the present segment must write back is there."""
+        """Check that values which the present segment must write back exist."""
         for value in self.borders.written_back.get(self.segment, ()):
             if value not in self.memory.alive:
                 raise InvalidPlan(

@@ -15,7 +15,7 @@ from tightfit.progress import SILENT, Progress
 
 __all__ = ["plan_apart", "serve"]
 
-_LONGEST = 3.0  # times what a search may take, and a little: it is given the processor last
+_LONGEST = 3.0  # times the limit of a search, and a little: it is given the processor last
 _LITTLE_S = 10.0
 
 
@@ -35,7 +35,7 @@ def plan_apart(
 
     Where no other process can be started, or it fails or hangs, the planner runs in this process.
 
-    Raises `KeyboardInterrupt`: what the progress raises: the search is dropped.
+    Raises `KeyboardInterrupt` if the progress does: the search is dropped.
     """
     answers: list[Outcome] = []
 
@@ -57,7 +57,7 @@ def plan_apart(
 
 
 def serve(payload: bytes, report: Callable[[bytes], None]) -> None:
-    """Plan what the parent process asks for and report it."""
+    """Plan the task of the parent process and report it."""
     asked = msgspec.msgpack.decode(payload, type=_PlannerRequest)
     outcome = plan_with(asked.name, asked.task, asked.limits, known=asked.known)
     report(msgspec.msgpack.encode(outcome))

@@ -24,8 +24,8 @@ Found = TypeVar("Found")
 class Search(Generic[Found]):
     """A search that runs in a thread; searches run one after the other.
 
-    `plan`: given a progress, returns what it has found; touches nothing else. What takes long in it
-    belongs into another process (`apart`): training waits for the interpreter's lock.
+    `plan`: given a progress, returns its result; touches nothing else. Long work in it belongs into
+    another process (`apart`): training waits for the interpreter's lock.
     """
 
     def __init__(self, plan: Callable[[Progress], Found]) -> None:
@@ -43,9 +43,9 @@ class Search(Generic[Found]):
         return not self._thread.is_alive()
 
     def result(self) -> Found | None:
-        """Return what a search that is done has found; None if it was cancelled before.
+        """Return the result of a search that is done; None if it was cancelled before.
 
-        Raises `Exception`: what the planner raised.
+        Raises `Exception`: that of the planner.
         """
         if self._error is not None:
             raise self._error

@@ -39,7 +39,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     workers : int
         Threads or processes a planner may use.
     solver : str
-        What solves integer programs: ``"highs"`` or ``"gurobi"`` (extra).
+        The solver of integer programs: ``"highs"`` or ``"gurobi"`` (extra).
     """
 
     seconds: float = 30.0
@@ -58,7 +58,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     gradients: Gradients = "fresh"  # ``"fresh"`` or ``"accumulated"``
     # The user's budget, where others leave the step only this part of it
     whole_bytes: int | None = None
-    part: float = 1.0  # what they leave it of each further byte
+    part: float = 1.0  # left to it of each further byte
     # Whether first computations keep the graph's order: a program runs them, not the plan. The
     # default planner asks; planners that have one order keep it anyway.
     keeps_order: bool = False
@@ -73,8 +73,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     # It chooses among operator alternatives; if not, it uses the defaults
     alternatives: bool = False
     exact: bool = False  # given time it proves optimality in its own search space
-    # False for methods that propose plans without looking at the budget (Chen sqrt(n), or Chen
-    # greedy for every segment size); they are then checked against the budget afterwards
+    # False for methods that propose plans without looking at the budget (Chen sqrt(n), Chen greedy
+    # for every segment size). The plans are checked against the budget afterwards.
     respects_budget: bool = True
     # It can prove that no plan exists (for the given order of first computations)
     proves_infeasible: bool = False
@@ -96,7 +96,7 @@ class Planner(Protocol):
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
-    """A planner: its name, where its function is (``"module:function"``), what it can do."""
+    """A planner: its name, its function (``"module:function"``), its capabilities."""
 
     name: str
     function: str

@@ -11,14 +11,15 @@ from tightfit.plan.plan import Gradients
 __all__ = ["least_overhead", "leaves_much_to_plan", "working_set_bytes"]
 
 _MUCH = 0.2
-"""Of what a step holds besides what stays. Measured: two mixtures of experts in a row leave 29 %
+"""Of the bytes of a step that do not stay. Measured: two mixtures of experts in a row leave 29 %
 to plan; graph convolutions, one of which holds nearly all of the step, 6 %. Graph by graph these
-train in 59 % of what plain PyTorch holds, the former do not: their graphs are others in each call.
+train in 59 % of the memory of plain PyTorch, the former do not: their graphs are others in each
+call.
 """
 
 
 def least_overhead(graph: Graph) -> float:
-    """Return the overhead of running what must run once, by the fastest alternatives.
+    """Return the overhead of running each required op once, by the fastest alternatives.
 
     It is negative where an alternative is faster than the default, or spares an optional op that
     the default reads.
@@ -41,9 +42,9 @@ def _least_cost_s(ways: Sequence[Alternative]) -> float:
 def working_set_bytes(graph: Graph, gradients: Gradients = "fresh") -> tuple[int, OpId | None]:
     """Return the bytes that some op needs at least while it runs, constants included, and the op.
 
-    What an op reads and makes is alive together, with its workspace and the finished gradients
-    and returned values made before it; the cheapest way in bytes counts. So does what user code
-    holds where a segment is entered; then the op is None. No plan in this order of first
+    Inputs and results of an op are alive together, with its workspace and the finished gradients
+    and returned values made before it. The cheapest way in bytes counts. So does memory of user
+    code where a segment is entered; then the op is None. No plan in this order of first
     computations needs less.
     """
     worst, where = graph.constant_bytes, None
@@ -83,7 +84,7 @@ def _kept(graph: Graph, value: int, gradients: Gradients) -> bool:
 
 
 def _way_bytes(graph: Graph, way: Alternative, gradients: Gradients) -> int:
-    """Bytes of what a way reads, makes and works with; kept values it reads count elsewhere."""
+    """Bytes of inputs, results and workspace of a way; kept values it reads count elsewhere."""
     size = {v: graph.values[v].size_bytes for v in (*way.reads, *way.writes)}
     total = sum(
         size[v]

@@ -2,7 +2,7 @@
 
 Solvers overrun their limits inside presolve or one large linear program and cannot be interrupted
 there. Some cannot be loaded into one process. A planner in a thread keeps a program that trains
-waiting for the interpreter's lock. A child can be killed; what it reported until then is kept. It
+waiting for the interpreter's lock. A child can be killed; its reports until then are kept. It
 runs `main`, never the user's main module, imports no torch, and ends when its parent does.
 """
 
@@ -39,10 +39,10 @@ def run_in_child(
     """Call ``target(payload, report)`` in a child process.
 
     `target`: ``"module:function"``. `seconds`: after this the child is killed. `on_report`: called
-    here with everything the child reports, and with ``b""`` every 0.2 s in between. What it raises
-    ends the child. `gives_way`: whether the child runs only when the processor is idle,
+    here with everything the child reports, and with ``b""`` every 0.2 s in between. An error that
+    it raises ends the child. `gives_way`: whether the child runs only when the processor is idle,
     where the system can see to that. Returns whether the child finished by itself. Raises
-    `RuntimeError` if the child failed; carries the end of what it wrote to its standard error.
+    `RuntimeError` if the child failed; carries the end of its standard error.
     """
     deadline = time.monotonic() + seconds
     with tempfile.TemporaryFile() as errors:

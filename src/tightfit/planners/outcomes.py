@@ -21,14 +21,14 @@ __all__ = ["NO_PLAN_HERE", "Bound", "finish", "judged", "no_plan", "planned", "s
 NO_PLAN_HERE = "proven: no plan in its own search space"
 """Note of an outcome whose program is infeasible: no proof for plans outside that space."""
 
-_ROUNDING = 1e-4  # what a solver's tolerances may add to a bound
+_ROUNDING = 1e-4  # may be added to a bound by a solver's tolerances
 
 
 @dataclass(frozen=True)
 class Bound:
     """A proven lower bound on the overhead (a fraction), and how it was proven.
 
-    `overhead`: None: only what must run anyway.
+    `overhead`: None: only the ops that must run anyway.
     """
 
     overhead: float | None
@@ -59,7 +59,7 @@ def finish(
     least = least_overhead(task.graph)
     proven, source = least if bound.overhead is None else bound.overhead, bound.source
     if proven > result.overhead + _ROUNDING:
-        # what a plan undercuts is no bound: say so instead of calling the plan optimal
+        # a number above a plan's is no bound: say so instead of calling the plan optimal
         note = f"{note}; the bound of {source} was wrong and is withdrawn".lstrip("; ")
         proven, source = least, "withdrawn"
     proven = min(proven, result.overhead)
@@ -96,7 +96,7 @@ def no_plan(
 
 
 def simulated(task: Task, steps: Sequence[Step]) -> Simulation:
-    """Return what a schedule really takes: bytes and seconds."""
+    """Return the real bytes and seconds of a schedule."""
     return simulate(task.graph, planned(task, steps))
 
 
@@ -114,11 +114,11 @@ def planned(task: Task, steps: Sequence[Step]) -> Plan:
 def judged(
     task: Task, plan: Plan, *, bound: float | None = None, bound_source: str = "given"
 ) -> Outcome:
-    """Verify a plan of unknown quality against its graph; return what it is worth.
+    """Verify a plan of unknown quality against its graph; return its outcome.
 
-    `bound`: a proven lower bound on the overhead (a fraction) at this budget; by default only what
-    must run anyway. Raises `InvalidPlan` or `PlanMismatch` if it does not fit the graph or the
-    budget.
+    `bound`: a proven lower bound on the overhead (a fraction) at this budget; by default only the
+    ops that must run anyway. Raises `InvalidPlan` or `PlanMismatch` if it does not fit the graph or
+    the budget.
     """
     far = None if plan.far is None else task.far
     plan = msgspec.structs.replace(plan, budget_bytes=task.budget_bytes, far=far)

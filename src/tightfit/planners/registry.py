@@ -31,7 +31,7 @@ PLANNERS: dict[str, Registration] = {
         Registration(
             name="greedy",
             function="tightfit.planners.engine.greedy:plan_greedy",
-            summary="relieve the fullest stage by the cheapest drop, then fill what room is left",
+            summary="relieve the fullest stage by the cheapest drop, then fill the room left",
             capabilities=Capabilities(alternatives=False),
         ),
         Registration(

@@ -36,10 +36,10 @@ _ELEMENTWISE = (  # as PyTorch's own tag says of others
 class Claim:
     """The claim of an alternative: its exactness."""
 
-    # default, call: what is compared
+    # default, call: those that are compared
     default: Call
     call: Call
-    exactness: Exactness  # what is claimed
+    exactness: Exactness  # the claim
     # key, kind: equal for comparisons that come out alike, and for those that differ in sizes only
     key: str
     kind: str
@@ -53,18 +53,18 @@ class Claim:
 
 
 def claims_of(captured: Captured) -> dict[tuple[OpId, int], Claim]:
-    """Return what the alternatives of a step claim, by their ops and numbers."""
+    """Return the claims of the alternatives of a step, by their ops and numbers."""
     return {
         (op.id, number): _claim(captured, calls[0], calls[number], way)
         for op, calls in zip(captured.graph.ops, captured.calls, strict=True)
         for number, way in enumerate(op.alternatives)
         if number and not _is_the_same(calls[0], calls[number])
-        if not isinstance(calls[0].function, PredictedOp)  # tried by who offers it
+        if not isinstance(calls[0].function, PredictedOp)  # tried by its contributor
     }
 
 
 def _is_the_same(default: Call, call: Call) -> bool:
-    """Whether an alternative runs just what the default runs, only at another time."""
+    """Whether an alternative runs just the default's function, only at another time."""
     return call.function is default.function and call.args == default.args
 
 
@@ -117,7 +117,7 @@ def _layouts(*calls: Call) -> list[str]:
 
 
 def _by_rows(*calls: Call) -> list[str]:
-    """Return what one row of each tensor is, and what there is besides tensors."""
+    """Return the shape of one row of each tensor, and values other than tensors."""
     rows = [str(tuple(x.shape[1:])) for x in _leaves(*calls) if isinstance(x, torch.Tensor)]
     return rows + [str(fx.map_arg((call.args, call.kwargs), lambda node: None)) for call in calls]
 

@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import fx
 
-from tightfit.allocator.refusals import if_room, is_refusal
+from tightfit.allocator.refusals import is_refusal, unless_refused
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs, storage_bytes
 from tightfit.costs.cache import Cache
@@ -31,7 +31,7 @@ from tightfit.progress import Progress
 
 __all__ = ["Comparisons", "Verdict"]
 
-_TYPICAL_BYTES = 4 << 20  # what a comparison of an elementwise operator takes
+_TYPICAL_BYTES = 4 << 20  # read by the comparison of an elementwise operator
 _MUCH_BYTES = 1 << 20  # read at least by a comparison that may be put off
 _UNLIKE = -1.0
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number
@@ -40,8 +40,8 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a nu
 class Verdict(msgspec.Struct, frozen=True):
     """How an alternative compared."""
 
-    # The largest as a share of the default's largest number; 0: every bit is equal; -1: the result
-    # has another shape, type or layout, or nothing can be said of it
+    # The largest as a share of the default's largest number. 0: every bit is equal. -1: the result
+    # has another shape, type or layout, or is unknown.
     difference: float
 
 
@@ -51,7 +51,7 @@ class _DefaultResults:
 
     default: Call  # that ran
     trial: Trial  # has the tensors
-    expected: Results  # what it made
+    expected: Results  # of the default
 
 
 class Comparisons:
@@ -79,7 +79,7 @@ class Comparisons:
             for done, claim in enumerate(missing):
                 progress.update(done, name_of(claim.call.function))
                 verdict = self._known(claim) or self._found(claim)
-                verdict = verdict or if_room(partial(self._compared_on_rows, claim))
+                verdict = verdict or unless_refused(partial(self._compared_on_rows, claim))
                 if verdict is not None:
                     found[claim.key] = found[claim.kind] = verdict
         finally:
@@ -99,7 +99,7 @@ class Comparisons:
         )
 
     def go_on(self, claims: Iterable[Claim], until: float, tried: set[str]) -> bool:
-        """Compare until some time what has no verdict; return whether there is nothing more."""
+        """Compare claims without a verdict until some time; return whether none is left."""
         missing = [
             claim
             for claim in self._representatives(claims)
@@ -121,7 +121,7 @@ class Comparisons:
 
     def _found(self, claim: Claim) -> Verdict | None:
         """Return the verdict of a comparison that is made now, and keep it; None: no room."""
-        verdict = if_room(partial(self._compared, claim))
+        verdict = unless_refused(partial(self._compared, claim))
         if verdict is not None:
             self._cache.put(f"{Verdict.__name__}\n{claim.key}", verdict)
         return verdict
@@ -156,13 +156,13 @@ class Comparisons:
         """Compare two results side by side, or if that is too much one after the other."""
         argument_bytes = self._argument_bytes(claim)
         if self._has(3 * argument_bytes):
-            verdict = if_room(partial(self._compared_side_by_side, claim))
+            verdict = unless_refused(partial(self._compared_side_by_side, claim))
             if verdict is not None:
                 return verdict
         self._default_results = None
         if not self._has(argument_bytes + claim.made_bytes):
             return None
-        expected, made = (  # each may write over what it is given
+        expected, made = (  # each may write over its arguments
             _hashes(self._trial(claim, copies=False).results(call))
             for call in (claim.default, claim.call)
         )
@@ -182,7 +182,7 @@ class Comparisons:
         return _verdict(known.expected, partial(results, claim.call))
 
     def _results(self, trial: Trial, call: Call) -> Results:
-        """Run a call; what it takes is kept, and need not be found out another time."""
+        """Run a call; its cost is kept, and need not be measured another time."""
         if self._device.type != "cpu" or not trial.is_drawn:
             return trial.results(call)
         results, taken = trial.metered(call, self._device)
@@ -241,7 +241,7 @@ def _verdict(expected: Results, run: Callable[[], Results]) -> Verdict:
 
 
 def _hashes(results: Mapping[ValueId, torch.Tensor]) -> dict[ValueId, Any]:
-    """Return what tells results apart, and is small."""
+    """Return a small value that tells results apart."""
     return {
         value: (x.shape, x.dtype, x.stride(), hashlib.sha256(_bits(x).cpu().numpy()).digest())
         for value, x in results.items()

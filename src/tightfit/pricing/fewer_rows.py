@@ -16,7 +16,7 @@ from tightfit.torch_private import core as private
 
 __all__ = ["FewerRows", "rows_of", "shortened"]
 
-_SMALL = 1 / 64  # of the largest tensor: what is smaller has no rows of the batch
+_SMALL = 1 / 64  # of the largest tensor: smaller tensors have no rows of the batch
 _LEAST_SHAPE = 3  # numbers of a shape; fewer may be strides of a kernel
 
 
@@ -28,7 +28,7 @@ def rows_of(nodes: Iterable[fx.Node]) -> int:
 
 
 def _bytes(tensor: Any) -> int:
-    """Return the bytes of all elements, wherever they are; 0 for what is no tensor."""
+    """Return the bytes of all elements, wherever they are; 0 for other values."""
     return tensor.numel() * tensor.itemsize if isinstance(tensor, torch.Tensor) else 0
 
 
@@ -41,10 +41,10 @@ def _is_a_shape_only(node: fx.Node) -> bool:
 class FewerRows:
     """Calls of a step whose large tensors have fewer rows; parameters and buffers are whole.
 
-    `nodes`: arguments: the largest of them says how many rows there are. `of_small`: whether small
-    tensors with as many rows have fewer too: classes of a loss, say. `defaults`: how ops are run of
-    which results are among the arguments. `running`: those of these ops that run; the results of
-    others are drawn.
+    `nodes`: arguments: the largest of them says how many rows there are. `with_small`: whether
+    small tensors with as many rows have fewer too: classes of a loss, say. `defaults`: how ops are
+    run of which results are among the arguments. `running`: those of these ops that run; the
+    results of others are drawn.
     """
 
     def __init__(
@@ -53,20 +53,20 @@ class FewerRows:
         nodes: Sequence[fx.Node],
         rows: int,
         *,
-        of_small: bool = False,
+        with_small: bool = False,
         defaults: Mapping[fx.Node, Call] | None = None,
         running: Sequence[fx.Node] = (),
     ) -> None:
         self._captured = captured
         self._before, self._rows = rows_of(nodes), rows
         tensors = [x for n in nodes for x in flat_outputs(n)]
-        self._least_bytes = 0 if of_small else _SMALL * max(map(_bytes, tensors), default=0)
+        self._least_bytes = 0 if with_small else _SMALL * max(map(_bytes, tensors), default=0)
         self._given = defaults or {}
         self._runs = {*running}
         self._graph = fx.Graph()
         self._made: dict[fx.Node, fx.Node] = {}
         self.defaults: dict[fx.Node, Call] = {}
-        """How the ops are run that stand for those in `running`, and for ops of ours."""
+        """How substitutes of the ops in `running` are run, and ops of ours."""
 
     def call(self, call: Call) -> Call:
         """Return a call on fewer rows."""
@@ -79,13 +79,13 @@ class FewerRows:
         )
 
     def _condition(self, given: FarFromZero | None) -> FarFromZero | None:
-        """Return the same of what stands for the parameters."""
+        """Return the same of substitutes for the parameters."""
         if given is None:
             return None
         return FarFromZero(self.node(given.weight), given.bias and self.node(given.bias))
 
     def _argument(self, given: Any) -> Any:
-        """Return what stands for an argument; a shape that begins with the rows has fewer."""
+        """Return the substitute for an argument; a shape that begins with the rows has fewer."""
         if isinstance(given, fx.Node):
             return self.node(given)
         if isinstance(given, Mapping):
@@ -98,7 +98,7 @@ class FewerRows:
         return type(given)(self._argument(own) for own in given)
 
     def node(self, node: fx.Node) -> fx.Node:
-        """Return what stands for an argument."""
+        """Return the substitute for an argument."""
         if node.op == "get_attr" and not _is_a_shape_only(node):
             return node
         if node not in self._made:
@@ -145,5 +145,5 @@ def shortened(
     captured: Captured, nodes: Sequence[fx.Node], rows: int, **given: Any
 ) -> Iterator[FewerRows]:
     """Yield the ways to give calls fewer rows: small tensors whole, then shortened as well."""
-    for of_small in (False, True):
-        yield FewerRows(captured, nodes, rows, of_small=of_small, **given)
+    for with_small in (False, True):
+        yield FewerRows(captured, nodes, rows, with_small=with_small, **given)

@@ -25,12 +25,12 @@ def further_costs(
 ) -> Captured:
     """Return a step priced as another is, of whose trace it is made with further alternatives.
 
-    What the other knows is taken over. A further way takes as much longer than the default as
+    Prices of the other are taken over. A further way takes as much longer than the default as
     it does when both run by themselves.
 
-    `wider`: has all alternatives of the other step, and more. `room_bytes`: what comparing an
-    alternative with its default may take; what there is no room to compare at its own size is left
-    out.
+    `wider`: has all alternatives of the other step, and more. `room_bytes`: memory for comparing an
+    alternative with its default; alternatives without room to be compared at their own size are
+    left out.
     """
     kept = promises_kept(_with_sizes_of(priced, wider), progress, room_bytes=room_bytes)
     wider = kept.captured.keeping(lambda op, way, call: id(call) not in kept.on_rows)
@@ -60,7 +60,7 @@ def _with_sizes_of(priced: Captured, wider: Captured) -> Captured:
 
 
 def _places(captured: Captured) -> Iterator[Hashable]:
-    """Yield what tells ops of steps of one trace apart: a node, or the how manieth of its kind."""
+    """Yield keys of ops that hold for all steps of one trace: a node, or a kind and a number."""
     plain = captured if captured.plain is None else captured.plain
     traced: set[fx.Node] = set(plain.nodes)
     seen: Counter[tuple[str, str]] = Counter()
@@ -81,7 +81,7 @@ def _to_measure(op: Op, like: Op | None) -> list[int]:
 
 
 def _priced_as(op: Op, like: Op | None, default: Measurement | None) -> Op:
-    """Return an op with what its like knows of its ways, and prices for further ways."""
+    """Return an op with prices of the like op for its ways, and prices for further ways."""
     if like is None:
         return op
     known = {way.name: way.variants for way in like.alternatives}

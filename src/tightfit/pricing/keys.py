@@ -24,12 +24,12 @@ _PLACES: dict[str, tuple[int, ...]] = {
 
 
 def is_opaque(call: Call) -> bool:
-    """Whether a call runs an opaque module, or the optimizer: it says itself what it takes."""
+    """Whether a call runs an opaque module, or the optimizer: it names its cost itself."""
     return isinstance(call.function, OpaqueForward | OpaqueBackward | PredictedOp)
 
 
 def name_of(function: Any) -> str:
-    """Return the name of what a call runs."""
+    """Return the name of a call's function."""
     if isinstance(function, private.OpOverload):
         return function.name()
     if isinstance(function, OpaqueForward | OpaqueBackward):

@@ -1,8 +1,8 @@
 """Real results of ops of a step, for ops that are measured on them.
 
-A fake kernel may say another type, device or layout than the real one gives. What belongs together
-(a maximum and its offset, a seed and where its draws begin) cannot be drawn one by one. So a
-backward operator is measured on what its own forward made, wherever that runs.
+A fake kernel may say another type, device or layout than the real one gives. Values that belong
+together (a maximum and its offset, a seed and where its draws begin) cannot be drawn one by one. So
+a backward operator is measured on the results of its own forward, wherever that runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.allocator.refusals import if_room, is_refusal
+from tightfit.allocator.refusals import is_refusal, unless_refused
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs, is_getitem, is_view
 from tightfit.capture.opaque.ops import OpaqueForward
@@ -41,7 +41,7 @@ class MadeByOps:
         self._last: tuple[OpId, tuple[Any, ...] | None] | None = None
 
     def note(self, key: str, call: Call, record: Footprint) -> None:
-        """Note what a call has made, if it is the usual way of an op and the trace is wrong."""
+        """Note results of a call, if it is the usual way of an op and the trace is wrong."""
         op = self._op_of_call.get(id(call))
         if op is None or call is not self._captured.calls[op][0]:
             return
@@ -59,7 +59,7 @@ class MadeByOps:
         return kinds[place] if place < len(kinds) else None
 
     def given(self, call: Call) -> Mapping[fx.Node, Any]:
-        """Return, for a backward op, what its forward has made of what it reads."""
+        """Return for a backward op those of its inputs that its forward has made."""
         op = self._op_of_call.get(id(call))
         if op is None or self._phase(op) != "backward":
             return {}
@@ -79,7 +79,7 @@ class MadeByOps:
         return graph.segments[graph.ops[op].segment].phase
 
     def _is_its_forward(self, op: OpId, source: OpId) -> bool:
-        """Whether an op makes several results in the forward, or is what another derives."""
+        """Whether an op makes several results in the forward, or is the derivative of another."""
         calls, node = self._captured.calls[source], self._captured.nodes[source]
         if self._phase(source) != "forward" or isinstance(calls[0].function, OpaqueForward):
             return False
@@ -89,10 +89,10 @@ class MadeByOps:
         )
 
     def _made(self, op: OpId) -> tuple[Any, ...] | None:
-        """Return what an op makes; None where it does not run, or has no room. One is kept."""
+        """Return results of an op; None where it does not run, or has no room. One is kept."""
         if self._last is None or self._last[0] != op:
             self._last = None  # the previous result is freed first
-            self._last = op, if_room(lambda: self._run(self._captured.calls[op][0]))
+            self._last = op, unless_refused(lambda: self._run(self._captured.calls[op][0]))
         return self._last[1]
 
     def _run(self, call: Call) -> tuple[Any, ...] | None:

@@ -1,7 +1,7 @@
 """The bytes of a call, as far as they are known without running it.
 
 Elementwise kernels, and on a CPU products of matrices and softmaxes of rows, take no workspace and
-lay their results out as traced. Others choose how they compute by what they are given: they run.
+lay their results out as traced. Others choose how they compute by their inputs: they run.
 """
 
 from __future__ import annotations

@@ -50,14 +50,14 @@ _CHOOSING = ("conv", "attention", "rnn", "cudnn", "batch_norm")  # kernels chose
 class Priced:
     """A captured step after each of its calls was run."""
 
-    captured: Captured  # the step with what was measured
-    strides: TrueStrides  # those that kernels gave results of which the trace has others
+    captured: Captured  # the step with measurements
+    strides: TrueStrides  # of results by kernels, where they differ from the trace's
 
 
 class Prices(msgspec.Struct, frozen=True):
-    """What pricing a step found out, without the step: for processes that run the same step."""
+    """Results of pricing a step, without the step: for processes that run the same step."""
 
-    strides: dict[str, tuple[Strides, ...]]  # what the step is to be traced with
+    strides: dict[str, tuple[Strides, ...]]  # to trace the step with
     graph: Graph  # priced, without alternatives whose results are laid out differently
 
 
@@ -78,7 +78,7 @@ def priced_as_kernels_run(
 
 
 def prices_of(priced: Priced) -> Prices:
-    """Return what another process needs to price the same step."""
+    """Return the data for another process to price the same step."""
     return Prices(dict(priced.strides), priced.captured.graph)
 
 
@@ -96,7 +96,7 @@ def measured_costs(captured: Captured, progress: Progress, *, postpones: bool = 
     synthetic tensors, unless the disk cache knows it. Random generators are left as they were.
 
     `progress`: shows each call that is measured. `postpones`: whether to compare alternatives for
-    three seconds only, and to leave what takes long for later: `Captured.hoped` has them.
+    three seconds only, and to leave longer comparisons for later: `Captured.hoped` has them.
     """
     kept = promises_kept(captured, progress, postpones=postpones, seconds=_COMPARING_S)
     captured = kept.captured
@@ -115,9 +115,9 @@ def measured_costs(captured: Captured, progress: Progress, *, postpones: bool = 
 def including_launches(
     captured: Captured, known: Mapping[str, Measurement]
 ) -> Mapping[str, Measurement]:
-    """Return what calls cost: their launches, where those of a step take longer than its kernels.
+    """Return the cost of calls: launches, where those of a step take longer than its kernels.
 
-    A GPU waits for them then, and what is computed again costs what it takes to ask for it.
+    A GPU waits for them then, and recomputation costs as much as its launches.
     """
     usual = [known[key] for calls in captured.calls if (key := key_of(calls[0])) in known]
     if sum(record.launch_s for record in usual) <= sum(record.cost_s for record in usual):
@@ -185,7 +185,7 @@ def priced_by(
     source: str,
     unknown: frozenset[str] = frozenset(),
 ) -> Priced:
-    """Return the captured step with what is known of its calls, and the strides kernels gave.
+    """Return the captured step with measurements of its calls, and the strides of kernels.
 
     `known`: by the key of a call; a `Measurement` also tells its cost. Others count as traced.
     `source`: where the costs come from. `unknown`: the keys of calls whose workspace is
@@ -242,7 +242,7 @@ def _without_unknown_extras(captured: Captured, unknown: frozenset[str]) -> Capt
 def _with_true_sizes(captured: Captured, records: Sequence[Sequence[Footprint]]) -> Captured:
     """Return the step with the sizes of the storages that kernels really make.
 
-    A mean may come in the storage of what it was summed from, for example.
+    A mean may come in the storage of its sum, for example.
     """
     granularity = captured.graph.device.granularity_bytes
     values = list(captured.graph.values)
@@ -268,7 +268,7 @@ def _is_made_alike(
 ) -> bool:
     """Whether the results of an alternative have the strides and sizes of the default's.
 
-    Kernels choose their path by the strides of what they read: with another bits may differ.
+    Kernels choose their path by the strides of their inputs: with another path bits may differ.
     `calls` are the default's and its own.
     """
     default, made = (_made(call, record_of[id(call)]) for call in calls)

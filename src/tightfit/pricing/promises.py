@@ -1,8 +1,8 @@
 """Alternatives that do not keep their promise are left out: each is compared with the default.
 
-On the step's own device, on drawn tensors: what calls itself ``"bitwise"`` has every bit of the
-default, and ``"rounding"`` is near it. Verdicts are kept on disk, like costs. Where there is little
-room, one result is kept as a hash of its bits while the other is made.
+On the step's own device, on drawn tensors: an alternative that claims ``"bitwise"`` has every bit
+of the default, and ``"rounding"`` is near it. Verdicts are kept on disk, like costs. Where there is
+little room, one result is kept as a hash of its bits while the other is made.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOLERANCES: Mapping[torch.dtype, float] = {
     torch.float16: 1e-2,
     torch.bfloat16: 6e-2,
 }
-"""What ``"rounding"`` means: the largest difference as a share of the default's largest number."""
+"""Limits of ``"rounding"``: the largest difference as a share of the default's largest number."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,16 @@ def promises_kept(
 ) -> ComparedStep:
     """Return the step as `keeping_promises` does, from comparisons that take a limited room.
 
-    What there is no room to compare at its own size is compared on fewer rows of the batch. That is
-    enough for an operator that treats each element or row by itself; with others that promise the
-    same bits it only tells which larger budget to name. What does not run on fewer rows either is
-    kept if it does not promise the same bits. Where the logits of a language model have no room,
-    neither has the default that their replacement would be compared with.
+    Alternatives without room to be compared at their own size are compared on fewer rows of the
+    batch. That is enough for an operator that treats each element or row by itself; with others
+    that promise the same bits it only tells which larger budget to name. An alternative that does
+    not run on fewer rows either is kept if it does not promise the same bits. Where the logits of a
+    language model have no room, neither has the default that their replacement would be compared
+    with.
 
-    `room_bytes`: what a comparison may take. `postpones`: whether to leave for later what takes
-    long and no earlier process has compared. `seconds`: how long to compare first of what would be
-    left for later.
+    `room_bytes`: memory for a comparison. `postpones`: whether to leave long comparisons for later
+    that no earlier process has made. `seconds`: how long to make those first that would be left for
+    later.
     """
     claims = claims_of(captured)
     if not claims:
@@ -89,7 +90,7 @@ def promises_kept(
 
 
 class ComparedInTurns:
-    """Compares the alternatives of a step turn by turn; `promises_kept` knows what was found."""
+    """Compares the alternatives of a step turn by turn; `promises_kept` has the results."""
 
     def __init__(self, captured: Captured) -> None:
         self._captured = captured
@@ -103,7 +104,7 @@ class ComparedInTurns:
         """Compare for so long; return whether all have been compared.
 
         `seconds`: after which nothing more is begun; one comparison is made in any case.
-        `room_bytes`: what a comparison may take.
+        `room_bytes`: memory for a comparison.
         """
         until = time.perf_counter() + seconds
         return Comparisons(self._captured, room_bytes).go_on(self._claims, until, self._tried)

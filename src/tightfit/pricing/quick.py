@@ -1,9 +1,9 @@
 """Prices at once: each distinct call runs at most once, and only where its bytes are not plain.
 
-What kernels take is plain of some (`tightfit.pricing.plain`): of each such operator one call is
-timed, and the others are scaled from it by what they compute or move. Every other call runs once,
-for its workspace and its layout, if there is room for it; its time is taken on the way. What steps
-teach later replaces these costs (`tightfit.pricing.in_steps`).
+The memory of some kernels is plain (`tightfit.pricing.plain`): of each such operator one call is
+timed, and the others are scaled from it by their operations or bytes. Every other call runs once,
+for its workspace and its layout, if there is room for it; its time is taken on the way. Costs
+learned from steps replace these later (`tightfit.pricing.in_steps`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _STRETCH_BYTES = 16 << 20  # moved at least by a call of which a stretch is a pa
 _BYTES_PER_S = 5e9  # of an operator of which nothing is known
 _NUMBERS_BYTES = 256  # numbers as tensors: all that a call works with whose bytes are plain
 _ROUNDING = 1.07  # of workspaces that are predicted from fewer rows
-_HELD = 4  # times what a call reads and makes: what a run of it holds, about
+_HELD = 4  # times inputs and results of a call: about the bytes of a run of it
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class _DistinctCall:
     call: Call  # how it is run
     kind: str  # equal for calls that differ in sizes only: they are scaled from each other
     work: int  # operations, or bytes moved
-    running_bytes: int  # what it reads and makes
-    plain: Footprint | None  # what is known of its bytes without running it
+    running_bytes: int  # of its inputs and results
+    plain: Footprint | None  # its bytes if known without running it
     by_stretches: bool  # whether it runs on stretches of bounded size, which bounds its workspace
 
     @property
     def must_run(self) -> bool:
-        """Whether nothing else tells what it works with."""
+        """Whether nothing else tells its workspace."""
         return self.plain is None and not self.by_stretches
 
 
@@ -73,12 +73,12 @@ def quick_costs(
 ) -> Priced:
     """Return the captured step with costs and workspaces that are known, or found out at once.
 
-    `room_bytes`: what a call that runs may read and make. One that needs more runs on fewer rows of
-    its batch, and takes more in proportion. Where it does not run on fewer, a default is priced by
-    other calls of its operator, and another way is left out. Opaque modules run in any case.
-    `neighbour`: priced, of the same callable on inputs of another shape: costs are scaled from it,
-    and calls that need no workspace there do not run. `postpones`: whether to leave alternatives
-    that take long to compare for later: `Captured.hoped` has them.
+    `room_bytes`: the most bytes of inputs and results of a call that runs. One that needs more runs
+    on fewer rows of its batch, and takes more in proportion. Where it does not run on fewer, a
+    default is priced by other calls of its operator, and another way is left out. Opaque modules
+    run in any case. `neighbour`: priced, of the same callable on inputs of another shape: costs are
+    scaled from it, and calls that need no workspace there do not run. `postpones`: whether to leave
+    alternatives that take long to compare for later: `Captured.hoped` has them.
     """
     kept = promises_kept(captured, progress, room_bytes=room_bytes, postpones=postpones)
     captured = kept.captured
@@ -132,7 +132,7 @@ def quick_costs(
 def _needed(
     captured: Captured, postponed: frozenset[int], asked: Mapping[str, _DistinctCall]
 ) -> dict[str, _DistinctCall]:
-    """Return the calls that a plan may make before what is postponed has been compared.
+    """Return the calls that a plan may make before postponed alternatives are compared.
 
     Ops that were added for alternatives are of no use where only postponed ones read their results.
     """
@@ -153,7 +153,7 @@ def _needed(
 def _by_rows(
     captured: Captured, asked: Iterable[_DistinctCall], room_bytes: int
 ) -> dict[str, Brief]:
-    """Return what calls without room take, from runs of them on fewer rows of the batch."""
+    """Return costs of calls without room, from runs of them on fewer rows of the batch."""
     found: dict[str, Brief] = {}
     for distinct in asked:
         nodes = list(distinct.call.nodes())
@@ -179,7 +179,7 @@ def _numbers_of_rows(most: int, whole: int) -> Iterator[tuple[int, ...]]:
 
 
 def _on_rows(captured: Captured, call: Call, nodes: Sequence[fx.Node], rows: int) -> Brief | None:
-    """Return what a call takes on so many rows; None where it takes no fewer, or has no room."""
+    """Return the cost of a call on so many rows; None where it takes no fewer, or has no room."""
     for fewer in shortened(captured, nodes, rows):
         few = fewer.call(call)
         found = recorded(captured, [few], Brief, _brief, SILENT)
@@ -189,9 +189,9 @@ def _on_rows(captured: Captured, call: Call, nodes: Sequence[fx.Node], rows: int
 
 
 def _grown(runs: Mapping[int, Brief], whole: int) -> Brief:
-    """Return what a call takes on all rows: as much more with each as between two runs of it.
+    """Return the cost of a call on all rows: as much more with each as between two runs of it.
 
-    And a little more than that, for a kernel may round up what it takes.
+    And a little more than that, for a kernel may round up its memory.
     """
     most, few = max(runs), min(runs)
     taken = runs[most].workspace_bytes
@@ -268,7 +268,7 @@ def _typical(asked: Iterable[_DistinctCall]) -> list[_DistinctCall]:
 def _scaled(
     asked: Mapping[str, _DistinctCall], known: Mapping[str, Brief]
 ) -> dict[str, Measurement]:
-    """Return what is known of every call; what did not run is scaled from its operator's calls."""
+    """Return the cost of every call; a call that did not run is scaled from others like it."""
     largest: dict[
         tuple[str, bool], tuple[_DistinctCall, Brief]
     ] = {}  # calls that must run, and others
@@ -288,10 +288,10 @@ def _scaled(
 def _estimate(
     distinct: _DistinctCall, like_asked: _DistinctCall, like: Brief | None
 ) -> Measurement:
-    """Return what a call that did not run takes, from another call of its operator.
+    """Return the cost of a call that did not run, from another call of its operator.
 
-    Its time grows with its work, its workspace with what it reads and makes. What a call works
-    with whose bytes are plain, such as a number as a tensor, does not grow.
+    Its time grows with its work, its workspace with its inputs and results. The workspace of a call
+    whose bytes are plain, such as a number as a tensor, does not grow.
     """
     footprint = distinct.plain or UNKNOWN
     if like is None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 import torch
 
-from tightfit.allocator.refusals import if_room, is_refusal
+from tightfit.allocator.refusals import is_refusal, unless_refused
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
 from tightfit.capture.stepping import PredictedOp
@@ -37,7 +37,7 @@ __all__ = [
 Record = TypeVar("Record", bound=Footprint)
 
 DOES_NOT_RUN = (RuntimeError, ValueError, IndexError)
-"""What an operator raises that takes no such arguments as it is given to be measured."""
+"""Errors of an operator that does not take the arguments it is given to be measured."""
 
 UNKNOWN = Footprint(  # of a call that was not run: it needs no workspace and is as traced
     workspace_bytes=0, output_bytes=(), output_strides=(), aliases=(), none_outputs=()
@@ -49,7 +49,7 @@ class Brief(Measurement, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, run: Measurement) -> Brief:
-        """Return what a run has shown."""
+        """Return the measurement of a run."""
         return cls(**msgspec.structs.asdict(run))
 
 
@@ -94,7 +94,7 @@ def recorded(
             if is_opaque(call):
                 known[key] = _of_opaque(call.function, kind)
                 continue
-            record = if_room(partial(_measured, captured, call, measure, made))
+            record = unless_refused(partial(_measured, captured, call, measure, made))
             if record is None:
                 continue  # it is priced by others
             known[key] = record
@@ -120,12 +120,12 @@ def _measured(
 
 
 def keep(cache: Cache, key: str, record: Footprint) -> None:
-    """Keep on disk what the calls of a key take, for who asks with `recorded`."""
+    """Keep the cost of the calls of a key on disk, for `recorded` to return."""
     cache.put(f"{type(record).__name__}\n{key}", record)
 
 
 def _kept(cache: Cache, key: str, kind: type[Record]) -> Record | None:
-    """Return what the disk knows of a call, if it serves."""
+    """Return the kept cost of a call, if it serves."""
     for name in _SERVES[kind]:
         record = cache.get(f"{name.__name__}\n{key}", kind)
         if record is not None:
@@ -136,7 +136,7 @@ def _kept(cache: Cache, key: str, kind: type[Record]) -> Record | None:
 def _of_opaque(
     function: OpaqueForward | OpaqueBackward | PredictedOp, kind: type[Record]
 ) -> Record:
-    """Return what a call takes that says so itself; it is known in this process only."""
+    """Return the cost of a call that names it itself; it is known in this process only."""
     measured = function.measure(briefly=kind is not Measurement)
     return kind(**{name: getattr(measured, name) for name in kind.__struct_fields__})
 

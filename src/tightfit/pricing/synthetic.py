@@ -44,10 +44,10 @@ The backward reads them there: given a pointer of a GPU it would end the process
 
 
 class KnownResults(Protocol):
-    """What ops of a step really make, as far as any have run."""
+    """Real results of ops of a step, as far as any have run."""
 
     def given(self, call: Call) -> Mapping[fx.Node, Any]:
-        """Return what ops have made of which a call must get the very results."""
+        """Return results of ops that a call must get as they are."""
         ...
 
     def kind(self, node: fx.Node) -> str | None:
@@ -74,8 +74,8 @@ def synthetic_arguments(
 ) -> tuple[Any, Any]:
     """Return real arguments for a traced call: tensors of the shapes and strides of the trace.
 
-    `module`: the traced step, which holds the constants. `made`: what is known of the results of
-    ops that have run; the trace may differ.
+    `module`: the traced step, which holds the constants. `made`: results of ops that have run; the
+    trace may differ.
     """
     given = made.given(call)
 

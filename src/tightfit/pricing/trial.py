@@ -1,7 +1,7 @@
 """Single ops of a step on drawn tensors, of which some fit each other.
 
-An alternative and its default read different tensors, one made from the other: what makes them
-runs, on drawn inputs, and both get its results.
+An alternative and its default read different tensors, one made from the other: the ops between them
+run, on drawn inputs, and both get their results.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _ZERO_EVERY = 7  # so many drawn numbers are zero: there ways of computing diffe
 class Trial:
     """Tensors for the arguments of some ops of a step.
 
-    `rests_on`: ops that run; the results of others are drawn. `condition`: what drawn parameters
-    are to fulfil. `copies`: whether each call gets copies of its arguments: it may write over them.
+    `rests_on`: ops that run; the results of others are drawn. `condition`: that of drawn
+    parameters. `copies`: whether each call gets copies of its arguments: it may write over them.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Trial:
         return _by_value(call, made)
 
     def metered(self, call: Call, device: torch.device) -> tuple[Results, Measurement]:
-        """Run a call as `results` does; return what the run took, too."""
+        """Run a call as `results` does; return the cost of the run, too."""
         with _drawing_the_same():
             args, kwargs = self._arguments(call)
             made, taken = metered_run(call.function, args, kwargs, device=device)
@@ -98,7 +98,7 @@ class Trial:
         return self._run(self._defaults[node]) if runs else self._drawn(node)
 
     def _drawn(self, node: fx.Node) -> Any:
-        """Return numbers of both signs, some of them zero; what else there is as for costs."""
+        """Return numbers of both signs, some of them zero; other values as for costs."""
         fake = node.meta.get("val")
         is_float = isinstance(fake, torch.Tensor) and fake.is_floating_point()
         if not is_float or node.op == "get_attr":

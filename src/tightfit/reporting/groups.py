@@ -1,6 +1,6 @@
 """Rows of reports, one for repeated layers: holders of the peak, and recomputation.
 
-Numbers between dots stand for a position in a list of layers, so ``layer1.0.conv`` and
+Numbers between dots are positions in a list of layers, so ``layer1.0.conv`` and
 ``layer1.1.conv`` are both in ``layer1.*.conv``.
 """
 
@@ -27,7 +27,7 @@ class HolderRow(msgspec.Struct, frozen=True):
 
 
 class ShareRow(msgspec.Struct, frozen=True):
-    """What repeated layers save together, in bytes, and what is computed again for it."""
+    """Bytes that repeated layers save together, and their recomputation."""
 
     module: str
     count: int
@@ -48,7 +48,7 @@ def group_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def holder_rows(holders: Sequence[Holder]) -> tuple[HolderRow, ...]:
-    """Return who holds the peak, the largest first."""
+    """Return the holders of the peak, the largest first."""
     groups = group_names(holder.module for holder in holders)
     size: Counter[tuple[str, str]] = Counter()
     count: Counter[tuple[str, str]] = Counter()

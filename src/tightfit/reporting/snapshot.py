@@ -1,6 +1,6 @@
 """Memory snapshots of PyTorch: a planned step opens in PyTorch's own viewer.
 
-The file is what ``torch.cuda.memory._dump_snapshot`` writes: a pickled dict of segments and of
+The file has the format of ``torch.cuda.memory._dump_snapshot``: a pickled dict of segments and of
 the events on each device (https://docs.pytorch.org/memory_viz, ``torch/cuda/_memory_viz.py``).
 """
 
@@ -22,7 +22,7 @@ _GAP = 1 << 30  # between two segments
 class PlacedBlock:
     """A block at its place."""
 
-    # lower, upper: alive at the ticks [lower, upper); what is alive at the last tick of all stays
+    # lower, upper: alive at the ticks [lower, upper); blocks alive at the last tick of all stay
     lower: int
     upper: int
     # offset, size_bytes: in the arena
@@ -47,9 +47,9 @@ def snapshot(
 ) -> bytes:
     """Return the content of a snapshot file.
 
-    `blocks`: of the step; they are in one segment as high as the layout. `constants`: what is
-    resident the whole step, in a segment below it. `height_bytes`: of the layout of `blocks`.
-    `seconds_at`: when each tick happens, from the start of the step.
+    `blocks`: of the step; they are in one segment as high as the layout. `constants`: resident the
+    whole step, in a segment below it. `height_bytes`: of the layout of `blocks`. `seconds_at`: when
+    each tick happens, from the start of the step.
     """
     constant_bytes = sum(block.size_bytes for block in constants)
     arena = _BASE + constant_bytes + _GAP
@@ -71,7 +71,7 @@ def snapshot(
 
 
 def _changes(blocks: Sequence[PlacedBlock], last: int) -> Iterator[tuple[int, bool, PlacedBlock]]:
-    """When blocks end (False) and begin (True); at equal ticks what ends comes first."""
+    """When blocks end (False) and begin (True); at equal ticks ends come first."""
     for block in blocks:
         yield block.lower, True, block
         if block.upper < last:

@@ -1,7 +1,7 @@
 """A planned step as a timeline in Chrome's trace format, which Perfetto opens.
 
-Slices are computes, on one lane each for the forward pass, the backward pass and what is computed
-again; counters are the bytes alive and the budget. Lanes never overlap.
+Slices are computes, on one lane each for the forward pass, the backward pass and recomputation;
+counters are the bytes alive and the budget. Lanes never overlap.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class OutermostCalls:
     """Says of every call of a module before it begins, unless it is within another.
 
     A hook of all modules would come too late: `nn.Module` looks up which forward to run before it
-    calls hooks, and what is fitted there would run plainly once more. Within such a call
+    calls hooks, and a module fitted there would run plainly once more. Within such a call
     `nn.Module` is unchanged for code that traces or compiles it.
 
     `before`: called with the module.

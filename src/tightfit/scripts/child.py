@@ -36,7 +36,7 @@ __all__ = ["main"]
 
 
 class _Run:
-    """One run of a program, and what is written down of it."""
+    """One run of a program, and the record of it."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -114,7 +114,7 @@ class _Run:
 
 
 def _run_program(job: Job) -> tuple[int, Failure | None]:
-    """Run a script as `python script arguments` would; return its code and what ended it."""
+    """Run a script as `python script arguments` would; return its exit code and its error."""
     sys.argv = [job.script, *job.arguments]
     sys.path.insert(0, os.fspath(Path(job.script).resolve().parent))
     try:

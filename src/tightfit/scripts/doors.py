@@ -41,7 +41,7 @@ class _PlainRegion:
         """Do nothing."""
 
     def report(self) -> Any:
-        """Return what the region of the fitted run has reported."""
+        """Return the report of the fitted run's region."""
         return self._answers(lambda: None)
 
 

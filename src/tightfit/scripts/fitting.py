@@ -22,13 +22,13 @@ __all__ = ["Fitting"]
 
 
 class Fitting:
-    """Fits what a program trains; in its plain run it only notes what would be fitted.
+    """Fits the modules that a program trains; in its plain run it only notes them.
 
-    A program that calls `tightfit.fit` or `tightfit.step` says itself what is fitted. Of another
+    A program that calls `tightfit.fit` or `tightfit.step` chooses its modules itself. Of another
     program, each module that it calls by itself is fitted when it first trains: that is the
     outermost module that owns parameters of an optimizer. Several of them share the budget.
 
-    `names`: the classes of what was fitted.
+    `names`: the classes of fitted modules and steps.
     """
 
     def __init__(self, job: Job, trained: Trained, metered: Metered) -> None:
@@ -43,7 +43,7 @@ class Fitting:
         self._shared: Budget | None = None
         self._replaced: list[Any] = []
 
-    # -- what the program fits ------------------------------------------------------------------
+    # -- fits by the program --------------------------------------------------------------------
 
     def fit(self, model: nn.Module, budget: int | str | Budget, **keywords: Any) -> nn.Module:
         """Fit a model in the name of the program."""
@@ -125,7 +125,7 @@ class Fitting:
         self._replaced.append(fitted)
         return self._job.budget_bytes
 
-    # -- what is fitted here --------------------------------------------------------------------
+    # -- fits made here -------------------------------------------------------------------------
 
     def before_call(self, module: nn.Module) -> None:
         """Fit a module that the program is about to call, if it trains and is not fitted.

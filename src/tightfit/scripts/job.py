@@ -22,17 +22,16 @@ class RequestedTensor(msgspec.Struct, frozen=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a program."""
 
-    # ``"plain"``: what the program fits is left plain; or ``"fitted"``
+    # ``"plain"``: modules that the program fits are left plain; or ``"fitted"``
     way: Literal["plain", "fitted"]
-    # script, arguments: the program and what it is given
+    # script, arguments: the program and its arguments
     script: str
     arguments: tuple[str, ...]
     steps: int  # optimizer steps after which it is stopped, before the next
     budget_bytes: int | None  # the budget in place of the program's own
     keywords: dict[str, Any]  # of `tightfit.fit`, where the program fits nothing itself
     threads: int | None  # threads of PyTorch
-    # record, answers: files: what the run leaves behind, and what tightfit has answered the fitted
-    # program
+    # record, answers: files: the record of the run, and tightfit's answers to the fitted program
     record: str
     answers: str
     wanted: RequestedTensor | None = None  # a tensor that is asked for

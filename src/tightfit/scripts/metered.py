@@ -22,10 +22,10 @@ __all__ = ["Metered"]
 
 
 class Metered:
-    """Counts what is given out from the first `fit` on, and what fitted modules held before.
+    """Counts bytes given out from the first `fit` on, and bytes of fitted modules before it.
 
-    What else the program held before, such as its data, is no part of a budget; nor does it make
-    room where the program frees it.
+    Other memory that the program held before, such as its data, is no part of a budget. Freeing it
+    makes no room in the budget either.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Metered:
 
     @property
     def budget_bytes(self) -> int | None:
-        """The most that all budgets together were; None where one is what a device has free."""
+        """The largest sum of all budgets; None where a budget is the free memory of a device."""
         return None if self._asks_device else self._largest_budget_bytes or None
 
     def take_peak_bytes(self) -> int | None:
@@ -85,7 +85,7 @@ class Metered:
             self._base_bytes = self._meter.live_bytes()
 
     def _note(self, modules: Sequence[nn.Module], budget: int | str | Budget) -> None:
-        """Note what has a budget, for as long as it lives."""
+        """Note an object that has a budget, for as long as it lives."""
         if budget == "device":
             self._asks_device = True
             return

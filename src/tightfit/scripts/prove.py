@@ -27,15 +27,15 @@ _CHILD = (  # imports nothing from the folder it is started in
     "import sys; del sys.path[0]; from tightfit.scripts.child import main; main(sys.argv[1])"
 )
 _SET_ASIDE = ("line", "generator")
-"""What a program may do differently each time although it trains alike."""
+"""Events that may differ between runs of a program although it trains alike."""
 
 
 class ScriptProof(msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of two runs of a program."""
 
-    # ``"proven"``; ``"differs"``: the fitted run does something else than the plain one; ``"above
-    # budget"``; ``"not deterministic"``: two plain runs differ from each other, no later than the
-    # fitted one does; ``"nothing trained"``: no parameter moves
+    # ``"differs"``: the fitted run does something else than the plain run. ``"not deterministic"``:
+    # two plain runs differ, no later than the fitted run does. ``"nothing trained"``: no parameter
+    # changes.
     verdict: Literal["proven", "differs", "above budget", "not deterministic", "nothing trained"]
     script: str  # the program
     # steps, lines: optimizer steps and printed lines that were compared
@@ -68,7 +68,7 @@ class ScriptProof(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        """Whether what was measured is within the budget, where both are known."""
+        """Whether the measured peak is within the budget, where both are known."""
         if self.budget_bytes is None or self.measured_peak_bytes is None:
             return True
         return self.measured_peak_bytes <= self.budget_bytes
@@ -118,7 +118,7 @@ def prove_script(
 
 
 class _Runs:
-    """The runs of a program and what comes of them."""
+    """The runs of a program and their comparison."""
 
     def __init__(self, job: Job, folder: Path, progress: Progress) -> None:
         self._job = job
@@ -162,9 +162,9 @@ class _Runs:
     def _judged(
         self, plain: Record, fitted: Record, difference: Difference
     ) -> tuple[Difference | None, frozenset[int], bool]:
-        """Return the first difference that is the plan's, what is not to compare, and True.
+        """Return the first difference due to the plan, values not to compare, and True.
 
-        Where two plain runs differ no later: what these differ by, and False.
+        Where two plain runs differ no later: their difference, values not to compare, and False.
         """
         wanted = self._wanted("plain", difference) if difference.kind == "tensor" else None
         again = self._run("plain", "plain-again", wanted=wanted)
@@ -231,7 +231,7 @@ def _end_of(record: Record) -> Ended:
 
 
 def _refuse(failure: Failure | None) -> None:
-    """Raise what says that there is nothing to prove."""
+    """Raise the error that there is nothing to prove."""
     if failure is None:
         return
     if failure.refuses == "program":

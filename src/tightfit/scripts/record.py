@@ -32,7 +32,7 @@ class Line(msgspec.Struct, frozen=True, tag="line"):
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
-    """An optimizer step: its number from 1 on, and hashes of what was there after it, by name."""
+    """An optimizer step: its number from 1 on, and hashes of its tensors after it, by name."""
 
     number: int
     optimizer: str
@@ -63,15 +63,15 @@ class Failure(msgspec.Struct, frozen=True):
 class Ended(msgspec.Struct, frozen=True, tag="ended", kw_only=True):
     """The end of a run."""
 
-    code: int  # what the program ended with; 0 where it was stopped after its steps
+    code: int  # exit code of the program; 0 where it was stopped after its steps
     trained: bool  # whether a parameter has moved, or a gradient was other than zero
-    fitted: tuple[str, ...]  # what was fitted, or would have been
-    # budget_bytes, peak_bytes: the budget, and the most that was held from `fit` on; None where
+    fitted: tuple[str, ...]  # modules and steps fitted, or to be fitted
+    # budget_bytes, peak_bytes: the budget, and the most bytes held from `fit` on; None where
     # unknown
     budget_bytes: int | None
     peak_bytes: int | None
     seconds: float  # of the whole run
-    failure: Failure | None = None  # what ended it before its time
+    failure: Failure | None = None  # the error that ended it early
 
 
 Event: TypeAlias = Line | Step | Generator | Ended
@@ -115,7 +115,7 @@ class Difference(msgspec.Struct, frozen=True):
     # ``"tensor"``, ``"line"``, ``"generator"``, or ``"order"``: one run does something else than
     # the other
     kind: Literal["tensor", "line", "generator", "order"]
-    name: str  # of the first tensor or of the generator; else what each run prints or does
+    name: str  # of the first tensor or of the generator; else the event of each run
     others: int = 0  # how many more differ at the same place
 
 
@@ -127,7 +127,7 @@ def differences(a: Record, b: Record) -> Iterator[Difference]:
             step = one.number
         compared = one, other
         if isinstance(one, Generator) != isinstance(other, Generator):
-            compared = _or_end(a, one), _or_end(b, other)  # and not what is noted before it
+            compared = _or_end(a, one), _or_end(b, other)  # and not the event noted before it
         found = _difference(index, step, *compared)
         if found is not None:
             yield found
@@ -159,7 +159,7 @@ def _same_end(a: Ended, b: Ended) -> bool:
 
 
 def _described(event: Event | None) -> str:
-    """Say what a run does, after "one run"."""
+    """Describe the next event of a run, in words that follow "one run"."""
     if isinstance(event, Line):
         return f"prints {_short(event.text)}"
     if isinstance(event, Step):

@@ -28,8 +28,8 @@ from tightfit.units import format_bytes
 
 __all__ = ["Addresses", "addresses_for"]
 
-_SPARE = 1 / 64  # of the budget: what is left besides, as what the process holds varies
-_FIRST_BYTES = 14 << 20  # at most: what libraries prepare in the first step that runs
+_SPARE = 1 / 64  # of the budget: left in addition, as memory of the process varies
+_FIRST_BYTES = 14 << 20  # at most: memory that libraries prepare in the first step
 _FIRST_SHARE = 1 / 16  # of the budget, where that is less
 _MOST_ROUNDS = 4
 _MOST_CALLS = 8  # between two steps of an optimizer that are distinguished
@@ -38,14 +38,14 @@ _MOST_CALLS = 8  # between two steps of an optimizer that are distinguished
 class Addresses(DefaultAddresses):
     """The arena of a fitted callable, and the loop that closes around it.
 
-    A plan bounds what PyTorch's allocator gives out. What the process holds for the steps is the
-    arena, the tensors outside it, and the rest. The rest is objects of Python and the planner, free
-    pages of the C library, workspaces that libraries take for themselves, and their code. That is
+    A plan bounds bytes given out by PyTorch's allocator. The process holds for the steps the arena,
+    the tensors outside it, and the rest. The rest is objects of Python and the planner, free pages
+    of the C library, workspaces that libraries take for themselves, and their code. That is
     measured between two steps, and so is by how much the arena is higher than the plan said; the
     next plans leave both of the budget.
 
-    Raises `HookUnavailable` if the CPU's allocator cannot be hooked. `left_bytes`: what plans are
-    to leave of the budget.
+    Raises `HookUnavailable` if the CPU's allocator cannot be hooked. `left_bytes`: bytes of the
+    budget that plans leave.
     """
 
     def __init__(self, name: str, account: Account) -> None:
@@ -57,7 +57,7 @@ class Addresses(DefaultAddresses):
         self._calls = 0  # since an optimizer has stepped
         before_every_step(self)
         return_large_blocks_at_once(True)  # also while the first step is captured and planned
-        gc.collect()  # what is freed later would hide what comes
+        gc.collect()  # memory freed later would hide new memory
         trim_ordinary_memory()
         own_bytes = account.lasting_bytes()
         self._before_bytes = anonymous_bytes() - own_bytes
@@ -65,7 +65,7 @@ class Addresses(DefaultAddresses):
         self._looked_at: set[int] = set()
         self._rounds = 0
         self._gave_way = False  # no plan leaves as much as was asked for
-        self._said = False
+        self._is_announced = False
         self._held: Held | None = None
 
     # -- steps --------------------------------------------------------------------------------
@@ -77,8 +77,7 @@ class Addresses(DefaultAddresses):
     def begin_step(self, shape: Hashable, caller: Caller) -> None:
         """Begin a step.
 
-        Calls whose gradients are added up differ in what follows them: only after the last
-        the optimizer steps.
+        Calls whose gradients are added up differ: only after the last the optimizer steps.
         """
         self._calls = min(self._calls + 1, _MOST_CALLS)
         self._arena.begin_step((shape, self._calls), caller)
@@ -92,14 +91,14 @@ class Addresses(DefaultAddresses):
         self._arena.leave()
         return_large_blocks_at_once(False)
 
-    # -- what the process holds ---------------------------------------------------------------
+    # -- memory of the process ----------------------------------------------------------------
 
     def awaits_a_plan(self, options: Options) -> bool:
         """Whether nothing was looked at yet, and may be."""
         return not self._looked_at and self._may_look(options)
 
     def looking_bytes(self, options: Options) -> int:
-        """Return about the bytes that tracing and trying operators hold besides tensors."""
+        """Return about the bytes other than tensors that tracing and trying operators hold."""
         return 2 * min(_FIRST_BYTES, round(_FIRST_SHARE * options.usable_bytes))
 
     def look(self, inputs: Iterable[Any], options: Options) -> Options:
@@ -114,7 +113,7 @@ class Addresses(DefaultAddresses):
         if not self._may_look(options):
             return options
         if is_first:
-            gc.collect()  # what capturing and planning left behind
+            gc.collect()  # garbage of capturing and planning
             drop_code_pages()
         trim_ordinary_memory()
         self._looked_at.add(height_bytes)
@@ -137,11 +136,11 @@ class Addresses(DefaultAddresses):
         return self._changed(options)
 
     def _may_look(self, options: Options) -> bool:
-        """Whether what the process holds more than before can only be of this callable."""
+        """Whether new memory of the process can only be of this callable."""
         return options.is_alone and not self._arena.is_running and self._arena.is_alone
 
     def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
-        """Return the options with what the least plan leaves; say what exceeds the budget."""
+        """Return the options with the bytes that the least plan leaves; report an excess."""
         if not self.left_bytes:
             raise error
         needed_bytes = self.left_bytes - self._spare_bytes
@@ -155,10 +154,10 @@ class Addresses(DefaultAddresses):
         return self._changed(options)
 
     def _announce_excess(self, needed_bytes: int, why: str) -> None:
-        """Say, once, that no plan leaves as much as the process holds besides tensors."""
-        if self._said:
+        """Say, once, that no plan leaves room for memory of the process other than tensors."""
+        if self._is_announced:
             return
-        self._said = True
+        self._is_announced = True
         announce(
             f"{self._name}: the process holds {format_bytes(needed_bytes)} in addition to tensors, "
             "and no plan leaves room for that: the process exceeds the budget by "
@@ -169,7 +168,7 @@ class Addresses(DefaultAddresses):
         return dataclasses.replace(options, left_bytes=self.left_bytes)
 
     def added_to(self, report: Report) -> Report:
-        """Return a report with what happened in the arena, and what the process held for it."""
+        """Return a report with figures of the arena, and memory of the process for it."""
         return msgspec.structs.replace(report, arena=self._arena.report, held=self._held)
 
     def _measured(self, inputs: Iterable[Any], height_bytes: int) -> Held:

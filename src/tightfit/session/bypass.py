@@ -37,8 +37,8 @@ def expect_calls(model: nn.Module, expecting: Sequence[Expecting]) -> Callable[[
 
     Code that trains may call inner modules or other methods instead: a plan sees nothing of that.
 
-    `expecting`: what runs its forward, and its methods that were named. Returns what takes the
-    watching away, which also goes with the first gradients.
+    `expecting`: callables that run its forward, and its methods that were named. Returns a function
+    that ends the watching; the first gradients end it, too.
     """
     handles: list[Any] = []
 
@@ -67,20 +67,20 @@ def _arrival(
             gc.collect()  # a model that is no longer alive expects nothing
         expecting = _still_expecting(references)
         if expecting is not None:
-            _complain(expecting, name, methods)
+            _warn_uncalled(expecting, name, methods)
 
     return arrived
 
 
 def _still_expecting(references: list[weakref.ref[Expecting]]) -> Expecting | None:
-    """Return what awaits its first call; None where one was called, or is no longer alive."""
+    """Return callables that await their first call; None where one was called or is dead."""
     expecting = [reference() for reference in references]
     if any(awaited is None or awaited.is_used for awaited in expecting):
         return None
     return expecting[0]
 
 
-def _complain(expecting: Expecting, name: str, methods: list[str]) -> None:
+def _warn_uncalled(expecting: Expecting, name: str, methods: list[str]) -> None:
     names = repr(methods[:_MOST_NAMED] or ["loss"])
     message = (
         f"a gradient reached {name!r} of a fitted {expecting.name} whose forward was not called: "

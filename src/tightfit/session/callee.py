@@ -19,7 +19,7 @@ __all__ = ["Callee"]
 class Callee:
     """A callable and its modules."""
 
-    # What is run: the module's own forward, or the function given to `step`
+    # The callable: the module's own forward, or the function given to `step`
     function: Callable[..., Any]
     modules: Mapping[str, nn.Module]  # the modules whose parameters it uses
     name: str  # for messages and graphs

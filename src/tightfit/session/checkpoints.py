@@ -17,7 +17,7 @@ __all__ = ["announce_checkpoints"]
 def announce_checkpoints(callee: Callee, step: JointGraph, before: Iterable[JointGraph]) -> None:
     """Say where a step differs from one in which its checkpoints run again in backward.
 
-    `before`: those captured before: what was said of one of them is not said again.
+    `before`: those captured before: a message about one of them is not repeated.
     """
     found = step.checkpoints
     if found in {Checkpoints.NONE, *(other.checkpoints for other in before)}:
@@ -35,8 +35,8 @@ def announce_checkpoints(callee: Callee, step: JointGraph, before: Iterable[Join
         )
     if differs:
         announce(
-            f"{callee.name} goes through torch.utils.checkpoint: the plan decides what is computed "
-            f"again, and {'; '.join(differs)}"
+            f"{callee.name} goes through torch.utils.checkpoint: the plan decides which values are "
+            f"computed again, and {'; '.join(differs)}"
         )
 
 

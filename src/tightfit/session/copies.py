@@ -13,7 +13,7 @@ __all__ = ["Copies"]
 
 
 class Original(Protocol):
-    """What runs the model that was copied."""
+    """The fitted callable of the model that was copied."""
 
     account: Account
 
@@ -28,11 +28,11 @@ class Original(Protocol):
 
 
 class Copies:
-    """What a fitted model and its deep copies have in common, wherever they are by now.
+    """State that a fitted model and its deep copies have in common, wherever they are by now.
 
     A copy that trains shares the budget of the model; one that does not, such as averaged weights
-    or a teacher, is something else that is held. So is a model that only its copies train of. What
-    counts against the budget is counted from where the model was fitted on.
+    or a teacher, is something else that is held. So is a model that only its copies train of. Bytes
+    against the budget are counted from where the model was fitted on.
 
     `original`: runs the model; it is not kept alive.
     """

@@ -47,7 +47,7 @@ class DefaultAddresses:
     """Steps at addresses that the allocator chooses."""
 
     def end_step(self) -> None:
-        """End the step before: what is done until the next begins belongs to none."""
+        """End the step before: work until the next begins belongs to none."""
 
     def begin_step(self, shape: Hashable, caller: Caller) -> None:
         """Begin a step that is called by its shape, and by the plan that it runs.
@@ -70,15 +70,15 @@ class DefaultAddresses:
         """Note that steps are planned part by part from now on."""
 
     def awaits_a_plan(self, options: Options) -> bool:
-        """Whether the first step is to be planned before it is looked what the process holds."""
+        """Whether the first step is to be planned before memory of the process is measured."""
         return False
 
     def looking_bytes(self, options: Options) -> int:
-        """Return what is to be left of a budget while operators are tried, besides tensors."""
+        """Return bytes to leave of a budget while operators are tried, for other than tensors."""
         return 0
 
     def look(self, inputs: Iterable[Any], options: Options) -> Options:
-        """Look, between two steps, what the process holds; return what plans are to keep to.
+        """Measure memory of the process between two steps; return options for plans.
 
         `inputs`: of the call that comes; tensors among them count. `options`: as they are now;
         returned where nothing is to change.
@@ -93,7 +93,7 @@ class DefaultAddresses:
         raise error
 
     def added_to(self, report: Report) -> Report:
-        """Return a report with what happened in the arena, and what the process held for it."""
+        """Return a report with figures of the arena, and memory of the process for it."""
         return report
 
     def leave(self) -> None:

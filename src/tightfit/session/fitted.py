@@ -32,7 +32,7 @@ from tightfit.session.graphs import GraphSteps
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.limit import Limit
-from tightfit.session.options import Options, not_together, with_ranks, worst_first
+from tightfit.session.options import Options, incompatible, with_ranks, worst_first
 from tightfit.session.processes import Replicas, running_wrapper
 from tightfit.session.refusals import second_forward, with_way_out
 from tightfit.session.report import Report
@@ -65,7 +65,7 @@ class Route(Protocol):
         ...
 
     def outside_of_plans(self) -> bool:
-        """Whether what is around a call asks that it runs as it is; then that is noted."""
+        """Whether code around a call asks that it runs as it is; then that is noted."""
         ...
 
     def prepare(self, given: Arguments) -> None:
@@ -73,28 +73,28 @@ class Route(Protocol):
         ...
 
     def settle(self) -> None:
-        """End what must have ended before there is a report."""
+        """Finish work that must have ended before there is a report."""
         ...
 
     def report(self) -> Report:
-        """Return what the plans promise and what the last complete step held."""
+        """Return promises of the plans and bytes held by the last complete step."""
         ...
 
     def close_step(self) -> StepPeaks | None:
-        """End the measured window of the last step now; return what it held."""
+        """End the measured window of the last step now; return its peaks."""
         ...
 
     def change_options(self, options: Options) -> None:
-        """Plan the next step with other options; what was captured stays."""
+        """Plan the next step with other options; captured steps stay."""
         ...
 
 
 class Fitted:
     """A callable that trains inside a budget.
 
-    `route`: the way it runs at first. `addresses`: of its steps in memory. `copies`: what it
-    has in common with the model that it is a copy of. `options`: as they are now: ranks may have
-    joined, the budget may have changed. `route`: the way it runs now.
+    `route`: the way it runs at first. `addresses`: of its steps in memory. `copies`: state in
+    common with the model that it is a copy of. `options`: as they are now: ranks may have joined,
+    the budget may have changed. `route`: the way it runs now.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Fitted:
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
         return self.callee.name
 
     @property
@@ -223,9 +223,9 @@ class Fitted:
         try:
             return self.route(given)
         finally:
-            self._go_on_in_graphs()
+            self._switch_to_graphs()
 
-    def _go_on_in_graphs(self) -> None:
+    def _switch_to_graphs(self) -> None:
         """Plan whole steps of several graphs from now on, if the call had more than one."""
         if self._whole is not None and self._whole.in_graphs is not None:
             self.route = self._whole.in_graphs
@@ -235,8 +235,7 @@ class Fitted:
     def prepare(self, given: Arguments) -> Report:
         """Capture, price and plan for the given inputs without running anything.
 
-        Raises `CaptureError` if it cannot be captured as a whole; says what happens instead when it
-        is trained.
+        Raises `CaptureError` if it cannot be captured as a whole; says how it is trained instead.
         """
         self._resolve_budget()
         try:
@@ -249,18 +248,18 @@ class Fitted:
     # -- reporting ----------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """End what must have ended before there is a report."""
+        """Finish work that must have ended before there is a report."""
         self.route.settle()
 
     def report(self) -> Report:
-        """Return what the current plan promises and what the last step held.
+        """Return promises of the current plan and bytes held by the last step.
 
         Raises `BadInput` if nothing has been planned yet.
         """
         return self._addresses.added_to(self.route.report())
 
     def close_step(self) -> StepPeaks | None:
-        """End the measured window of the last step now; return what it held."""
+        """End the measured window of the last step now; return its peaks."""
         return self.route.close_step()
 
     @property
@@ -275,7 +274,7 @@ class Fitted:
 
     @property
     def specialisations(self) -> list[Specialisation]:
-        """What was captured of it as a whole so far."""
+        """Steps captured of it as a whole so far."""
         return list(self._whole.captures) if self._whole is not None else []
 
     @property
@@ -291,7 +290,7 @@ class Fitted:
     # -- budgets and ranks --------------------------------------------------------------------
 
     def change_options(self, options: Options) -> None:
-        """Plan the next step with other options; what was captured and priced stays."""
+        """Plan the next step with other options; captured and priced steps stay."""
         self.close_step()
         self._take_options(options)
         self._join_budget()
@@ -324,7 +323,7 @@ class Fitted:
         if self._whole is None:
             raise BadInput("a model with sharded parts is not wrapped in DistributedDataParallel")
         if self.options.offload is not None:
-            raise not_together("offload=", "DistributedDataParallel yet")
+            raise incompatible("offload=", "DistributedDataParallel yet")
         self.close_step()
         replicas = Replicas(wrapper)
         self.account.join(replicas)
@@ -333,7 +332,7 @@ class Fitted:
         self.route = self._whole
 
     def _resolve_budget(self) -> None:
-        """Know the budget of what trains now: of a copy it is that of the model it is a copy of."""
+        """Find the budget of the model that trains now: a copy shares that of its original."""
         before = self.options
         self._take_options(before.resolved(self.account.device))
         if self._copies is not None:
@@ -372,7 +371,7 @@ class Fitted:
         self._at_leaving.append(callback)
 
     def leave(self) -> None:
-        """No longer take part in a shared budget; take back what watches the model."""
+        """No longer take part in a shared budget; remove hooks that watch the model."""
         if self.options.shared is not None:
             self.options.shared.leave(self.account)
         self.account.keep_to(None)
@@ -382,9 +381,9 @@ class Fitted:
 
 
 def prepare_all(fitted: Fitted, shapes: Iterable[Any]) -> None:
-    """Plan for example inputs, the largest first: what does not fit shows at once.
+    """Plan for example inputs, the largest first: inputs that do not fit show at once.
 
-    What cannot be planned takes no part in a shared budget.
+    A callable that cannot be planned takes no part in a shared budget.
     """
     try:
         for given in worst_first(shapes, fitted.callee.modules):

@@ -30,7 +30,7 @@ class _RestartCall(BaseException):
 class FollowedCalls(HandedCalls):
     """Calls of a callable whose Python Dynamo follows, where it is.
 
-    `keeps`: whether what Dynamo finds is kept for other processes.
+    `keeps`: whether Dynamo's results are kept for other processes.
     """
 
     def __init__(self, callee: Callee, account: Account, *, keeps: bool) -> None:
@@ -47,7 +47,7 @@ class FollowedCalls(HandedCalls):
         self._has_run = False  # a graph of the current call
 
     def lift_limit(self) -> None:
-        """Neither refuse nor measure what Dynamo needs to follow a frame."""
+        """Neither refuse nor measure memory that Dynamo needs to follow a frame."""
         self._account.lift_limit()
         runs = self._runs()
         if runs is not None:
@@ -69,7 +69,7 @@ class FollowedCalls(HandedCalls):
                 continue
 
     def asked(self, given: Arguments, asks: Callable[[Arguments], Any]) -> Any:
-        """Ask something of the one graph of a call, without running it.
+        """Ask something of the only graph of a call, without running it.
 
         Raises `CaptureError` if the call is no single graph.
         """
@@ -106,7 +106,7 @@ class FollowedCalls(HandedCalls):
         Raises `_RestartCall` if there are any, and nothing of the call has run yet.
         """
         leaves = graph.leaves() if graph.leaf_calls else ()
-        is_left = any(not is_opaque(leaf) for leaf in leaves)  # of what was one op until now
+        is_left = any(not is_opaque(leaf) for leaf in leaves)  # of a module that was one op
         calls = bool(leaves) or graph.hides_leaf_calls
         if (calls and self._follower.follow_all_again()) or is_left:
             self._compiled.start_over()
@@ -114,7 +114,7 @@ class FollowedCalls(HandedCalls):
                 raise _RestartCall from None
 
     def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
-        """Run one call of a graph; or answer what is asked of it."""
+        """Run one call of a graph; or answer a question about it."""
         if graph.hides_leaf_calls:
             self._follow_again(graph)
         if self._asks is not None:
@@ -125,7 +125,7 @@ class FollowedCalls(HandedCalls):
         return output
 
     def _unguarded(self) -> Any:
-        """Return what graphs depend on that Dynamo does not look at."""
+        """Return values that graphs depend on and Dynamo does not look at."""
         return self._follower.unguarded.now()
 
     def _leave_out(self, graph: HandedGraph, error: Exception) -> None:

@@ -58,7 +58,7 @@ class GraphSteps(WholeSteps):
         self._has_run = False  # a graph of the current call
         self._are_several = False  # graphs of a call, as far as is known
         self.in_graphs: InGraphs | None = None
-        # Graphs that no plan fits and plain PyTorch may, with what is raised if it does not either
+        # Graphs that no plan fits and plain PyTorch may, with the error if it does not either
         self._plain: weakref.WeakKeyDictionary[HandedGraph, InfeasibleBudget] = (
             weakref.WeakKeyDictionary()
         )
@@ -66,11 +66,11 @@ class GraphSteps(WholeSteps):
 
     @property
     def is_used(self) -> bool:
-        """Whether it has been called: what ran outside of its plans then is known."""
+        """Whether it has been called: code that ran outside of its plans is known then."""
         return self._is_called
 
     def outside_of_plans(self) -> bool:
-        """Whether what is around a call asks that it runs as it is; then that is noted."""
+        """Whether code around a call asks that it runs as it is; then that is noted."""
         is_outside = self.outside.is_called_within()
         self._is_called = self._is_called or is_outside
         return is_outside
@@ -89,7 +89,7 @@ class GraphSteps(WholeSteps):
         """Run one call of a graph by its plan."""
         if graph.reason:
             self.outside.broke(graph.reason)
-        if graph.reason or self.outside.is_around or self._has_run:
+        if graph.reason or self.outside.has_outside_code or self._has_run:
             self._are_several = True
         if self._are_several and self.options.steps is not None:
             raise _steps_of_one_graph(self.callee.name)
@@ -97,7 +97,7 @@ class GraphSteps(WholeSteps):
             raise _moves_of_one_graph(self.callee.name)
         if self.in_graphs is None and self._are_several:
             if InGraphs.may_run(self.options, self.account) and not self.waiting:
-                self._go_on_in_graphs()
+                self._switch_to_graphs()
             else:
                 self._expect_others()
         if self.in_graphs is not None:
@@ -155,10 +155,10 @@ class GraphSteps(WholeSteps):
         return spec
 
     def looking(self) -> AbstractContextManager[None]:
-        """Return what is around while it is found out what is to run: it belongs to no step."""
+        """Return a context in which graphs are looked for: its work belongs to no step."""
         return left_out() if self.in_graphs is None else self.in_graphs.looking()
 
-    def _go_on_in_graphs(self) -> None:
+    def _switch_to_graphs(self) -> None:
         """Plan whole steps of several graphs from now on, beginning with the current call."""
         assert self._given is not None
         self.in_graphs = InGraphs(self.callee, self.options, self.account, self._followed)
@@ -168,19 +168,19 @@ class GraphSteps(WholeSteps):
         self.in_graphs.begin(self._given)
 
     def change_options(self, options: Options) -> None:
-        """Plan the next step with other options; what was captured and priced stays."""
+        """Plan the next step with other options; captured and priced steps stay."""
         super().change_options(options)
         self._plain.clear()
 
     def capture_again(self) -> None:
-        """Capture again: what was found out alone does not count."""
+        """Capture again: results of this process alone do not count."""
         self.in_graphs = None
         self._plain.clear()
         self._are_several = False
         super().capture_again()
 
     def _expect_others(self) -> None:
-        """Have graphs that are new run with least memory: what follows them is unknown."""
+        """Have graphs that are new run with least memory: code after them is unknown."""
         if not self.options.others_to_come:
             self.options = dataclasses.replace(self.options, others_to_come=True)
 
@@ -198,7 +198,7 @@ class GraphSteps(WholeSteps):
         return outputs
 
     def report(self) -> Report:
-        """Return what the current plan promises, what the last step held, what ran outside.
+        """Return promises of the current plan, bytes of the last step, and code outside of plans.
 
         Raises `BadInput` if nothing has been planned yet.
         """
@@ -219,7 +219,7 @@ class GraphSteps(WholeSteps):
 
 
 def _calls_of(callee: Callee, options: Options, account: Account) -> HandedCalls:
-    """Return what hands over the graphs of a callee: Dynamo, or who calls it."""
+    """Return the source of graphs of a callee: Dynamo, or its caller."""
     if callee.function is run_as_it_is:
         return HandedCalls(callee)
     return FollowedCalls(callee, account, keeps=options.cache)

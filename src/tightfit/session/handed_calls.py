@@ -37,7 +37,7 @@ class RunsGraphs(Protocol):
         ...
 
     def looking(self) -> AbstractContextManager[None]:
-        """Return what is around while it is found out what is to run: it belongs to no step."""
+        """Return a context in which graphs are looked for: its work belongs to no step."""
         ...
 
 
@@ -45,7 +45,7 @@ class HandedCalls:
     """Calls of graphs that other code has made, such as `torch.compile`.
 
     `callee`: whose modules hold parameters and buffers of the graphs. `graphs`: those that have
-    been called. `outside`: what ran as plain Python.
+    been called. `outside`: frames that ran as plain Python.
     """
 
     def __init__(self, callee: Callee) -> None:
@@ -93,7 +93,7 @@ class HandedCalls:
             return graph.module(*inputs)
 
     def _first_like(self, graph: HandedGraph, inputs: Sequence[Any]) -> HandedGraph:
-        """Return the first graph that runs what this graph does.
+        """Return the first graph that runs the same as this graph.
 
         Dynamo makes a graph again where Python has changed that does not matter to it.
         """
@@ -108,7 +108,7 @@ class HandedCalls:
         return first
 
     def _unguarded(self) -> Any:
-        """Return what graphs depend on that is not checked before they are handed over."""
+        """Return values that graphs depend on and that are not checked before hand-over."""
         return None
 
     def _leave_out(self, graph: HandedGraph, error: Exception) -> None:

@@ -26,7 +26,7 @@ from tightfit.session.callee import Callee
 from tightfit.session.copies import Copies
 from tightfit.session.fitted import Fitted, prepare_all
 from tightfit.session.memory.account import Account
-from tightfit.session.options import Options, not_together
+from tightfit.session.options import Options, incompatible
 from tightfit.session.parts.sharded import ShardedModel, group_of, late_bytes, sharded_parts
 from tightfit.torch_private.tools import inside_compiled
 
@@ -58,7 +58,7 @@ def fit_in_place(
             "(fully_shard): leave it out"
         )
     if options.offload is not None:
-        raise not_together("offload=", "a model whose parts are sharded (fully_shard) yet")
+        raise incompatible("offload=", "a model whose parts are sharded (fully_shard) yet")
     if options.compile:
         raise BadInput(
             "compile=True is not available for a model with sharded parts: each part's bytes "
@@ -114,7 +114,7 @@ def _callee_of(module: nn.Module) -> Callee:
 def _methods_of(
     module: nn.Module, names: Iterable[str], options: Options, copies: Copies | None = None
 ) -> dict[str, Fitted]:
-    """Return what runs methods of a module, each planned as a step of its own, by their names."""
+    """Return callables of a module's methods by name, each planned as a step of its own."""
     kind = type(module).__name__
     callees = {
         name: Callee(original_method(module, name), {"model": module}, f"{kind}.{name}")
@@ -158,7 +158,7 @@ class PlannedStep:
         self._fitted = fitted
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one planned forward; call ``backward()`` on what it returns."""
+        """Run one planned forward; call ``backward()`` on its result."""
         return self._fitted(args, kwargs)
 
 

@@ -28,8 +28,8 @@ from tightfit.units import format_bytes, parse_bytes
 __all__ = [
     "USUAL_LIMITS",
     "Options",
+    "incompatible",
     "make_options",
-    "not_together",
     "with_ranks",
     "worst_first",
 ]
@@ -42,13 +42,13 @@ USUAL_LIMITS = Limits(seconds=10.0)
 class Options:
     """The checked keywords of `fit` and `step`."""
 
-    budget_bytes: int | None  # the limit; None: what the device has free, minus the reserve
+    budget_bytes: int | None  # the limit; None: free memory of the device, minus the reserve
     reserve_bytes: int = 0  # bytes of the budget left unused
     planner: str = DEFAULT  # name in the registry
     limits: Limits = USUAL_LIMITS  # when the planner stops
     plan: Plan | None = None  # a plan to use instead of planning, if it fits the captured graph
     costs: str = "measured"  # ``"measured"``, ``"unit"``, ``"flops"`` or ``"roofline:DEVICE"``
-    # What the guard does when a step exceeds the budget
+    # The action of the guard when a step exceeds the budget
     on_exceed: Literal["raise", "warn"] = "raise"
     # How many planned forwards may await their backward at once; None: found out
     in_flight: int | None = None
@@ -63,7 +63,7 @@ class Options:
     # Whether Ctrl-C during planning stops the program; else the best plan so far is taken
     stops_on_interrupt: bool = True
     arena: bool = False  # whether the memory of a step is at planned addresses
-    # What plans leave of the budget to what the process holds besides tensors; known in an arena
+    # Left by plans for memory of the process other than tensors; known in an arena
     left_bytes: int = 0
     # How exact operators have to be that a plan may choose instead of eager's
     exactness: Exactness = "bitwise"
@@ -72,12 +72,12 @@ class Options:
     offload: Offload | None = None  # where plans may move values to; None: nowhere
 
     def resolved(self, device: torch.device) -> Options:
-        """Return the options with a number in the place of what a device has free now.
+        """Return the options with the free memory of a device now as a number.
 
-        Raises `BadInput` if they ask for what cannot be done on the device.
+        Raises `BadInput` if they ask for a feature that the device does not have.
         """
         if self.offload is not None and device.type != "cpu":
-            raise not_together("offload=", f"a model on the device {device} yet: only on the CPU")
+            raise incompatible("offload=", f"a model on the device {device} yet: only on the CPU")
         if self.shared is not None or self.budget_bytes is not None:
             return self
         return dataclasses.replace(self, budget_bytes=_free_bytes(device, self.ranks))
@@ -105,7 +105,7 @@ class Options:
 
     @property
     def planned_bytes(self) -> int:
-        """The bytes plans do use: they leave something to what the process holds besides."""
+        """The bytes plans may use: they leave some to other memory of the process."""
         return self.usable_bytes - self.left_bytes
 
     @property
@@ -205,7 +205,7 @@ def make_options(
     )
 
 
-def not_together(one: str, other: str) -> BadInput:
+def incompatible(one: str, other: str) -> BadInput:
     """Return the error that two things which were asked for do not go together."""
     return BadInput(f"{one} does not go with {other}: leave one of them out")
 
@@ -214,7 +214,7 @@ def _refuse_others(one: str, others: Mapping[str, bool]) -> None:
     """Raise if something is asked for that does not go with one thing."""
     for other, is_asked in others.items():
         if is_asked:
-            raise not_together(one, other)
+            raise incompatible(one, other)
 
 
 def _far_side(
@@ -225,9 +225,9 @@ def _far_side(
         return None
     found = offload if isinstance(offload, Offload) else Offload(offload)
     if in_flight is not None and in_flight > 1:
-        raise not_together("offload=", "in_flight= of more than 1")
+        raise incompatible("offload=", "in_flight= of more than 1")
     if not find_planner(planner).capabilities.moves:
-        raise not_together("offload=", f"planner={planner!r}, which moves nothing")
+        raise incompatible("offload=", f"planner={planner!r}, which moves nothing")
     return found
 
 
@@ -296,7 +296,7 @@ def _plan(plan: Plan | str | Path | None) -> Plan | None:
 
 
 def _free_bytes(device: torch.device, ranks: Ranks | None) -> int:
-    """Return what a device has free now, for this process: on the rank that has the least."""
+    """Return free memory of a device now, for this process: on the rank that has least."""
     if device.type != "cuda":
         raise BadInput(
             "budget='device' needs a device with memory of its own (CUDA); on a CPU give bytes, "
@@ -333,7 +333,7 @@ def worst_first(shapes: Iterable[Any], modules: Mapping[str, nn.Module]) -> list
     """Return the calls that example inputs describe, that with most elements first.
 
     `shapes`: for each call a tuple of positional inputs, a mapping of keyword inputs, or one
-    tensor. A tensor on the ``"meta"`` device stands for zeros on the modules' device. `modules`:
+    tensor. A tensor on the ``"meta"`` device means zeros on the modules' device. `modules`:
     their first parameter tells the device. Raises `BadInput` if one of them is something else.
     """
     calls = [_call(example) for example in shapes]

@@ -14,11 +14,11 @@ from tightfit.graph.liveness import eager_peak_bytes
 __all__ = ["Usage"]
 
 _SURE = 3  # steps
-_MUCH = 0.01  # of the time of a step, or of what it holds
+_MUCH = 0.01  # of the time of a step, or of the bytes it holds
 
 
 class Usage:
-    """What backwards have shown of the outputs of calls, by what tells calls apart.
+    """Facts that backwards have shown about outputs of calls, by signature.
 
     An output that has received a gradient once is planned with one ever after: two heads may be
     trained in turns.
@@ -46,13 +46,13 @@ class Usage:
         self._steps[key] += bool(unused)
         if self._steps[key] < _SURE:
             return frozenset()
-        if captured is not None and unused and not _spares_much(captured, unused):
+        if captured is not None and unused and not _saves_much(captured, unused):
             self._zero[key] = self._zero.get(key, frozenset()) | unused
             return frozenset()
         return unused
 
 
-def _spares_much(captured: Captured, unused: Set[int]) -> bool:
+def _saves_much(captured: Captured, unused: Set[int]) -> bool:
     """Whether a step takes noticeably less without the gradients of some of its outputs.
 
     Most of it comes back by other ways, too, for example in a recurrent model that returns its

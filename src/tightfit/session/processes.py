@@ -51,7 +51,7 @@ class Ranks:
         self._made[name] += 1
 
     def once(self, key: str, kind: type[Found], make: Callable[[], Found]) -> Found:
-        """Return what the first rank to ask for a key makes; the others wait for it.
+        """Return a value made by the first rank to ask for a key; the others wait for it.
 
         Should making it fail there, every rank tries for itself.
         """
@@ -92,7 +92,7 @@ class Ranks:
 
 
 def agreed(ranks: Ranks | None, key: str, kind: type[Found], make: Callable[[], Found]) -> Found:
-    """Return what is made under a key: by one of the ranks, or here if there are no others."""
+    """Return the value of a key: made by one of the ranks, or here if there are no others."""
     return make() if ranks is None else ranks.once(key, kind, make)
 
 
@@ -102,7 +102,7 @@ def running_wrapper() -> DistributedDataParallel | None:
 
 
 class Replicas:
-    """What DistributedDataParallel means for the plan of the module inside.
+    """Effects of DistributedDataParallel on the plan of the module inside.
 
     Its buckets hold every trained parameter's gradient once more, from the wrapping on. With
     ``gradient_as_bucket_view`` a gradient is copied into its bucket as soon as it is handed over,
@@ -134,7 +134,7 @@ class Replicas:
     def bucket_bytes(self, granularity: int) -> int:
         """Return the bytes of the buckets that are not the gradients' own storage already.
 
-        One unit of the allocator for each parameter is added: what the wrapper notes about it.
+        One unit of the allocator for each parameter is added: for the wrapper's records of it.
         """
         if self._wrapper() is None:
             return 0

@@ -19,7 +19,7 @@ __all__ = ["second_forward", "with_way_out"]
 
 
 def with_way_out(refusal: TightfitError, device: torch.device) -> TightfitError:
-    """Return a refusal that names `tightfit.online`, too, where that takes what it is about."""
+    """Return a refusal that names `tightfit.online`, too, where that accepts the program."""
     if device.type != "cpu" or isinstance(refusal, NothingToTrain):
         return refusal
     if isinstance(refusal, BudgetExceeded | CaptureError | PlanMismatch | SecondForward):

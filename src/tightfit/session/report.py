@@ -21,8 +21,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     """The memory that a process held for the steps of a callable with an arena, in bytes."""
 
     height_bytes: int  # of the arena
-    # Of tensors between two steps: parameters, gradients, the optimizer's state, inputs, and what
-    # the loop keeps
+    # Of tensors between two steps: parameters, gradients, the optimizer's state, inputs, and
+    # tensors of the loop
     tensor_bytes: int
     # Neither: objects of Python and the planner, free pages that the C library keeps, workspaces
     # that libraries take for themselves, stacks of threads. All of it came after the callable was
@@ -60,9 +60,9 @@ class PlannedPart(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What the current plan promises and what the last step held."""
+    """Promises of the current plan and bytes held by the last step."""
 
-    # budget_bytes, constant_bytes, planned_peak_bytes: the limit, what is resident the whole step,
+    # budget_bytes, constant_bytes, planned_peak_bytes: the limit, bytes resident the whole step,
     # and the peak of the plan; of a compiled plan the peak that was measured before it was used
     budget_bytes: int
     constant_bytes: int
@@ -73,7 +73,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     gap: float
     status: str  # ``"optimal"`` or ``"feasible"``
     cost_source: str  # where costs come from
-    measured: StepPeaks | None  # what the last complete step held
+    measured: StepPeaks | None  # peaks of the last complete step
     plan: Plan | None  # the current plan; None where parts are planned one by one
     compiled: bool = False  # whether the plan runs compiled, not operator by operator
     # Where parts are: for each kind of part, named by the first, the plans that run
@@ -81,15 +81,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     calls: int = 0  # calls of parts in a step. Cost and overhead are of the parts.
     # Where parts are: every plan that runs, in the order of the first calls
     parts: tuple[PlannedPart, ...] = ()
-    arena: ArenaReport | None = None  # what is at planned addresses, if an arena was asked for
-    held: Held | None = None  # what the process held for it then, between two steps
-    # What the next, less exact class of alternatives would cost, if that was asked for
+    arena: ArenaReport | None = None  # use of planned addresses, if an arena was asked for
+    held: Held | None = None  # memory of the process for it then, between two steps
+    # Cost with the next, less exact class of alternatives, if that was asked for
     next_exactness: LessExact | None = None
-    outside: dict[str, str] = {}  # what ran eagerly outside of every plan, and why
-    # What the allocator of a GPU has reserved in a step; None: it was not looked at
+    outside: dict[str, str] = {}  # code that ran eagerly outside of every plan, and why
+    # Reserved by the allocator of a GPU in a step; None: it was not looked at
     reserved_bytes: int | None = None
-    # moves, measured_moves: what the plan moves to far memory and back, as it was planned, and in
-    # the last step; None: nothing, or no step has ended yet
+    # moves, measured_moves: transfers to far memory and back, as planned, and in the last step;
+    # None: nothing, or no step has ended yet
     moves: Moved | None = None
     measured_moves: Moved | None = None
 
@@ -142,7 +142,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _scope(self) -> str:
-        """What the extra compute is of, and how good that is."""
+        """The baseline of the extra compute, and the quality of the plan."""
         if self.plan is None:
             return (
                 f"of {self.calls} planned parts of {len(self.plans)} kinds (costs "

@@ -69,9 +69,9 @@ class Pricing:
 
     `neighbour`: the graph of the same callable at another shape, whose costs are scaled.
     `is_checked`: whether `Captured.conditions` are checked in every step. `room_bytes`: a step
-    waits for this, and measuring may hold so much: what is not known is found out at once, and the
-    steps that follow teach the rest. None: every operator is measured well. `postpones`: whether
-    what takes long to compare is compared later (`Captured.hoped`).
+    waits for this, and measuring may hold so much: unknown costs are measured quickly, and steps
+    that follow give the rest. None: every operator is measured well. `postpones`: whether
+    alternatives that take long to compare are compared later (`Captured.hoped`).
     """
 
     neighbour: Graph | None = None
@@ -92,7 +92,7 @@ def capture_step(
     `options.costs`; workspaces are measured in any case. Of several ranks that train the same
     model one measures.
     """
-    with _said(options, f"looking at {name}: what it runs, and what each operator takes"):
+    with _announcing(options, f"looking at {name}: its operators, and time and memory of each"):
         captured = captured_alone(lambda: _captured_and_priced(call, options, name, pricing))
     captured.joint.opaque.forget_examples()
     return_cached(device_of_modules(call.modules))  # operators that were measured left holes
@@ -154,8 +154,8 @@ def less_exact_step(
 ) -> Captured:
     """Return a priced step with the alternatives of a less exact class, too, priced alike.
 
-    `modules`: those of the step; some alternatives rest on what their weights are now.
-    `room_bytes`: what comparing an alternative with its default may take.
+    `modules`: those of the step; some alternatives rest on the present values of weights.
+    `room_bytes`: memory for comparing an alternative with its default.
     """
     plain = step.plain or step
     wider = with_alternatives(plain, exactness, present=parameters_of(plain.joint, modules))
@@ -175,7 +175,7 @@ def plan_step(
 
     `known`: an earlier plan of this step; used if it fits and the planner finds none. `apart`:
     whether another process searches, while this process trains. Raises `InfeasibleBudget` if there
-    is none; says the least budget and what is forced to be alive. Raises `InvalidPlan` or
+    is none; names the least budget and the values forced to be alive. Raises `InvalidPlan` or
     `PlanMismatch` if the user gave a plan and it does not fit this graph or budget.
     """
     key = f"plan {_key(task, options)}"
@@ -229,7 +229,7 @@ def _with_far_needed(task: Task, without: Outcome, options: Options) -> Outcome:
 def _interruptible(
     task: Task, options: Options, known: Plan | None, limits: Limits, apart: bool = False
 ) -> Outcome:
-    with Interrupts() as interrupts, _said(options, "searching a plan"):
+    with Interrupts() as interrupts, _announcing(options, "searching a plan"):
         outcome = _searched(task, options, known, limits, apart)
     if interrupts.seen and options.stops_on_interrupt:
         _stop(task, options, outcome)
@@ -253,7 +253,7 @@ def _searched(
 
 
 def _stop(task: Task, options: Options, outcome: Outcome) -> NoReturn:
-    """Keep what an interrupted search has found, and stop the program as the user asked."""
+    """Keep the result of an interrupted search, and stop the program as the user asked."""
     found = "nothing was found yet"
     if outcome.plan is not None and options.cache:
         PlanCache().store(_key(task, options, interrupted=True), outcome)
@@ -263,7 +263,7 @@ def _stop(task: Task, options: Options, outcome: Outcome) -> NoReturn:
     raise KeyboardInterrupt(f"tightfit: planning was interrupted; {found}") from None
 
 
-def _said(options: Options, label: str) -> AbstractContextManager[None]:
+def _announcing(options: Options, label: str) -> AbstractContextManager[None]:
     """Tell the user of long waiting, if no progress display does."""
     if options.progress is not SILENT:
         return contextlib.nullcontext()
@@ -271,7 +271,7 @@ def _said(options: Options, label: str) -> AbstractContextManager[None]:
 
 
 def cached_outcome(task: Task, options: Options) -> Outcome | None:
-    """Return the user's own plan, or what an earlier search for this very task has found."""
+    """Return the user's own plan, or the result of an earlier search for this very task."""
     if options.plan is not None and options.plan.gradients == task.gradients:
         return judged(task, options.plan)
     return PlanCache().load(_key(task, options), task.graph) if options.cache else None

@@ -18,7 +18,7 @@ from tightfit.errors import (
     NothingToTrain,
     TightfitError,
 )
-from tightfit.execution.attach import put_aside
+from tightfit.execution.attach import unfit_for_now
 from tightfit.execution.guard import StepPeaks
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import SILENT, Progress
@@ -60,10 +60,10 @@ class Comparison:
 
     `example`: ``model``, ``loss(output, target)`` or None, ``args`` (tuple or dict), ``target``.
     The model is fitted as `tightfit.fit` does, and the loss stays outside of the plan; in its place
-    there may be a `tightfit.step`, which is then what is proven. `steps`: optimizer steps to
-    compare, at least 2: peaks are measured from the second on. `seed`: of every random number drawn
-    in training. `**keywords`: as `tightfit.fit` takes them. Raises `NothingToTrain` if plain
-    PyTorch trains nothing: no parameter moves.
+    there may be a `tightfit.step`, which is then proven. `steps`: optimizer steps to compare, at
+    least 2: peaks are measured from the second on. `seed`: of every random number drawn in
+    training. `**keywords`: as `tightfit.fit` takes them. Raises `NothingToTrain` if plain PyTorch
+    trains nothing: no parameter moves.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Comparison:
         return self._least_bytes_with_loss(least) if self.subject.loss_is_outside else least
 
     def _least_bytes_with_loss(self, least: int) -> int:
-        """Return a budget with room for what the loss outside of the plan holds."""
+        """Return a budget with room for the tensors of a loss outside of the plan."""
         for _ in range(_MOST_ATTEMPTS):
             try:
                 needed = self._train(self.within(least)).peak_bytes
@@ -160,7 +160,7 @@ class Comparison:
         for _ in range(_MOST_HALVINGS):
             try:
                 held = self._train(self.within((least + most) // 2)).peak_bytes
-            except Exception as error:  # no plan, or no room for what is held between graphs
+            except Exception as error:  # no plan, or no room for tensors held between graphs
                 if not isinstance(error, InfeasibleBudget) and not is_refusal(error):
                     raise
                 least = (least + most) // 2
@@ -237,10 +237,10 @@ class Comparison:
         )
 
     def _tolerance(self) -> float | None:
-        """Return within what results count as equal; None if plain PyTorch repeats its bits.
+        """Return the difference below which results count as equal; None to compare bits.
 
         Sums by index on several threads, for example, are added up in another order each time:
-        what plain PyTorch's own results then differ by, in several runs, is the measure.
+        the differences between several runs of plain PyTorch are then the measure.
 
         Raises `BadInput` if they differ by more than rounding does.
         """
@@ -259,7 +259,7 @@ class Comparison:
         return _TOLERATED * noise if differing else None
 
     def within(self, budget_bytes: int) -> Fitted:
-        """Return what runs the model or the step, from now on inside a budget."""
+        """Return a callable that runs the model or the step, from now on inside a budget."""
         if self._fitted is None:
             self._fitted = self._fit(
                 make_options(
@@ -278,7 +278,7 @@ class Comparison:
         if self.subject.step is not None:
             return Fitted.as_a_whole(self.subject.step, options)
         fitted = fit_in_place(self.subject.model, options)
-        self._fit_again = put_aside(self.subject.model)
+        self._fit_again = unfit_for_now(self.subject.model)
         self.subject.make_new_target()
         return fitted
 
@@ -294,7 +294,7 @@ class Comparison:
         try:
             yield
         finally:
-            self._fit_again = put_aside(self.subject.model)
+            self._fit_again = unfit_for_now(self.subject.model)
 
     def _train(self, fitted: Fitted) -> TrainingRecord:
         with self.fitted():
@@ -364,7 +364,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     bitwise : bool
         Whether every loss, gradient, buffer and parameter had the same bits.
     differing : tuple of str
-        What had not.
+        The run that did not succeed.
     max_relative_difference : float
         Over the final gradients, buffers and parameters.
     losses : tuple of float
@@ -432,8 +432,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _least_bytes_in_parts(fitted: Fitted) -> int:
-    """Return what a step like the last holds with the least plan of every part."""
+    """Return the bytes of a step like the last with the least plan of every part."""
     route = fitted.route
-    assert isinstance(route, InGraphs)  # else the step would have said what it lacks
+    assert isinstance(route, InGraphs)  # else the step would have raised an error
     route.close_step()
     return route.steps.least_bytes()

@@ -94,7 +94,7 @@ def captured_step(
 
 
 def _captured(call: TracedCall, alternatives: Offered) -> Captured:
-    """Capture a step with alternatives; what is returned along with a loss receives no gradient."""
+    """Capture a step with alternatives; outputs returned with a loss receive no gradient."""
     name = call.function.__name__
     call = dataclasses.replace(call, loss_alone=True)
     captured = capture(graph_call(call, name), name=name)

@@ -31,13 +31,13 @@ _NONE = "nothing"
 class FlagRow(msgspec.Struct, frozen=True, kw_only=True):
     """One way to train the step."""
 
-    way: str  # what a user writes
+    way: str  # the line that a user writes
     # Its peak, constants included; None: it cannot be used here, and `note` says why
     peak_bytes: int | None
     overhead: float | None  # extra compute, a fraction
     bitwise: bool = True  # whether losses, gradients and buffers have the bits of plain PyTorch
     raises_peak: bool = False  # whether the peak is above that of doing nothing
-    note: str = ""  # what a person should know
+    note: str = ""  # a remark for users
 
 
 def flag_rows(
@@ -48,7 +48,7 @@ def flag_rows(
     limits: Limits | None = None,
     progress: Progress = SILENT,
 ) -> tuple[FlagRow, ...]:
-    """Return what each flag gives on a captured step, and tightfit at three budgets.
+    """Return peak and time of each flag on a captured step, and of tightfit at three budgets.
 
     `own_blocks`: the modules that the model's own ``gradient_checkpointing_enable`` puts under a
     checkpoint; empty: it has no such method.
@@ -111,15 +111,15 @@ def _schedules(
     for share in _SHARES:
         yield (
             f"activation_memory_budget={share:g}",
-            _or_why(partial(min_cut_schedule, captured, share)),
+            _schedule_or_reason(partial(min_cut_schedule, captured, share)),
         )
 
 
 def _checkpoints(captured: Captured, blocks: list[str]) -> Schedule | str:
-    return _or_why(partial(checkpoint_schedule, captured, blocks, "checkpoint"))
+    return _schedule_or_reason(partial(checkpoint_schedule, captured, blocks, "checkpoint"))
 
 
-def _or_why(schedule: Callable[[], Schedule]) -> Schedule | str:
+def _schedule_or_reason(schedule: Callable[[], Schedule]) -> Schedule | str:
     try:
         return schedule()
     except BadInput as error:

@@ -1,4 +1,4 @@
-"""Find the model a user names, call its factory, and judge what it returns.
+"""Find the model a user names, call its factory, and check its result.
 
 A model is named ``zoo:NAME``, ``package.module:factory`` or ``path/to/file.py:factory``. A factory
 takes ``batch=None`` and returns ``(model, loss, args, target)``. Any error in the user's code
@@ -43,15 +43,15 @@ Target: TypeAlias = "str | Callable[..., Any] | tuple[Any, ...]"
 
 _FORMS = "zoo:NAME, package.module:factory or path/to/file.py:factory"
 _RETURNS = (
-    "a factory returns (model, loss, args, target): an nn.Module; a function of (output, target) "
-    "or None if the output is the loss or carries it as .loss; a tuple of positional or a dict of "
-    "keyword inputs; the target of the loss, or None"
+    "a factory returns (model, loss, args, target). The model is an nn.Module. The loss is a "
+    "function of (output, target), or None if the output is the loss or carries it as .loss. The "
+    "args are a tuple of positional or a dict of keyword inputs; the target may be None"
 )
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """What a model is made with; None: as its factory decides."""
+    """Settings that a model is made with; None: as its factory decides."""
 
     # batch, sequence: examples per batch and tokens per text, passed to the factory
     batch: int | None = None
@@ -101,7 +101,7 @@ def load_example(
 
 
 def on_fake_tensors(load: Callable[[], Example]) -> Example:
-    """Return what `load` does, made of fake tensors: shapes without memory.
+    """Return the result of `load`, made of fake tensors: shapes without memory.
 
     Code that reads values of tensors while it makes the model cannot run so; it runs for real
     then, announced on standard error.
@@ -121,7 +121,7 @@ def on_fake_tensors(load: Callable[[], Example]) -> Example:
 
 
 def name_of(model: nn.Module | PlannedStep) -> str:
-    """Return what a model, or a step in its place, is called in messages."""
+    """Return the name of a model, or of a step in its place, for messages."""
     return fitted_of(model).name if isinstance(model, PlannedStep) else type(model).__name__
 
 
@@ -305,7 +305,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _kind_of(value: Any) -> str:
-    """Say what something is, in a user's words."""
+    """Describe a value in a user's words."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, type):
@@ -316,7 +316,7 @@ def _kind_of(value: Any) -> str:
 
 
 def _checked(returned: Any, name: str, takes_step: bool) -> Example:
-    """Return what a factory returned as an example, or say what is wrong with it."""
+    """Return a factory's result as an example, or raise an error that says what is wrong."""
     if not isinstance(returned, tuple) or len(returned) != 4:
         found = _kind_of(returned)
         if isinstance(returned, tuple):

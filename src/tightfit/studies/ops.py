@@ -25,14 +25,14 @@ _SHOWN = 12  # targets in the message that no op matches
 class OpWay(msgspec.Struct, frozen=True):
     """One way to compute an op, measured by itself."""
 
-    # op, target, module, alternative: what is computed, where, and how
+    # op, target, module, alternative: the op, its operator, its module, its implementation
     op: int
     target: str
     module: str
     alternative: str
     cost_s: float  # median time
     workspace_bytes: int  # needed only while it runs
-    # Of what the forward made for it: in a backward op, what has to be kept or made again
+    # Inputs of a backward op that the forward made: to be kept or made again
     kept_bytes: int
     exactness: Exactness  # how its bits compare with the default's, by its own account
     is_kept: bool  # whether it was that exact when it was compared with the default here
@@ -45,9 +45,9 @@ def profile_ops(
 
     `target`: a model, as for `check`. `name`: an operator such as ``"aten.convolution_backward"``,
     a module such as ``"layer1.0.conv1"``, or both with a colon between them. Calls that are alike
-    are measured once. Behind each op comes what goes with its ways: ops that are replaced together
-    with it, and those that only some ways read, such as what makes a mask. Raises `BadInput` if no
-    op has that name; says some that there are.
+    are measured once. Each op is followed by ops that belong to its alternatives. They are replaced
+    together with it, or only some alternatives read them, such as one that makes a mask. Raises
+    `BadInput` if no op has that name; says some that there are.
     """
     step = captured_step(
         target, optimizer="none", costs="unit", alternatives=Offered(EXACTNESS[-1]), **model_options

@@ -36,7 +36,7 @@ def ways_named(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class PyTorch:
-    """PyTorch's own ways on one captured step; what its partitioner chose is kept.
+    """PyTorch's own ways on one captured step; the choice of its partitioner is kept.
 
     None of them takes a budget in bytes. Of the settings of a method the cheapest that fits is
     taken. The settings are the activation memory budget from 0.9 down to 0 in tenths, checkpointed

@@ -52,10 +52,10 @@ class Subject:
     ``loss_of(*args, **kwargs)`` computes its loss.
 
     `example`: in the place of the model there may be a step (see `with_loss_inside`), planned or
-    not. What the factory has fitted itself is taken plain. `seed`: of every random number drawn in
-    training. `given`: positional and keyword inputs of the model or the step, without what its loss
-    compares. `loss_is_outside`: whether the loss is computed from what the model or the step
-    returns.
+    not. A model that the factory has fitted itself is taken plain. `seed`: of every random number
+    drawn in training. `given`: positional and keyword inputs of the model or the step, without
+    those that only its loss reads. `loss_is_outside`: whether the loss is computed from outputs of
+    the model or the step.
     """
 
     def __init__(self, example: Example, seed: int) -> None:
@@ -92,9 +92,9 @@ class Subject:
             self._runs = before
 
     def make_new_target(self) -> None:
-        """Have what the loss compares with given out now: batches are, once a model is fitted.
+        """Allocate the target of the loss now: batches are allocated once a model is fitted.
 
-        What is there before `fit` counts against no budget, unless the model is called with it.
+        Memory allocated before `fit` counts against no budget, unless the model is called with it.
         """
         if "_target" not in self.kwargs:
             return
@@ -126,7 +126,7 @@ class Subject:
         self.optimizer.state.clear()
 
     def constant_bytes(self) -> int:
-        """Return what is resident now: parameters, buffers, inputs, gradients, optimizer state."""
+        """Return bytes resident now: parameters, buffers, inputs, gradients, optimizer state."""
         leaves = flatten((self.args, self.kwargs))[0]
         inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         held = resident_tensor_bytes(inputs, self._account.granularity_bytes)
@@ -145,7 +145,7 @@ class Subject:
 
 
 def _taken_plain(model: Any) -> Callee | None:
-    """Return what a step runs; give a model that was fitted already its forward back.
+    """Return the callable of a step; give a model that was fitted already its forward back.
 
     The budget it was made with is enforced no longer.
     """
@@ -186,7 +186,7 @@ def _together(modules: Mapping[str, nn.Module]) -> nn.Module:
 def digest_of(tensor: torch.Tensor) -> bytes:
     """Return a hash of the bits of a tensor: of a sparse one of its indices and values.
 
-    PyTorch's allocator is not asked for anything: what it gives out may be counted.
+    PyTorch's allocator is not asked for anything: its allocations may be counted.
     """
     digest = hashlib.blake2b(digest_size=16)
     for part in (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,):
@@ -215,12 +215,12 @@ class TrainingRecord(msgspec.Struct):
     # part
     peak_bytes: int
     program_bytes: int
-    planned_bytes: int  # what was planned for the step whose planned part had the highest peak
+    planned_bytes: int  # planned for the step whose planned part had the highest peak
     constant_bytes: int
     first_s: float
 
     def note(self, peaks: StepPeaks, planned_bytes: int) -> None:
-        """Take what a step held, and what was planned for it."""
+        """Record the bytes that a step held, and those planned for it."""
         self.peak_bytes = max(self.peak_bytes, peaks.peak_bytes)
         if peaks.program_bytes > self.program_bytes:
             self.program_bytes, self.planned_bytes = peaks.program_bytes, planned_bytes
@@ -236,7 +236,8 @@ def train(
     """Run steps from the first state; a guard of our own watches when the function has none.
 
     `function`: computes the loss from the subject's inputs. `steps`: optimizer steps; peaks are
-    those of the second and later ones. `planned`: what runs the function, if it is a planned step.
+    those of the second and later ones. `planned`: the callable that runs the function, if it is a
+    planned step.
     """
     subject.reset()
     own = Guard(subject.device.type, "warn")

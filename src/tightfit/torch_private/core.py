@@ -113,7 +113,7 @@ __all__ = [
 aten = torch.ops.aten
 
 # Operators that torch decomposes above autograd while tracing although eager runs one kernel.
-# Kept whole, the traced step computes the same bits as eager and saves what eager saves.
+# Kept whole, the traced step computes the same bits and saves the same tensors as eager.
 _KEPT_WHOLE = tuple(
     getattr(aten, name)
     for name in (
@@ -142,7 +142,7 @@ _KEPT_WHOLE = tuple(
 def _cudnn_batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *factors: float
 ) -> Any:
-    """Return what cuDNN computes, in training by the operator that says which buffers it writes.
+    """Return cuDNN's results, in training by the operator that says which buffers it writes.
 
     Torch would take its own kernel while tracing, which is slower and rounds differently. Without
     running statistics, throw-away ones are written.
@@ -306,7 +306,7 @@ def is_zero_tensor(tensor: torch.Tensor) -> bool:
 
 @contextlib.contextmanager
 def hidden_changes_without_tangents(is_parameter: Callable[[Any], bool]) -> Iterator[None]:
-    """While tracing, forbid differentiating through what autograd does not see.
+    """While tracing, forbid differentiating through code that autograd does not see.
 
     A tensor changed under `no_grad` or by its `data` is the same to autograd afterwards, though the
     tracer makes a further output of it that could receive a gradient. A parameter cannot be changed
@@ -343,7 +343,7 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def viewed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what a tensor is a view of, as autograd knows it; itself if it is no view."""
+    """Return the base of a tensor, as autograd knows it; itself if it is no view."""
     return tensor if tensor._base is None else tensor._base
 
 
@@ -440,14 +440,14 @@ def without_meta_log() -> Iterator[None]:
     """Keep PyTorch from writing the traceback of an error that is raised anyway to the console."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
 
-    def is_news(record: logging.LogRecord) -> bool:
+    def is_unexpected(record: logging.LogRecord) -> bool:
         return "failed while attempting to run meta" not in str(record.msg)
 
-    logger.addFilter(is_news)
+    logger.addFilter(is_unexpected)
     try:
         yield
     finally:
-        logger.removeFilter(is_news)
+        logger.removeFilter(is_unexpected)
 
 
 def is_tracing() -> bool:

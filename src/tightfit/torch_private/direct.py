@@ -45,5 +45,5 @@ DIRECT: dict[Any, Any] = {
 
 
 def direct(function: Any) -> Any:
-    """Return the short way to what a planned step calls; the same where there is none."""
+    """Return a direct entry to an operator of a planned step; the same where there is none."""
     return DIRECT.get(function, function)

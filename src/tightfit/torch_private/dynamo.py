@@ -1,8 +1,8 @@
 """Dynamo compiles one callable, frame by frame, for tightfit's backend. Private names of torch.
 
 Configuration is entered when Dynamo is asked about a frame, not in every call. Sizes stay static;
-plain numbers that change become inputs, for what Dynamo has learned of changes is kept by callable
-and without sizes.
+plain numbers that change become inputs, for Dynamo's knowledge of changes is kept by callable and
+without sizes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tightfit.errors import TightfitError
 from tightfit.torch_private.frames.again import KeptFrames, ReusingConversion
 from tightfit.torch_private.frames.ends import End, noting_ends
 from tightfit.torch_private.frames.follower import Follower, Given
-from tightfit.torch_private.frames.following import DerivativeOutside, following_ours
+from tightfit.torch_private.frames.following import DerivativeOutside, following_for_plans
 from tightfit.torch_private.frames.leaves import (
     HAS_LEAVES,
     ArgumentsKnown,
@@ -45,7 +45,7 @@ from tightfit.torch_private.frames.leaves import (
     run_leaf,
 )
 from tightfit.torch_private.frames.numpy import NumpyFollowed, without_numpy
-from tightfit.torch_private.frames.outermost import in_a_frame_of_its_own
+from tightfit.torch_private.frames.outermost import with_own_frame
 from tightfit.torch_private.frames.plainly import AnswerChanged, Answers
 from tightfit.torch_private.frames.recompiled import noting_failed_guards
 from tightfit.torch_private.frames.values import follows_values
@@ -67,7 +67,7 @@ __all__ = [
     "leaf_of",
     "module_of",
     "run_leaf",
-    "taken_back",
+    "undone_assignment",
     "without_hooks",
 ]
 
@@ -110,17 +110,17 @@ def compiled(
 ) -> Callable[..., Any]:
     """Return a callable that Dynamo compiles for a backend; everything stays where it is.
 
-    `function`: what is compiled, in whichever file it is. `backend`: given a graph module and
-    example inputs, returns what runs the graph. `follower`: consulted while tracing. `kept`: what
-    other processes have found of frames.
+    `function`: to be compiled, in whichever file it is. `backend`: given a graph module and example
+    inputs, returns a callable that runs the graph. `follower`: consulted while tracing. `kept`:
+    results of other processes for frames.
     """
     first = ReusingConversion(without_numpy(backend), kept)
     converting = convert_frame.convert_frame(first.backend, Hooks())
-    # as `optimize` does, which loads what shrinks failing graphs to their least
+    # as `optimize` does, which loads the tool that minimizes failing graphs
     context = eval_frame._optimize_catch_errors(converting, Hooks(), **_ISOLATED)
-    outermost = in_a_frame_of_its_own(function)
+    outermost = with_own_frame(function)
     context.callback = _PerFrame(context.callback, follower, first, outermost.__code__)
-    for enter in context.enter_exit_hooks:  # what they set up lasts; configuration is ours
+    for enter in context.enter_exit_hooks:  # their effects last; configuration is ours
         enter()()
     context.enter_exit_hooks.clear()
     return context(outermost)
@@ -135,7 +135,7 @@ class _EndsInside(BaseException):
 
 
 class _PerFrame:
-    """What Dynamo asks about a frame, between it and its own conversion of frames."""
+    """A converter of frames between Dynamo and its own conversion."""
 
     def __init__(
         self, convert: Any, follower: Follower, first: ReusingConversion, outermost: types.CodeType
@@ -143,7 +143,7 @@ class _PerFrame:
         self._torchdynamo_orig_backend = convert
         self._first = first
         self._outermost = outermost
-        first.stand_before(convert._torchdynamo_orig_backend)
+        first.replace_converter(convert._torchdynamo_orig_backend)
         self._follower = follower
         self._followed: set[Any] = set()  # for they cannot be leaves
         self._changes: Any = defaultdict(pgo.CodeState)
@@ -172,7 +172,7 @@ class _PerFrame:
                 return ConvertFrameReturn(frame_exec_strategy=strategy)
 
     def _looked_at(self, frame: Any, entry: Any, state: Any, module: nn.Module | None) -> Any:
-        """Return what Dynamo makes of a frame; where it fails, that it is left to Python.
+        """Return Dynamo's result for a frame; where it fails, that it is left to Python.
 
         Where data decide sizes inside a forward, it is tried whether the frame is one graph with
         that forward as one op.
@@ -241,9 +241,9 @@ class _PerFrame:
     def _note_end(self, frame: Any, ends: list[End], answers: Answers, end: End) -> None:
         """Note the end of a graph.
 
-        Raises `AnswerChanged` if code got the answer that it is not compiled, and what it does then
-        ends the graph. Raises `_EndsInside` if the frame may be one graph, with a forward inside of
-        it as one op.
+        Raises `AnswerChanged` if code got the answer that it is not compiled, and its next
+        operation ends the graph. Raises `_EndsInside` if the frame may be one graph, with a forward
+        inside of it as one op.
         """
         if end.reason and answers.change(f"{end.reason} {end.frames}"):
             raise AnswerChanged
@@ -265,14 +265,14 @@ class _PerFrame:
         self._follower.skipped(frame.f_code, module, reason, error)
 
     def _converted(self, frame: Any, entry: Any, state: Any, leaves: Mapping[Any, Any]) -> Any:
-        """Return what Dynamo makes of a frame, in files that it skips, too."""
+        """Return Dynamo's result for a frame, in files that it skips, too."""
         convert = self._torchdynamo_orig_backend
         configuration = {**_CONFIGURATION, "allow_rnn": not _RECURRENT & self._followed}
         with (
             config.patch(configuration),
             self._own_changes(),
             self._unfollowed(leaves),
-            following_ours(),
+            following_for_plans(),
             noting_failed_guards(),
             _quiet(),
         ):
@@ -283,7 +283,7 @@ class _PerFrame:
 
     @contextlib.contextmanager
     def _unfollowed(self, leaves: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
-        """Have Dynamo follow neither leaves nor what is left out.
+        """Have Dynamo follow neither leaves nor modules that are left out.
 
         It asks whether a forward is to be followed only where it does not take a short way to it.
         """
@@ -306,7 +306,7 @@ class _PerFrame:
 
     @contextlib.contextmanager
     def _own_changes(self) -> Iterator[None]:
-        """Have Dynamo compare with what this callable was given, sizes left out."""
+        """Have Dynamo compare with inputs of this callable, sizes left out."""
         before, pgo._CODE_STATE = pgo._CODE_STATE, self._changes
         try:
             yield
@@ -342,13 +342,13 @@ def _noting_suppressed(reasons: list[str]) -> Iterator[None]:
 _FORMATTED_ERRORS = Patch(convert_frame, "format_error_msg")
 _OF_NUMPY = "it computes with NumPy"
 _SUPPRESSED = "an error was suppressed during compilation"
-"""What Dynamo says of a frame that it cannot follow; the next call of it may be followed."""
+"""Dynamo's result for a frame that it cannot follow; the next call may be followed."""
 _AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 _BY_PYTHON = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
 
 
 def _how_called(given: Any, module: nn.Module | None) -> Any:
-    """Return what is another thing in calls that may well have graphs of their own."""
+    """Return values that differ between calls that may well have graphs of their own."""
     training = module is not None and module.training
     return _sizes(given), training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
 
@@ -377,7 +377,7 @@ def _module_of_frame(frame: Any) -> nn.Module | None:
 
 
 def _module_behind_a_break(frame: Any) -> nn.Module | None:
-    """Return the first module that what goes on behind a break is given."""
+    """Return the first module among inputs of the code after a break."""
     if not frame.f_code.co_name.startswith(_BEHIND_A_BREAK):
         return None
     names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
@@ -400,7 +400,7 @@ _NOISY = ("torch._dynamo.variables.tensor", "torch._dynamo.convert_frame")
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out what Dynamo says of breaks and of itself: they are announced in words of ours."""
+    """Silence Dynamo's messages about breaks and itself: we announce breaks in our words."""
     loggers = [logging.getLogger(name) for name in _NOISY]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -421,7 +421,7 @@ def break_reason(module: fx.GraphModule) -> str:
 
 
 def place_of_graph() -> str:
-    """Return what tells the code that Dynamo makes a graph of right now; "" if it makes none."""
+    """Return a digest of the code that Dynamo makes a graph of now; "" if it makes none."""
     made = CompileContext.current_compile_id()
     return "" if made is None or made.frame_id is None else f"frame {made.frame_id}"
 
@@ -435,12 +435,12 @@ def without_hooks(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def example_of(node: fx.Node) -> Any:
-    """Return what a node stood for when Dynamo made it: fake tensors, symbols."""
+    """Return the example value of a node when Dynamo made it: fake tensors, symbols."""
     return node.meta.get("example_value")
 
 
 def free_histories(graph: fx.Graph) -> None:
-    """Forget what nodes stood for where that has a history: it holds numbers in memory."""
+    """Forget example values of nodes that have a history: it holds numbers in memory."""
     for node in graph.nodes:
         example = example_of(node)
         if isinstance(example, torch.Tensor) and example.grad_fn is not None:
@@ -458,8 +458,8 @@ data_of = torch._C._autograd._get_data_attr
 """Returns a tensor's memory without its history, as ``.data`` does."""
 
 
-def taken_back(node: fx.Node) -> list[fx.Node] | None:
-    """Return what takes back that ``tensor.data = value`` counts as a change; None: it is not that.
+def undone_assignment(node: fx.Node) -> list[fx.Node] | None:
+    """Return an undo of the change that ``tensor.data = value`` counts as; None: it is not that.
 
     `node`: of a graph of Dynamo's, which makes ``set_`` of such an assignment; from PyTorch 2.14 on
     an operator of its own, that is not counted. There only inputs are recorded as before.

@@ -26,7 +26,7 @@ def running_backward() -> int:
 
 
 def in_backward() -> bool:
-    """Return whether autograd's engine runs what runs now."""
+    """Return whether autograd's engine runs the present code."""
     return running_backward() != -1
 
 
@@ -58,7 +58,7 @@ def hooks_of_gradient(tensor: torch.Tensor) -> list[Any]:
 
 
 def asks_for_gradient(node: Any) -> bool:
-    """Whether the backward that runs now computes what goes to a node of autograd."""
+    """Whether the backward that runs now computes the gradient for a node of autograd."""
     try:
         return runs_in_this_backward(node)
     except RuntimeError:  # a leaf for which `torch.autograd.grad` was called

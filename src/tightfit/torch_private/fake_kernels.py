@@ -18,7 +18,7 @@ aten = torch.ops.aten
 def _fake_grouped_mm(
     a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> Any:
-    """Return what the CPU kernel returns: torch's own fake kernel takes half precision only."""
+    """Return outputs of the CPU kernel: torch's own fake kernel takes half precision only."""
     if a.device.type != "cpu":
         return NotImplemented
     shape = (*a.shape[:-1], b.shape[-1])
@@ -36,7 +36,7 @@ def _fake_ctc_loss(scores: Any, _targets: Any, _lengths: Any, counts: Any, *_: A
 
 
 def _fake_gru_cell(_gates: Any, _hidden_gates: Any, hidden: Any, *_: Any) -> Any:
-    """Return what the fused kernel of a GPU returns, the last what its backward reads."""
+    """Return outputs of the fused kernel of a GPU, the last for its backward."""
     batch, size = hidden.shape
     return hidden.new_empty(batch, size), hidden.new_empty(batch, 5 * size)
 
@@ -104,7 +104,7 @@ def _as_computed(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
 
 @contextlib.contextmanager
 def corrected_fake_kernels() -> Iterator[None]:
-    """While tracing, use our fake kernels where torch's refuse what the CPU computes."""
+    """While tracing, use our fake kernels where torch's refuse inputs that the CPU accepts."""
     kernels = fake_impls.op_implementations_dict
     replaced = {op: kernels.get(op) for op in _FAKE_KERNELS}
     kernels.update(_FAKE_KERNELS)

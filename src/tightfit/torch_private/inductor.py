@@ -24,19 +24,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 __all__ = ["compile_graph", "fake_like", "new_fake_mode", "trace_functional"]
 
-# What the plan decided stays so: the order of operators, the layout of what is kept.
+# Decisions of the plan stay: the order of operators, the layout of kept values.
 _SETTINGS = {
     "reorder_for_peak_memory": False,
     "reorder_for_locality": False,
     "layout_optimization": False,
     "triton.cudagraphs": False,
-    "fallback_random": True,  # random operators draw what eager draws
+    "fallback_random": True,  # random operators draw the same numbers as eager
 }
 
 
 @contextlib.contextmanager
 def _without_deprecations() -> Iterator[None]:
-    """Hide what PyTorch deprecates of itself."""
+    """Hide deprecation warnings about PyTorch itself."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield

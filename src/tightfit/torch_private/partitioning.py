@@ -52,9 +52,9 @@ def device_of(module: fx.GraphModule) -> str:
 def split(
     module: fx.GraphModule, saved: Sequence[fx.Node], forward_outputs: int
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Return a forward that hands over what is saved, and a backward that makes the rest again.
+    """Return a forward that hands over saved values, and a backward that makes the rest again.
 
-    What is made again is made just before it is read, as PyTorch's own partitioner has it.
+    Values are made again just before they are read, as PyTorch's own partitioner has it.
     """
     forward, backward = _extract_fwd_bwd_modules(
         module, list(saved), [], num_fwd_outputs=forward_outputs

@@ -21,7 +21,7 @@ class Patch:
 
     def __init__(self, owner: Any, name: str) -> None:
         self._owner, self._name = owner, name
-        self._own: Any = None  # what is put back; None: it is inherited
+        self._own: Any = None  # to be put back; None: it is inherited
         self._original: Any = None
         self._replacing = threading.local()
         self._lock = threading.Lock()
@@ -31,7 +31,7 @@ class Patch:
     def by(self, replacement: Callable[..., Any]) -> Iterator[None]:
         """Let this thread run another function instead.
 
-        `replacement`: gets what is replaced as its first argument, then those of the call.
+        `replacement`: gets the original as its first argument, then those of the call.
         """
         self._enter()
         before = getattr(self._replacing, "function", None)

@@ -40,7 +40,7 @@ def with_weights(module: nn.RNNBase, weights: Sequence[torch.Tensor]) -> Iterato
 def weights_in(node: fx.Node) -> Sequence[fx.Node] | None:
     """Return the weights that a node of a graph gives to a recurrent kernel; None: it is none.
 
-    Empty for what is packed, whose weights come later among the arguments.
+    Empty for packed sequences, whose weights come later among the arguments.
     """
     if node.op != "call_function" or node.target not in _KERNELS:
         return None
@@ -49,7 +49,7 @@ def weights_in(node: fx.Node) -> Sequence[fx.Node] | None:
 
 
 def run_kernel(module: nn.RNNBase, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-    """Call the forward of a module with what a kernel was given; return what the kernel does."""
+    """Call the forward of a module with a kernel's inputs; return outputs as the kernel does."""
     sequence, state, weights, *_ = args
     own = module._parameters
     named = zip(module._flat_weights_names, weights, strict=True)

@@ -32,11 +32,11 @@ class Since:
     """Something that PyTorch can do from a release on."""
 
     release: tuple[int, int]  # the first release
-    what: str  # what it can do
-    before: str  # what happens on an earlier one
+    what: str  # the feature
+    before: str  # the behaviour of earlier releases
 
     @property
-    def is_here(self) -> bool:
+    def is_available(self) -> bool:
         """Whether the release here can do it."""
         return self.release <= RELEASE
 
@@ -49,8 +49,8 @@ class Since:
 LEAVES = Since(
     (2, 13),
     "a module is one op of a plan: those marked by `tightfit.opaque`",
-    "it ends a graph: what is before and after it has a plan each, and sums of half precision that "
-    "reach into several of them may round differently",
+    "it ends a graph: the code before and after it has a plan each, and sums of half precision "
+    "that reach into several of them may round differently",
 )
 DERIVATIVES = Since(
     (2, 13),

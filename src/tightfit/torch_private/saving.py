@@ -15,11 +15,11 @@ from tightfit.torch_private.patches import Patch
 __all__ = ["saving_hook", "watched_checkpoints", "watched_saving_hooks"]
 
 _KNOWN = ("torch.utils.checkpoint", "tightfit.")
-"""Modules whose hooks change no bit of what is saved."""
+"""Modules whose hooks change no bit of saved tensors."""
 
 
 def saving_hook() -> str:
-    """Return which foreign hook packs what is saved for backward now; "": none does."""
+    """Return which foreign hook packs tensors saved for backward now; "": none does."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return "" if hooks is None else _named(hooks[0])
 

@@ -18,9 +18,9 @@ _CPU = torch.device("cpu")
 
 
 def global_settings() -> tuple[Any, ...]:
-    """Return what decides, besides modules and inputs, which operators a forward runs.
+    """Return settings that decide, with modules and inputs, which operators a forward runs.
 
-    The hooks of all modules, what new tensors are like, which kernels may be chosen.
+    The hooks of all modules, type and device of new tensors, which kernels may be chosen.
     """
     return (
         *map(tuple, hooks_of_all_modules()),
@@ -43,7 +43,7 @@ def choices_of_kernels() -> tuple[bool, ...]:
 
 
 def settings_of_kernels() -> tuple[Any, ...]:
-    """Return what PyTorch's own code asks before it chooses an operator."""
+    """Return settings that PyTorch's own code reads before it chooses an operator."""
     return (
         torch._C._get_mkldnn_enabled(),
         torch.get_float32_matmul_precision(),

@@ -1,7 +1,7 @@
 """Storages whose memory is taken away and given back under the tensors that use them.
 
-Private names of torch. A storage without memory keeps its size, so views of it can be made, and
-every access to its memory raises torch's error; nothing can read what is not there.
+Private names of torch. A storage without memory keeps its size, so views of it can be made. Every
+access to its memory raises torch's error.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = [
     "below_modes",
     "copy_of",
     "fill",
+    "free_failed_backward",
     "intercepted_resizing",
-    "let_go_of_failed_backward",
+    "memory_obstacle",
     "negated",
     "new_memory",
     "observed_addresses",
     "storage_of",
     "take_memory",
-    "why_memory_stays",
 ]
 
 storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]
@@ -38,7 +38,7 @@ _SEEN_BYTES = 120  # of c10's StorageImpl: its flags are well before that
 
 
 @functools.cache
-def why_memory_stays() -> str | None:
+def memory_obstacle() -> str | None:
     """Return why memory cannot be taken from storages on this release; None if it can."""
     if not hasattr(torch._C, "_construct_storage_from_data_pointer"):
         return "storages around a pointer cannot be made"
@@ -102,7 +102,7 @@ def _swap(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
 
 @functools.cache
 def _owned() -> tuple[int, int]:
-    """The place and number of the bytes of a storage that say what memory it has."""
+    """The place and number of the bytes of a storage that describe its memory."""
     flags = _flags()
     assert flags is not None
     storage = torch.UntypedStorage(64)
@@ -150,7 +150,7 @@ def copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return new_memory(storage.nbytes(), storage.device).copy_(storage)
 
 
-def let_go_of_failed_backward() -> None:
+def free_failed_backward() -> None:
     """Free the graph of a backward that has raised: the engine holds it until another runs."""
     with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
         torch.ones((), requires_grad=True).backward()
@@ -172,7 +172,7 @@ def intercepted_resizing(
 ) -> Iterator[None]:
     """Let a function give a storage another size, where that happens without the dispatcher.
 
-    It gets the storage and what resizes it.
+    It gets the storage and the function that resizes it.
     """
     resize = torch.UntypedStorage.resize_
 

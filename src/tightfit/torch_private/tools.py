@@ -44,7 +44,7 @@ def is_exported() -> bool:
 
 
 def running_transform() -> str:
-    """Return what differentiates or maps the code that runs, instead of autograd; "" if nothing."""
+    """Name the transform that differentiates or maps the running code; "" if there is none."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a transform of torch.func"
     return "forward-mode differentiation" if forward_ad._current_level >= 0 else ""
@@ -65,7 +65,7 @@ def hide_from_dynamo(function: Any) -> None:
 
 
 def hide_all_from_dynamo(function: Any) -> None:
-    """Let Dynamo compile neither a function nor what it calls."""
+    """Let Dynamo compile neither a function nor its callees."""
     _dynamo_frames.set_code_exec_strategy(function.__code__, _AS_IT_IS)
 
 
@@ -73,14 +73,14 @@ _AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 
 
 class WithoutDynamo:
-    """Lets Dynamo leave alone what is called, as ``torch.compiler.disable``, not loading it."""
+    """Lets Dynamo leave a callee alone, as ``torch.compiler.disable``, not loading it."""
 
     def __enter__(self) -> None:
         """Put Dynamo aside."""
         self._before = _dynamo_frames.set_eval_frame(None)
 
     def __exit__(self, *_: object) -> None:
-        """Let it do what it did before."""
+        """Restore its behaviour from before."""
         _dynamo_frames.set_eval_frame(self._before)
 
 
@@ -104,7 +104,7 @@ def store_of_processes() -> Any:
 
 
 def local_tensor(tensor: Any) -> Any:
-    """Return what has the memory of a tensor: its part in this process, what a transform wraps."""
+    """Return the tensor with the memory: its part in this process, or the wrapped tensor."""
     while isinstance(tensor, torch.Tensor) and _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return getattr(tensor, "_local_tensor", tensor)
@@ -125,7 +125,7 @@ def _multiply(device: torch.device) -> None:
 
 
 def cublas_workspace_bytes(device: torch.device) -> int:
-    """Return what cuBLAS keeps for the streams planned on, after letting it take that now.
+    """Return bytes that cuBLAS keeps for the streams planned on, after letting it take them.
 
     A workspace for each stream and thread: this thread, and that which runs backward. Nothing where
     each product allocates its own and frees it (PyTorch 2.15): then it is workspace of the product,

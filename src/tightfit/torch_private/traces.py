@@ -32,7 +32,7 @@ __all__ = [
 
 
 def children_of_tree(spec: Any) -> list[Any]:
-    """Return what a tree spec nests."""
+    """Return the specs nested in a tree spec."""
     return spec.children()
 
 
@@ -79,7 +79,7 @@ def operator_named(name: str) -> Any:
 
 
 def patched(classes: Sequence[type]) -> Iterator[tuple[str, Any]]:
-    """Yield what others have put in the place of PyTorch's own functions.
+    """Yield replacements that others have put in the place of PyTorch's own functions.
 
     `classes`: of modules, whose methods are looked at as those of tensors are.
     """
@@ -122,7 +122,7 @@ def name_of_function(function: Any) -> str | None:
 
 
 def function_named(name: str) -> Any:
-    """Return what PyTorch or Python hold under a name; None if there is nothing."""
+    """Return the object of PyTorch or Python with a name; None if there is none."""
     root, *rest = name.split(".")
     if not rest:
         return vars(builtins).get(root)

@@ -1,8 +1,8 @@
 """AOTAutograd's runtime wrappers, and their description of a traced step: every private name.
 
-The tracer notes of each input how it is changed and of each output what it is a view of. The
-wrapper makes of what a compiled forward returns what the traced function would have returned:
-views of inputs and of other outputs, inputs themselves, inputs that are changed.
+The tracer notes of each input how it is changed, and of each output which tensor it is a view of.
+The wrapper turns outputs of a compiled forward into those of the traced function: views of inputs
+and of other outputs, inputs themselves, inputs that are changed.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ __all__ = [
     "RuntimeMetadata",
     "TensorAlias",
     "facts_of",
+    "marking_gradient_receivers",
     "metadata_of",
     "metadata_with",
     "receives_gradient",
     "runtime_metadata",
-    "seeing_what_receives",
     "takes_gradient",
     "wrapped",
 ]
 
 RuntimeMetadata: TypeAlias = ViewAndMutationMeta
-"""What a traced step returns and changes, without anything of the trace itself."""
+"""Outputs and changes of a traced step, without anything of the trace itself."""
 
 
 _TELLS_WHAT_RECEIVES = any(
@@ -58,14 +58,14 @@ else:
 
     @dataclasses.dataclass(frozen=True)
     class _OutputInfo(OutputAliasInfo):  # type: ignore[no-redef]
-        """What the tracer has found out about an output, as PyTorch 2.12 and later tell it."""
+        """The tracer's record of an output, in the form of PyTorch 2.12 and later."""
 
         requires_grad_for_backward: bool = False  # whether it receives a gradient
-        inherits: bool = False  # whether it requires one only because what it is a view of does
+        inherits: bool = False  # whether it requires one only because its base does
 
 
 @contextlib.contextmanager
-def seeing_what_receives() -> Iterator[None]:
+def marking_gradient_receivers() -> Iterator[None]:
     """Have the tracer tell views that are made under `no_grad` from those that have a history.
 
     PyTorch before 2.12 gives both a tangent. There the tracer treats the former as requiring none.
@@ -75,7 +75,7 @@ def seeing_what_receives() -> Iterator[None]:
         return
 
     def make_info(make: Any, *, requires_grad: bool, **others: Any) -> OutputAliasInfo:
-        caller = sys._getframe(2).f_locals  # behind this frame, what a patch puts around it
+        caller = sys._getframe(2).f_locals  # behind this frame, the patch around it
         output, history = caller["o"], caller["grad_fn"]
         receives = requires_grad and (output._base is None or history is not None)
         return _OutputInfo(
@@ -93,7 +93,7 @@ _MAKE_OUTPUT_INFO = Patch(collect_metadata_analysis, "OutputAliasInfo")
 
 
 def metadata_of(joint: Any) -> RuntimeMetadata:
-    """Return what the tracer has found out about the forward of an exported step."""
+    """Return the tracer's record of the forward of an exported step."""
     return joint._aot_state.fw_metadata
 
 
@@ -111,10 +111,10 @@ def takes_gradient(joint: Any, place: int) -> bool:
 
 
 def runtime_metadata(metadata: RuntimeMetadata, inside: Collection[int]) -> RuntimeMetadata:
-    """Return what the wrapper is make_info.
+    """Return the information that the wrapper is made of.
 
-    `metadata`: what the tracer has found out. `inside`: inputs that the compiled forward itself
-    changes: the wrapper leaves them alone.
+    `metadata`: the tracer's record. `inside`: inputs that the compiled forward itself changes: the
+    wrapper leaves them alone.
     """
     inputs = [
         dataclasses.replace(info, mutates_data=False, mutates_metadata=False)
@@ -154,13 +154,13 @@ def _safe(
 def wrapped(
     forward: Callable[[list[Any]], list[Any]], metadata: RuntimeMetadata
 ) -> Callable[[list[Any]], list[Any]]:
-    """Return a compiled forward that returns what the traced function would have.
+    """Return a compiled forward that returns the outputs of the traced function.
 
     `forward`: takes the inputs, and further arguments after them; returns the changed inputs, the
-    outputs and the tensors that several outputs view. What is no output of an autograd node is in a
-    `TensorAlias`. `metadata`: what the wrapper is make_info.
+    outputs and the tensors that several outputs view. A value that is no output of an autograd node
+    is in a `TensorAlias`. `metadata`: the information that the wrapper is made of.
     """
-    function: Callable[..., list[Any]] = _looks_on
+    function: Callable[..., list[Any]] = _raise_inspected
 
     def run(given: list[Any]) -> list[Any]:
         return function(given)
@@ -182,12 +182,12 @@ class _CallInspected(Exception):
     """Ends the call in which the wrapper looks at custom operators."""
 
 
-def _looks_on(given: list[Any]) -> list[Any]:
+def _raise_inspected(given: list[Any]) -> list[Any]:
     raise _CallInspected
 
 
 def facts_of(metadata: RuntimeMetadata) -> tuple[Any, ...]:
-    """Return what tells all of it, in plain values."""
+    """Return all of it, in plain values."""
     inputs = tuple(tuple(_fields(info).values()) for info in metadata.input_info)
     return inputs, tuple(map(_output_facts, metadata.output_info)), metadata.num_intermediate_bases
 

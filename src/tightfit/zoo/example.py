@@ -30,7 +30,7 @@ class Example(NamedTuple):
     # ``loss(output, target)``; None if the model's output is the loss
     loss: Callable[[Any, Any], Tensor] | None
     args: tuple[Any, ...] | dict[str, Any]  # the model's positional or keyword inputs
-    target: Tensor | None  # what the loss compares the output with
+    target: Tensor | None  # of the loss
 
     def to(self, device: torch.device | str) -> Example:
         """Return the example on a device; the model moves in place."""
@@ -49,7 +49,7 @@ class Example(NamedTuple):
 def height_and_width(size: ImageSize, *, multiple: int = 1) -> tuple[int, int]:
     """Return (height, width) of a square or rectangular image size.
 
-    Raises `BadInput` if a side is not a positive multiple of what the model halves away.
+    Raises `BadInput` if a side is not a positive multiple of the model's total stride.
     """
     sides = (size, size) if isinstance(size, int) else tuple(size)
     if len(sides) != 2 or any(side < 1 or side % multiple for side in sides):

@@ -60,7 +60,7 @@ class SmallUNet(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what is added to the spectral convolution."""
+        """Return the term that is added to the spectral convolution."""
         half = self.down[0](x)
         y = self.act(self.up[0](self.down[1](half)))
         y = self.act(self.up[1](torch.cat([half, y], 1)))

@@ -27,12 +27,12 @@ class Entry:
 
     function: str  # ``"module:function"``; called with a setting's items as keywords
     summary: str  # one line for people
-    # ``"default"`` (an activation peak of 200 to 700 MiB on a CPU, fresh gradients included; fcn8
-    # 0.9 GiB, gpt2 1.2 GiB without and 1.6 GiB with dropout), one with convolutions that need no
-    # workspace (vgg16, whose gradients need a large batch with them) and the settings of papers
-    # by name: batch, size in pixels, sequence in tokens, dropout. What a setting does not name the
-    # model does not take. Batch 1 under ``"checkmate"``: that paper looks for the largest batch of
-    # this model.
+    # ``"default"`` has an activation peak of 200 to 700 MiB on a CPU, fresh gradients included.
+    # Exceptions: fcn8 0.9 GiB, gpt2 1.2 GiB without and 1.6 GiB with dropout.
+    # ``"channels_last"`` of vgg16 needs no workspace for convolutions, with a large batch. Others
+    # are those of papers: batch, size in pixels, sequence in tokens, dropout. Items that a setting
+    # does not name are no parameters of its model. Batch 1 under ``"checkmate"``: that paper
+    # looks for the largest batch of this model.
     settings: Mapping[str, Mapping[str, Any]]
 
 

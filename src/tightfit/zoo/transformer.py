@@ -18,7 +18,7 @@ _CONTEXT = 1024
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of a text to what an encoder made of another: [N, T, D], [N, S, D]."""
+    """Multi-head attention of a text to the encoding of another: [N, T, D], [N, S, D]."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

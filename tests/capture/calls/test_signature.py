@@ -11,7 +11,7 @@ from torch import nn
 import tightfit
 
 
-def test_what_takes_the_address_of_something_else_is_not_that() -> None:
+def test_functions_that_reuse_an_address_have_other_signatures() -> None:
     """Functions made again for every step get the address of the last but one."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Identity())
 

@@ -22,14 +22,14 @@ from tightfit.capture.normalise.rewriting import outside_allocator
     ],
     ids=lambda x: f"{x.dtype} {tuple(x.shape)}",
 )
-def test_they_are_the_same_numbers(constant: torch.Tensor) -> None:
+def test_outside_constants_have_the_same_values(constant: torch.Tensor) -> None:
     found = outside_allocator(constant)
     assert torch.equal(found, constant)
     assert (found.dtype, found.stride()) == (constant.dtype, constant.stride())
     assert found.storage_offset() == constant.storage_offset()
 
 
-def test_the_allocator_has_not_given_them_out() -> None:
+def test_outside_constants_are_not_counted_by_the_allocator() -> None:
     meter = meter_for("cpu")
     number = torch.tensor(2.5)
     before = meter.live_bytes()
@@ -44,5 +44,5 @@ def test_the_allocator_has_not_given_them_out() -> None:
     [torch.zeros(100), torch.zeros(0), torch.zeros(1, requires_grad=True), torch.nn.Parameter()],
     ids=["large", "empty", "with a gradient", "a parameter"],
 )
-def test_what_is_no_number_stays_where_it_is(constant: torch.Tensor) -> None:
+def test_other_constants_stay_in_the_allocator(constant: torch.Tensor) -> None:
     assert outside_allocator(constant) is constant

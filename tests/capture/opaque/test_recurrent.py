@@ -76,7 +76,7 @@ def test_each_layer_is_an_op_and_every_bit_is_the_same(kind: Any, options: dict[
     assert report.measured.program_bytes <= report.planned_peak_bytes
 
 
-def test_marked_ones_stay_one_op() -> None:
+def test_marked_recurrent_modules_stay_one_op() -> None:
     model = Reader(nn.GRU, 2)
     tightfit.opaque(model.layers)
     call = TracedCall(model.forward, {"model": model}, (torch.randint(0, 50, (6, 9)),), {})
@@ -126,7 +126,9 @@ class Attention(nn.Module):
     [(lambda: Reader(nn.LSTM, 4), (64, 16)), (Attention, (8, 24))],
     ids=["4-layer LSTM", "encoder"],
 )
-def test_at_three_fifths_of_the_peak(make: Any, shape: tuple[int, int]) -> None:
+def test_recurrent_models_are_proven_at_three_fifths_of_the_peak(
+    make: Any, shape: tuple[int, int]
+) -> None:
     torch.manual_seed(0)
     example = Example(make(), None, (torch.randint(0, 50, shape),), None)
     proof = prove(example, budget_ratio=0.6, steps=2, rounds=0, costs="unit")

@@ -99,7 +99,7 @@ def test_the_issues_weight_in_four_ways(names: int) -> None:
 
 
 @pytest.mark.parametrize("names, casts", [(2, False), (3, True)], ids=["float", "autocast"])
-def test_every_pair_and_every_reader_thrice(names: int, casts: bool) -> None:
+def test_every_pair_of_readers_and_each_reader_three_times(names: int, casts: bool) -> None:
     torch.manual_seed(0)
     ways = list(READERS)
     pairs = list(itertools.pairwise([*ways, ways[0]]))

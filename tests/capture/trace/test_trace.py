@@ -24,7 +24,7 @@ class AsksWhatItHas(nn.Module):
         return x.sum()
 
 
-def test_what_stands_for_a_parameter_says_that_it_is_one() -> None:
+def test_stand_ins_of_parameters_are_instances_of_parameter() -> None:
     torch.manual_seed(0)
     plain = AsksWhatItHas()
     fitted = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit", cache=False)

@@ -41,7 +41,7 @@ def test_the_least_peak_of_small_graphs_is_found(graph: Graph) -> None:
 
 @given(training_graphs(max_layers=8), st.sampled_from(["fresh", "accumulated"]))
 @settings(max_examples=100)
-def test_an_order_is_a_plan_with_the_peak_it_says(
+def test_the_peak_of_an_order_is_that_of_its_plan(
     graph: Graph, gradients: Literal["fresh", "accumulated"]
 ) -> None:
     found = least_peak(Task(graph=graph, budget_bytes=0, gradients=gradients))

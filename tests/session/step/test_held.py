@@ -52,7 +52,7 @@ def test_what_a_call_writes_into_is_never_held() -> None:
     assert hidden() is None
 
 
-def test_what_nobody_makes_again_stays_for_a_further_backward() -> None:
+def test_inputs_that_no_call_makes_again_stay_for_a_further_backward() -> None:
     arguments = given()
     weight = arguments.inputs[0]
     held = GivenToCall(arguments)

@@ -1,4 +1,4 @@
-// Blocks to pack: sizes with lifetimes, and what every packer asks of them.
+// Blocks to pack: sizes with lifetimes, and functions of them for every packer.
 #pragma once
 
 #include <cstdint>

@@ -65,7 +65,7 @@ ExactSearch::Answer ExactSearch::run(std::int64_t most_nodes, const Limits& limi
     return signal == Signal::solved ? Answer::found : Answer::impossible;
 }
 
-// Place the next candidate of a frame and go on to what is left of its component.
+// Place the next candidate of a frame and go on to the rest of its component.
 ExactSearch::Signal ExactSearch::attempt(Frame& frame) {
     const int block = next_candidate(frame);
     frame.has_attempts = block >= 0;
@@ -92,8 +92,8 @@ ExactSearch::Signal ExactSearch::attempt(Frame& frame) {
     return Signal::solved;  // begin with the first component
 }
 
-// The next block in the order of building. What cannot end below the lowest possible top of
-// another block need not come before it.
+// The next block in the order of building. A block that cannot end below the lowest possible top of
+// another need not come before it.
 int ExactSearch::next_candidate(const Frame& frame) const {
     Bytes lowest_top = std::numeric_limits<Bytes>::max();
     Step best{std::numeric_limits<Bytes>::max(), 0};

@@ -12,7 +12,7 @@ public:
 
     bool is_over() const { return Clock::now() >= deadline_; }
 
-    // The same, but over once a share of what is left has passed.
+    // The same, but over once a share of the rest has passed.
     Limits share(double fraction) const {
         const std::chrono::duration<double> left = deadline_ - Clock::now();
         return Limits(left.count() * fraction, seed);

@@ -50,7 +50,7 @@ private:
         return -1;
     }
 
-    // To just before a block that lives at the same time; what stands before it stays placed.
+    // To just before a block that lives at the same time; blocks before it stay placed.
     void move_forward(int position, Random& random) {
         const int block = order_[position];
         const double most = std::pow(kGrowth, std::min(++moved_[block], 40));

@@ -2,9 +2,9 @@
 
 cuDNN has several algorithms for each convolution, and PyTorch takes the algorithm that a heuristic
 names, however large its workspace. Under other settings it takes another: the fastest when all were
-tried, an algorithm that gives the same bits each time, or PyTorch's own kernel. What each needs is
-measured where it is priced. The settings are those of `torch.backends.cudnn`, changed around one
-call; precision (TF32) stays what it is.
+tried, an algorithm that gives the same bits each time, or PyTorch's own kernel. The memory of each
+is measured where it is priced. The settings are those of `torch.backends.cudnn`, changed around one
+call; precision (TF32) stays as set.
 
 Written without a GPU: `tests/gpu` runs it (`make gpu-proof`).
 """

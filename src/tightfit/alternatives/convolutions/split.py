@@ -21,7 +21,7 @@ __all__ = ["gradient_of_input", "gradients_of_weight", "split_gradient"]
 
 aten = torch.ops.aten
 
-_LARGE_SHARE = 0.5  # of the most that a convolution's gradients read: what counts as large
+_LARGE_SHARE = 0.5  # of the largest inputs of a convolution's gradients
 
 
 def gradients_of_weight(
@@ -29,7 +29,7 @@ def gradients_of_weight(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return the gradient of the weight, and of the bias if there is one.
 
-    `gradient`, `x`, `weight`: of the output, what was convolved, the kernel. `rest`: as in
+    `gradient`, `x`, `weight`: of the output, the input, the kernel. `rest`: as in
     ``convolution_backward``.
     """
     *geometry, mask = rest
@@ -50,7 +50,7 @@ def gradient_of_input(
 
     The operator wants some tensor of the input's shape even where it does not look at it: the
     gradient of the output is given that shape. Where that is smaller than the input (a decoder's
-    convolution of what was concatenated), the transposed convolution runs, by the same kernel.
+    convolution of concatenated tensors), the transposed convolution runs, by the same kernel.
 
     `of_weight`, `of_bias`: from `gradients_of_weight`. `gradient`, `weight`: of the output, and the
     kernel. `geometry`: as in ``convolution_backward``, without the mask.
@@ -90,7 +90,7 @@ def _transposed(
 
 
 def _of_each_side(setting: Sequence[int], sides: int) -> Sequence[int]:
-    """Return a setting for each side; one number stands for all of them."""
+    """Return a setting for each side; one number holds for all of them."""
     return setting if len(setting) == sides else [setting[0]] * sides
 
 
@@ -128,7 +128,7 @@ def split_gradient(view: OpView) -> Extension | None:
 
 
 def _read_bytes(node: fx.Node) -> int:
-    """The larger of what comes in: the gradient of the output, and what was convolved."""
+    """The larger of two inputs: the gradient of the output, and the convolution's input."""
     return max(storage_bytes(given.meta["val"]) for given in node.args[:2])  # type: ignore
 
 

@@ -1,8 +1,8 @@
 """Kernels for GPUs in Triton, each the twin of a function of tensors that runs everywhere.
 
-In: what the twin gets, dense and on a GPU. Out: the same bits, or for sums the same up to rounding.
-Triton comes with PyTorch for CUDA; where it is missing the twin runs. Only `runs_on` may be asked
-without it.
+In: arguments of the twin, dense and on a GPU. Out: the same bits, or for sums the same up to
+rounding. Triton comes with PyTorch for CUDA; where it is missing the twin runs. Only `runs_on` may
+be asked without it.
 
 Written without a GPU: compared with the twins under Triton's interpreter (`TRITON_INTERPRET=1
 pytest tests/contract/test_kernels.py`), and in `make gpu-proof`.

@@ -11,7 +11,7 @@ __all__ = ["LONGEST", "gradients_of_rows"]
 LONGEST = 8192
 """Numbers in a row: one program holds a whole one."""
 
-_ROWS = 16  # for which one program adds up the gradients of weight and bias
+_ROWS = 16  # per program, which adds up their gradients of weight and bias
 
 
 @triton.jit

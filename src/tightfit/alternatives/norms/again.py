@@ -117,7 +117,7 @@ def update_own_statistics(
 ) -> tuple[torch.Tensor, ...]:
     """Run the operator again on throw-away running statistics of the first run's precision.
 
-    Returns the output, the batch's mean and inverse deviation, what cuDNN reserves for backward.
+    Returns the output, the batch's mean and inverse deviation, cuDNN's reserve for backward.
     """
     mean, variance = torch.zeros(2, x.shape[1], dtype=precision, device=x.device)
     return aten._batch_norm_with_update_functional.default(

@@ -1,6 +1,6 @@
 """Gradients of norms from their output, which the next layer keeps anyway (MONeT, table 2).
 
-What was normalised is the output less the bias, divided by the weight. The operators of the
+The normalised input is the output less the bias, divided by the weight. The operators of the
 backward give the same from it with a mean of zero and a deviation of one. Where a weight is near
 zero compared with its bias nothing is left of it. Then these alternatives are not offered, and a
 step that used one is captured again (`FarFromZero`).
@@ -33,14 +33,14 @@ aten = torch.ops.aten
 
 Gradients = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
-_AT_ONCE = 1 << 18  # elements of what was normalised that are there at once
+_AT_ONCE = 1 << 18  # elements of the normalised input at once
 _PRECISE = (torch.float32, torch.float64)
 
 
 def normalised(
     output: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return what a norm multiplied by its weight: ``(output - bias) / weight``."""
+    """Return the normalised input of a norm: ``(output - bias) / weight``."""
     if weight is None:
         return output
     return (output / weight) if bias is None else (output - bias).div_(weight)
@@ -83,9 +83,9 @@ def gradients_of_layer_norm(
 ) -> Gradients:
     """Return the gradients of a LayerNorm's input, weight and bias, some rows at a time.
 
-    `gradient`, `output` [..., *shape]: of the norm. `shape`: what is normalised together.
-    `deviation` [..., 1]: the inverse deviation of each row in its first run. `mask`: which
-    gradients are wanted.
+    `gradient`, `output` [..., *shape]: of the norm. `shape`: of the part that is normalised
+    together. `deviation` [..., 1]: the inverse deviation of each row in its first run. `mask`:
+    which gradients are wanted.
     """
     width = math.prod(shape)
     if weight is not None and runs_on(gradient) and gradient.dtype == weight.dtype:

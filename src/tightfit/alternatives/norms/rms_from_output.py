@@ -1,8 +1,9 @@
 """Gradients of an RMSNorm from its output, which the next layer keeps anyway.
 
 PyTorch takes an RMSNorm apart: its backward multiplies by its input, raises that to a power, and
-multiplies by what was normalised. Input and normalised are the output divided by the weight, the
-former by the inverse deviation, too. So neither has to be kept, and of a residual stream nothing.
+multiplies by the normalised input. Input and normalised input are the output divided by the weight,
+the former by the inverse deviation, too. So neither has to be kept, and of a residual stream
+nothing.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _PRECISE = (torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class _Normed:
-    """What an RMSNorm read or made before its weight, as it follows from its output."""
+    """The input of an RMSNorm, or the normalised input, as it follows from its output."""
 
     # output, weight: of the norm
     output: fx.Node
     weight: fx.Node
     deviation: fx.Node | None  # the inverse deviation, [..., 1], if the norm's input is meant
-    forward: tuple[fx.Node, ...]  # what makes the output, and the deviation, of it
+    forward: tuple[fx.Node, ...]  # ops that make the output of it, and the deviation
 
 
 def product_with_normed(
@@ -44,7 +45,7 @@ def product_with_normed(
     weight: torch.Tensor,
     deviation: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return another tensor times what a norm made its output of, some rows at a time.
+    """Return another tensor times the (normalised) input of a norm, some rows at a time.
 
     `other`, `output` [..., D]: the output is that of the norm. `weight` [D]: of the norm.
     `deviation` [..., 1]: the inverse deviation, if the norm's input is meant.
@@ -62,7 +63,7 @@ def power_of_normed(
     weight: torch.Tensor,
     deviation: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return a power of what a norm made its output of; parameters as of `product_with_normed`."""
+    """Return a power of the (normalised) input of a norm; see `product_with_normed`."""
     result = torch.empty_like(output)
     for _, made, normed in _stretches(result, output, weight, deviation):
         torch.pow(normed, exponent, out=made)
@@ -75,7 +76,7 @@ def _stretches(
     weight: torch.Tensor,
     deviation: torch.Tensor | None,
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-    """Yield some rows, where their result goes, and what the norm made their output of."""
+    """Yield some rows, the place of their result, and the (normalised) input of the norm."""
     width = output.shape[-1]
     made, given = result.view(-1, width), output.view(-1, width)
     step = max(1, _AT_ONCE // max(1, width))
@@ -136,7 +137,7 @@ def _normed(view: OpView, tensor: Any) -> _Normed | None:
 
 
 def _weighted(view: OpView, normalised: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """Return what a norm's weight made of what was normalised, and the weight."""
+    """Return the output of a norm's weight on the normalised input, and the weight."""
     for user in normalised.users:
         if user.target in _PRODUCT and view.is_forward(user):
             weight = next((a for a in user.args if a is not normalised), None)
@@ -148,7 +149,7 @@ def _weighted(view: OpView, normalised: fx.Node) -> tuple[fx.Node, fx.Node] | No
 
 
 def _roots_of(view: OpView, scaled: fx.Node) -> tuple[fx.Node, ...]:
-    """Return the operators that end in the inverse deviation of what a product scales by it."""
+    """Return operators that end in the inverse deviation of the tensor a product scales by it."""
     if scaled.target not in _PRODUCT or not view.is_forward(scaled):
         return ()
     for x, deviation in (scaled.args[:2], scaled.args[1::-1]):

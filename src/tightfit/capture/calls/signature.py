@@ -34,12 +34,12 @@ _facts = attrgetter("dtype", "device", "requires_grad")
 
 
 def modes_and_settings() -> tuple[Any, Any]:
-    """Return what a step depends on of PyTorch: its modes, then its settings."""
+    """Return the modes of PyTorch that a step depends on, then the settings."""
     return _modes(), global_settings()
 
 
 def input_signature(leaves: Sequence[Any], spec: Any) -> tuple[Any, ...]:
-    """Return what matters of the flattened inputs of a call, what they share included.
+    """Return the signature of the flattened inputs of a call, shared storages included.
 
     Raises `BadInput` for an input that is neither a tensor nor plain data.
     """
@@ -65,13 +65,13 @@ def input_signature(leaves: Sequence[Any], spec: Any) -> tuple[Any, ...]:
 
 
 def tensor_signature(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return what matters of a tensor but for its numbers: shape and layout first."""
+    """Return the signature of a tensor, without its values: shape and layout first."""
     layout = tensor.stride() if tensor.layout == torch.strided else str(tensor.layout)
     return (tensor.shape, layout, *_facts(tensor))
 
 
 def shape_of_call(leaves: Sequence[Any], spec: Any) -> tuple[Any, ...]:
-    """Return what calls have in common whose steps are expected to run the same.
+    """Return a key that is equal for calls whose steps are expected to run the same.
 
     It guards nothing: of objects and of tensors whose class decides what operators do, only the
     kind counts.
@@ -130,7 +130,7 @@ def refuse_subclass(tensor: torch.Tensor, where: str) -> None:
 
 
 def _modes() -> tuple[Any, ...]:
-    """What the modes of PyTorch are: gradients, autocast of every device type, saving hooks."""
+    """The modes of PyTorch: gradients, autocast of every device type, saving hooks."""
     casts = []
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):

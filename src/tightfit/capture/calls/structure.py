@@ -140,7 +140,7 @@ def _is_plain_object(value: Any) -> bool:
     kind = type(value)
     return (
         all(base is object or base.__flags__ & _HEAP_TYPE for base in kind.__mro__)
-        and not kind.__module__.startswith("torch._")  # what the tracer puts in place of enums
+        and not kind.__module__.startswith("torch._")  # stand-ins of the tracer for enums
         and hasattr(value, "__dict__")
         and not isinstance(value, (nn.Module, *PLAIN))
         and not any(getattr(base, "__slots__", ()) for base in kind.__mro__)
@@ -189,7 +189,7 @@ class Arguments:
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
-        """Return what a call was given."""
+        """Return the inputs of a call."""
         leaves = (*args, *kwargs.values())
         if _FLAT.issuperset(map(type, leaves)):
             return cls(args, kwargs, leaves, flat_spec(len(args), tuple(kwargs)))
@@ -212,11 +212,11 @@ class Structure:
     """An output without its tensors."""
 
     spec: Any  # how its leaves nest
-    leaves: tuple[Any, ...]  # what is no tensor; None where a tensor is
+    leaves: tuple[Any, ...]  # values other than tensors; None where a tensor is
     positions: tuple[int, ...]  # where the tensors are
     which: tuple[int, ...]  # which tensor is in each of these places: one may be in several
     loss: int | None = None  # which of the tensors is called ``loss`` at the top, if one is
-    numbers: tuple[int, ...] = ()  # where the tensors are that stand for a number of the step
+    numbers: tuple[int, ...] = ()  # places of tensors that hold a number of the step
 
     @cached_property
     def _is_tuple(self) -> bool:
@@ -226,7 +226,7 @@ class Structure:
 
     @property
     def constants(self) -> tuple[Any, ...]:
-        """What is in it besides tensors."""
+        """Its values other than tensors."""
         return tuple(x for i, x in enumerate(self.leaves) if i not in self.positions)
 
     def filled(self, tensors: Sequence[Any]) -> Any:

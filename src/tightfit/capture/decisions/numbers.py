@@ -1,9 +1,9 @@
 """Numbers that a forward reads and only computes with: inputs of the step, not decisions.
 
 The length of a schedule, a factor that a buffer counts up to: such a number changes in every step,
-and a plan for each would never run twice. While a step is traced it stands for itself, as a symbol.
-What computes with it goes into the graph; what it places in a tensor does, too (`stretches`). Code
-that asks for its value fails, and the number is a decision then.
+and a plan for each would never run twice. While a step is traced it is a symbol. Operators on it go
+into the graph; so do writes into the slice that it names (`stretches`). Code that asks for its
+value fails, and the number is a decision then.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def _fake_carried(near: torch.Tensor, number: Any, mark: float) -> torch.Tensor:
 
 
 def is_carried(node: torch.fx.Node) -> bool:
-    """Whether a traced node says which number a mark stands for."""
+    """Whether a traced node says which number a mark means."""
     return node.target is _CARRIED
 
 
 def number_carried(node: torch.fx.Node) -> tuple[Any, float]:
-    """Return the number, or the node that computes it, and the mark that stands for it."""
+    """Return the number, or the node that computes it, and its mark."""
     _, number, mark = node.args
     return number, mark  # type: ignore[return-value]
 
@@ -55,8 +55,8 @@ class Numbers(TorchFunctionMode):
     Operators take their numbers as symbols, but for the momentum of batch norm, which has to be a
     plain number. A mark is its placeholder: a number that occurs nowhere else.
 
-    `deciding`: those that decide what runs, by the order in which numbers are asked for. `placed`:
-    the writes that are traced as those that a number places, whether one does or not.
+    `deciding`: those that decide which code runs, by the order in which numbers are asked for.
+    `placed`: the writes that are traced as those that a number places, whether one does or not.
     """
 
     def __init__(self, deciding: Container[int] = frozenset(), placed: Iterable[int] = ()) -> None:
@@ -74,7 +74,7 @@ class Numbers(TorchFunctionMode):
         self.writes.start()
 
     def take(self, tensor: torch.Tensor, ask: Callable[[], Any], value: Any) -> Any:
-        """Return what stands for the next number that is asked for; None if that decides."""
+        """Return the symbol of the next number that is asked for; None if that decides."""
         number = self._asked
         self._asked += 1
         if tensor.dtype is torch.bool or tensor.is_complex() or number in self.deciding:
@@ -86,14 +86,14 @@ class Numbers(TorchFunctionMode):
         return symbol
 
     def value_of(self, names: Iterable[str]) -> float | int:
-        """Return what the number is in this call that a symbol stands for."""
+        """Return the number of this call that a symbol means."""
         (name,) = names
         return self._values[self._order[name]]
 
     def deciders(self, names: Iterable[str]) -> frozenset[int]:
-        """Return which numbers some symbols stand for, and those asked for in one list with them.
+        """Return the numbers of some symbols, and those asked for in one list with them.
 
-        Of a list of sizes each one decides, and each would end a trace of its own.
+        In a list of sizes each number decides, and each would end a trace of its own.
         """
         named = {self._order[name] for name in names if name in self._order}
         return frozenset(n for number in named for n in self._run_of_integers(number))
@@ -125,7 +125,7 @@ class Numbers(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _marked(self, near: torch.Tensor, number: Any) -> Any:
-        """Return a plain number that stands for a symbol in the trace."""
+        """Return a plain number in the place of a symbol in the trace."""
         if not private.symbols_in(number):
             return number
         self._marks += 1

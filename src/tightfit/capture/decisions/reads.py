@@ -1,8 +1,8 @@
 """Values a step reads in Python, and the check that they still hold at a later call.
 
-What follows from inputs and buffers alone is recorded while the step is traced, and run on the
-real ones: the trace goes on with the true number. Every later call computes it again and uses this
-graph only if it is the same.
+Values that follow from inputs and buffers alone are recorded while the step is traced, and run on
+the real ones: the trace goes on with the true number. Every later call computes it again and uses
+this graph only if it is the same.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TapeStep:
 
 @dataclass(frozen=True)
 class Read:
-    """A step whose result tells Python a number, and what it was."""
+    """A step whose result tells Python a number, with that number."""
 
     step: TapeStep
     value: Any
@@ -86,7 +86,7 @@ class Decisions:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """What was read."""
+        """The value read."""
         return tuple(step.value for step in self.steps if isinstance(step, Read))
 
     def hold(self, inputs: Sequence[Any], modules: Mapping[str, nn.Module]) -> bool:

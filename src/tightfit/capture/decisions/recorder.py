@@ -56,8 +56,8 @@ class DecisionRecorder(private.TorchDispatchMode):
     def start(self, leaves: Sequence[Any], modules: Mapping[str, nn.Module]) -> None:
         """Start over: the tracer runs the forward several times.
 
-        `leaves`: what the tracer gives for the inputs. `modules`: the modules, with what the tracer
-        put in place of their buffers.
+        `leaves`: the tracer's stand-ins for the inputs. `modules`: the modules, with its stand-ins
+        for their buffers.
         """
         self._tape = Tape()
         self._seeded = _seeded()
@@ -128,11 +128,11 @@ class DecisionRecorder(private.TorchDispatchMode):
             )
 
     def decisions(self) -> Decisions:
-        """Return what was read since the last start."""
+        """Return values read since the last start."""
         return self._tape.decisions()
 
     def known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return what a traced tensor is, if it follows from inputs and buffers alone."""
+        """Return the value of a traced tensor, if it follows from inputs and buffers alone."""
         slot = self._tape.slot(tensor)
         history = self._tape.history({slot})
         return None if history is None else self._tape.replay(itself(slot), history)

@@ -41,7 +41,7 @@ class Stretch:
 
 
 def stretch_of(index: Any) -> Stretch | None:
-    """Return the one stretch that an index names; None: it names something else."""
+    """Return the stretch that an index names; None: it names something else."""
     parts = index if isinstance(index, tuple) else (index,)
     named = [(d, part) for d, part in enumerate(parts) if not _is_everything(part)]
     if len(named) != 1:
@@ -75,12 +75,12 @@ class Writes:
 
     def start(self) -> None:
         """Start over: the tracer runs the forward several times."""
-        self._seen = 0
+        self._asked_count = 0
 
     def take(self, tensor: Any, index: Any, value: Any) -> bool:
         """Write where a number says, or a number; return whether this was such a write."""
-        number = self._seen
-        self._seen += 1
+        number = self._asked_count
+        self._asked_count += 1
         if not isinstance(tensor, torch.Tensor) or _is_differentiated(tensor, value):
             return False
         if isinstance(value, torch.Tensor):

@@ -25,10 +25,10 @@ aten = torch.ops.aten
 
 
 class Tape:
-    """What ran while a forward was traced, in order, and what was read of it in Python.
+    """Operators that ran while a forward was traced, in order, and values that Python read.
 
     Tensors are slots of the tape. Those that are inputs or buffers with values are its leaves:
-    what follows from them alone can be computed again.
+    tensors that follow from them alone can be computed again.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Tape:
         self._leaves: dict[int, tuple[int | str, torch.Tensor]] = {}
         self._group: list[int] = []  # by slot: another that may share its memory
         self._steps: list[TapeStep | Read] = []
-        self._replayed: set[int] = set()  # the steps that what was read follows from
+        self._replayed: set[int] = set()  # the steps that values read follow from
         self._numbers: set[int] = set()  # slots of which every number was read
 
     # -- recording ----------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class Tape:
         return len(self._group) - 1
 
     def step_of(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> TapeStep:
-        """Return what an operator did as a step, without recording it."""
+        """Return a run of an operator as a step, without recording it."""
 
         def slot_of(x: Any) -> Any:
             traced = isinstance(x, torch.Tensor) and not has_values(x)
@@ -138,7 +138,7 @@ class Tape:
         """Return the steps at some places, in order."""
         return [s for i, s in enumerate(self._steps) if i in places and isinstance(s, TapeStep)]
 
-    # -- what was read ------------------------------------------------------------------------
+    # -- values read --------------------------------------------------------------------------
 
     def check(self, step: TapeStep, history: set[int], value: Any) -> None:
         """Let later calls check a number, if it depends on inputs or buffers at all."""
@@ -167,7 +167,7 @@ class Tape:
         return any(n in self._leaves for s in (*self._only(history), step) for n in s.slots())
 
     def decisions(self) -> Decisions:
-        """Return what was read, and the steps it follows from."""
+        """Return values read, and the steps they follow from."""
         steps = [
             step
             for index, step in enumerate(self._steps)

@@ -48,7 +48,7 @@ def correct_statistics(work: Rewriting) -> None:
 
 
 def own_write_backs(work: Rewriting) -> None:
-    """Make what is copied into a buffer a value of its own that is not kept elsewhere."""
+    """Make the value copied into a buffer one of its own that is not kept elsewhere."""
     kept = {base_of(n) for n in work.returned}
     kept |= {base_of(n) for n, _ in work.gradients}
     forward = ancestors_of([*work.returned, *(n for n, _ in work.write_backs)])

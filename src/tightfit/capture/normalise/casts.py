@@ -2,7 +2,7 @@
 
 While a step is traced autocast keeps no casts, so a weight with several readers is cast for each
 of them and their gradients are added after the cast back. Eager adds them before, in low
-precision. Here the trace is made to say what eager does.
+precision. Here the trace is changed to do the same as eager.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _sum_before_cast(work: Rewriting, position: int, backs: list[fx.Node]) -> No
 
 
 def _leaves(node: fx.Node, members: set[fx.Node]) -> Iterator[fx.Node]:
-    """Yield what a tree of additions adds up, in order."""
+    """Yield the terms of a tree of additions, in order."""
     inside = node.target is aten.add.Tensor and not node.kwargs and _sums(node, members)
     if node in members or not inside:
         yield node

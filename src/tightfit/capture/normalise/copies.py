@@ -44,8 +44,8 @@ def drop_detaches(work: Rewriting) -> None:
 def drop_clones(work: Rewriting) -> None:
     """Drop copies with unchanged strides: in a functional graph they are the identity.
 
-    Unless code outside could see it: a copy that is returned, or of what the step mutates. And
-    unless it carries out what views put off: conjugation, negation.
+    Unless code outside could see it: a copy that is returned, or of a tensor that the step mutates.
+    And unless it carries out an operation put off by views: conjugation, negation.
     """
     outputs = {base_of(n) for n in work.outputs}
     mutated = {work.placeholders[i] for _, i in work.write_backs}

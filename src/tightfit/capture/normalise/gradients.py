@@ -39,7 +39,7 @@ def sum_in_place(work: Rewriting) -> None:
 
 
 def add_inside_opaque(work: Rewriting) -> None:
-    """Let the backward of an opaque module add what it gives to what came before, as eager does.
+    """Let the backward of an opaque module add its gradients to earlier ones, as eager does.
 
     A tensor with several readers inside and others outside: autograd adds up one after the other.
     """
@@ -61,7 +61,7 @@ def add_inside_opaque(work: Rewriting) -> None:
 
 
 def _adds(total: fx.Node, pick: fx.Node) -> bool:
-    """Whether a node adds a picked result to what is there before it was computed."""
+    """Whether a node adds a picked result to a gradient that existed before."""
     if total.target is not aten.add.Tensor or total.kwargs or total.args[1] is not pick:
         return False
     other = total.args[0]

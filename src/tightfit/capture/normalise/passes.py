@@ -1,7 +1,7 @@
 """Exact clean-ups of a traced step, done before anything else looks at it.
 
 Each pass leaves every bit of the results as it is. It removes unnecessary copies and unread
-arguments. It makes explicit what autograd or the epilogue would do outside the graph, so that its
+arguments. It makes work of autograd or of the epilogue outside the graph explicit, so that its
 bytes are planned: copies of shared gradients, sums in place, snapshots of mutated buffers.
 """
 
@@ -41,7 +41,7 @@ def find_views(work: Rewriting) -> None:
 
 
 def erase_dead(work: Rewriting) -> None:
-    """Erase what is not read.
+    """Erase nodes that are not read.
 
     A random operator without readers still advanced the generator in eager, so it stays; and so do
     those that ask for the step's sake, or raise an error.
@@ -72,4 +72,4 @@ PASSES: tuple[Callable[[Rewriting], None], ...] = (
     snapshot_mutated,
     erase_dead,
 )
-"""What is done, in this order: later passes count on what earlier ones have made of the step."""
+"""The passes, in this order: later passes count on results of earlier passes."""

@@ -15,7 +15,7 @@ from tightfit.torch_private import core as private
 
 __all__ = ["Rewriting", "outside_allocator", "readers_of"]
 
-_NUMBER_BYTES = 64  # no more: what the CPU's allocator gives out at least
+_NUMBER_BYTES = 64  # no more: the least that the CPU's allocator gives out
 
 
 class Rewriting:
@@ -89,7 +89,7 @@ class Rewriting:
     def constant(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> fx.Node:
         """Return a new node, made where the graph inserts now, that gives a constant.
 
-        `value`: the fake tensor that stands for it.
+        `value`: its fake tensor.
         """
         self._constants[name] = tensor
         node = self.graph.get_attr(name)

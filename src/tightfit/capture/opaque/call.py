@@ -43,7 +43,7 @@ from tightfit.units import format_bytes
 __all__ = ["CallMode", "OpaqueArguments", "OpaqueCall", "OpaqueModules"]
 
 _DRAWS = 8
-"""How many times a module that draws numbers is run to see whether they decide what it runs."""
+"""How many times a module that draws numbers is run to see whether they decide which code runs."""
 _DRAWS_S = 1.0  # the time after which it is run no more
 
 
@@ -79,7 +79,7 @@ class OpaqueArguments:
 class CallMode:
     """How an opaque module is called: under autocast or not, differentiated or not.
 
-    `casts`: device types under autocast and what they are cast to.
+    `casts`: device types under autocast and the types that they are cast to.
     """
 
     casts: tuple[tuple[str, torch.dtype], ...]
@@ -113,7 +113,7 @@ class OpaqueCall:
         self.has_record = mode.is_differentiated and any(o.requires_grad for o in operands)
         self.profile: Profile | None = None
         self.seen = observations_of(module, tuple((o.geometry, o.requires_grad) for o in operands))
-        self.draws: tuple[int, ...] = (0,)  # seeds; several where they decide what it runs
+        self.draws: tuple[int, ...] = (0,)  # seeds; several where they decide which code runs
         self.state: dict[str, torch.Tensor] = {}
         self.backwards: dict[tuple[int, ...], Backward] = {}  # by the outputs with a gradient
         self.retained: set[tuple[int, ...]] = set()  # backwards that keep their record to the end
@@ -211,9 +211,9 @@ class OpaqueCall:
             self.seen.keeps(held_bytes)
             raise OpaqueChanged(
                 f"the opaque module {self.name!r} kept {format_bytes(held_bytes)} for its backward,"
-                f" but {format_bytes(profile.record_bytes)} when it was measured: what it keeps "
-                "depends on the data. The plan is dropped; run the step again and a plan with "
-                "this much room is made"
+                f" but {format_bytes(profile.record_bytes)} when it was measured: its saved "
+                "tensors depend on the data. The plan is dropped; run the step again and a plan "
+                "with this much room is made"
             )
 
     def _resident(self) -> set[int]:
@@ -233,10 +233,10 @@ class OpaqueCall:
     ) -> list[torch.Tensor | None]:
         """Return the gradient of every operand that requires one, or None where it has none.
 
-        Each is added to what came before from outside, which `sums` has by its place among them.
+        Each is added to an earlier gradient from outside, which `sums` has by its place among them.
         """
         results = [record.results[i] for i in present]
-        results += [record.sources[i] for i in sums]  # what comes in there is added to
+        results += [record.sources[i] for i in sums]  # gradients that come in there are added to
         given = [*tangents, *sums.values()]
         with record.keeper.bound(saved, record.offsets_bytes):
             gradients = torch.autograd.grad(
@@ -262,7 +262,7 @@ class OpaqueCall:
     # -- measuring ----------------------------------------------------------------------------
 
     def examine(self, state: dict[str, torch.Tensor]) -> None:
-        """Run the forward on real tensors, find out what matters of it, change nothing.
+        """Run the forward on real tensors, measure it, change nothing.
 
         `state`: the module's real parameters and buffers.
         """
@@ -313,10 +313,10 @@ class OpaqueCall:
     def _kept(
         self, expected: Result, copies: dict[str, torch.Tensor], drew: bool
     ) -> dict[int, tuple[tuple[int, ...], int]]:
-        """Return by seed what backward reads, and what lives on besides.
+        """Return by seed the bytes that backward reads, and others that live on.
 
-        That is what is there when a forward has ended and its inputs and outputs are gone. Draws
-        with which it returns other outputs than expected, which no plan allows, are left out.
+        These exist when a forward has ended and its inputs and outputs are gone. Draws with which
+        it returns other outputs than expected, which no plan allows, are left out.
         """
         found: dict[int, tuple[tuple[int, ...], int]] = {}
         others: dict[int, tuple[tuple[int, ...], int]] = {}
@@ -369,7 +369,7 @@ class OpaqueCall:
     def ready(
         self, present: Sequence[int], state: dict[str, torch.Tensor] | None = None
     ) -> tuple[Record, list[torch.Tensor], list[torch.Tensor]]:
-        """Run a forward for a backward to be measured: its record, what it reads, tangents."""
+        """Run a forward for a backward to be measured: its record, its inputs, tangents."""
         assert self.profile is not None
         if state is None:
             state = dict(self.module.named_buffers())
@@ -405,7 +405,7 @@ def _keeps_dropout_state(module: nn.Module) -> bool:
 
 
 def _own(leaves: Sequence[Any], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors, copied where they share a storage with what lives elsewhere."""
+    """Return the tensors, copied where they share a storage with tensors elsewhere."""
     taken = {private.storage_key(t) for t in others if t.numel()}
     outputs: list[torch.Tensor] = []
     for leaf in leaves:
@@ -453,7 +453,7 @@ def _explained(
 
 
 def _given(operands: Sequence[Operand], tensors: Sequence[torch.Tensor]) -> tuple[Operand, ...]:
-    """Return operands to be measured with what a step has given the module, if that is known."""
+    """Return operands to be measured with inputs of the module in a step, if known."""
     given = iter(tensors)
     return tuple(
         replace(o, example=next(given, o.example)) if o.parameter is None else o for o in operands

@@ -1,6 +1,6 @@
 """Opaque modules where another tracer follows Python: their forwards are leaves of its graphs.
 
-That tracer needs to know what a forward returns; the step is captured later, with measured bytes.
+That tracer needs to know the outputs of a forward; the step is captured later, with measured bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Forward = Callable[..., Any]
 
 
 def leaf_forwards(modules: Mapping[str, nn.Module]) -> dict[Forward, Forward]:
-    """Return the forwards that are not to be followed, and what tells what each returns.
+    """Return the forwards that are not to be followed, and a function for outputs of each.
 
     A forward is the function of a class. Where not all modules of the class are opaque, it is
     followed, and so are recurrent modules whose weights the user's code computes.
@@ -60,7 +60,7 @@ def _is_inside(module: nn.Module, opaque: set[nn.Module]) -> bool:
 
 
 def _returned_by(forward: Forward, states: Mapping[nn.Module, Mapping[str, Any]]) -> Forward:
-    """Return what makes, on fake tensors, what a forward returns: of what it does on real ones."""
+    """Return a function of fake outputs of a forward, made from its run on real tensors."""
 
     def returned(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if type(module) in (nn.LSTM, nn.GRU, nn.RNN) and not is_marked(module):

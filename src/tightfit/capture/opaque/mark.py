@@ -23,10 +23,10 @@ _AS_ONE_OP: weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[Any]] = weakref
 def opaque(module: nn.Module) -> nn.Module:
     """Let a module inside a fitted model run eagerly, as one measured op of the plan.
 
-    For what a graph cannot hold or a tracer cannot see into: kernels of other libraries, branches
-    on data, own autograd code. Results stay those of eager, its time, workspace and the bytes it
-    keeps for backward are measured, and the plan may still compute it again. Its output shapes
-    must follow from its input shapes.
+    For code that a graph cannot hold or a tracer cannot see into: kernels of other libraries,
+    branches on data, own autograd code. Results stay those of eager, its time, workspace and the
+    bytes it keeps for backward are measured, and the plan may still compute it again. Its output
+    shapes must follow from its input shapes.
 
     Parameters
     ----------

@@ -21,20 +21,20 @@ __all__ = ["naming_its_needs"]
 
 _MARGIN = 4
 _MARGIN_BYTES = 16 << 10
-"""The share of what it had taken when it was stopped that it may lack, where nothing is known."""
+"""The share of its bytes when stopped that it may lack, where nothing is known."""
 
 
 @contextlib.contextmanager
 def naming_its_needs(call: OpaqueCall) -> Iterator[None]:
-    """Where the budget refuses a module what it asks for, name a budget that has room for it.
+    """Where the budget refuses a request of a module, name a budget that has room for it.
 
     The request that was refused is but the next of many.
 
-    Raises `BudgetExceeded` with what the forward and the backward of the call will take, counted on
-    fake tensors. It is a quarter more than it had taken where these show less, or where it does not
-    run on them.
+    Raises `BudgetExceeded` with the bytes of forward and backward of the call, counted on fake
+    tensors. It is a quarter more than it had taken where these show less, or where it does not run
+    on them.
     """
-    if call.device.type != "cpu":  # of a GPU what was refused is said with what it had given out
+    if call.device.type != "cpu":  # a GPU's error names the refused and the given bytes itself
         yield
         return
     meter = meter_for(call.device)
@@ -57,7 +57,7 @@ def naming_its_needs(call: OpaqueCall) -> Iterator[None]:
 
 
 def _needed_bytes(call: OpaqueCall) -> int | None:
-    """Return what a forward and a backward of a call take on fakes; None where they do not run."""
+    """Return bytes of a forward and a backward of a call on fakes; None where they fail."""
     try:
         with fixed_generators(call.device), PythonState({"": call.module}):
             return _taken_on_fakes(call)

@@ -14,11 +14,11 @@ from tightfit.errors import PlanMismatch
 __all__ = ["ModuleObservations", "observations_of"]
 
 _MARGIN = 8
-"""The share of room that is made besides, where a module keeps more in one step than before."""
+"""The share of room that is added where a module keeps more in one step than before."""
 
 
 class ModuleObservations:
-    """What one module was seen to do with operands of one geometry.
+    """Observations of one module with operands of one geometry.
 
     `kept_bytes`: the most it kept for backward, with a margin. `new`: the outputs that were tensors
     of their own in some runs. Where they are an input in others, which cannot be predicted, the
@@ -34,7 +34,7 @@ class ModuleObservations:
         self._given: tuple[torch.Tensor, ...] = ()
 
     def keeps(self, size_bytes: int) -> None:
-        """Note what it kept in a step."""
+        """Note bytes it kept in a step."""
         self.kept_bytes = size_bytes + size_bytes // _MARGIN
 
     def makes(self, outputs: frozenset[int]) -> None:
@@ -67,7 +67,7 @@ class ModuleObservations:
             )
 
     def is_given(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Have it measured the next time with what it is given in this step."""
+        """Have it measured the next time with the inputs of this step."""
         self._given = tuple(t.detach() for t in tensors)
 
     def take_given(self) -> tuple[torch.Tensor, ...]:
@@ -86,5 +86,5 @@ _OBSERVATIONS: weakref.WeakKeyDictionary[nn.Module, dict[Any, ModuleObservations
 
 
 def observations_of(module: nn.Module, operands: Any) -> ModuleObservations:
-    """Return what is known of a module, by its operands."""
+    """Return the observations of a module, by its operands."""
     return _OBSERVATIONS.setdefault(module, {}).setdefault(operands, ModuleObservations())

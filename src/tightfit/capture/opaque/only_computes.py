@@ -25,7 +25,7 @@ def only_computes(given: private.Given) -> bool:
     """Whether a module's Python changes nothing that was there before, and says nothing.
 
     Dynamo follows it for values of the same shapes, with all their decisions, and has to make one
-    graph of it. That is not run; what decides is computed, by a copy of the module.
+    graph of it. That is not run; deciding values are computed, by a copy of the module.
     """
     tree = core.pytree.tree_map_only(torch.Tensor, Geometry.of, (given.args, dict(given.kwargs)))
     device = next(given.module.parameters(), torch.empty(0)).device
@@ -36,7 +36,7 @@ def only_computes(given: private.Given) -> bool:
             private.compiled(twin.forward, _never_run, _FirstGraphOnly())(*args, **kwargs)
     except _TracingEnded as seen:
         return seen.only_computes
-    except Exception:  # where it cannot be copied, or fails, what it does is unknown
+    except Exception:  # where it cannot be copied, or fails, its effects are unknown
         return False
     raise AssertionError("nothing of it was followed")
 
@@ -100,5 +100,5 @@ class _FirstGraphOnly:
     def skipped(
         self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None
     ) -> NoReturn:
-        """End the call: what Dynamo leaves to Python is not seen."""
+        """End the call: frames that Dynamo leaves to Python are not seen."""
         raise _TracingEnded(only_computes=False)

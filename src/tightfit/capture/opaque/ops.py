@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from tightfit.allocator import measure_peak
-from tightfit.allocator.refusals import if_room
+from tightfit.allocator.refusals import unless_refused
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.opaque.call import OpaqueCall
 from tightfit.capture.opaque.record import Profile, Result
@@ -101,7 +101,7 @@ class OpaqueForward:
         )
 
     def measure(self, *, briefly: bool = False) -> Measurement:
-        """Return what the forward costs, over some draws where they decide.
+        """Return the cost of the forward, over some draws where they decide.
 
         `briefly`: whether a step waits for it: it is timed roughly.
         """
@@ -121,14 +121,16 @@ class OpaqueForward:
 def _measured(
     call: OpaqueCall, run: Callable[..., Any], arguments: tuple[Any, ...], *, briefly: bool
 ) -> Measurement:
-    """Return what a run of a call costs, timed the shorter the more draws there are.
+    """Return the cost of a run of a call, timed the shorter the more draws there are.
 
-    Where a limit has no room for what several runs make, it is timed roughly, too.
+    Where a limit has no room for outputs of several runs, it is timed roughly, too.
     """
     if briefly:
         return measure_once(run, arguments, {}, device=call.device)
     seconds = _SECONDS / len(call.draws)
-    measured = if_room(lambda: measure_call(run, arguments, device=call.device, seconds=seconds))
+    measured = unless_refused(
+        lambda: measure_call(run, arguments, device=call.device, seconds=seconds)
+    )
     return measured or measure_once(run, arguments, {}, device=call.device)
 
 
@@ -151,7 +153,7 @@ class OpaqueBackward:
 
     call: OpaqueCall
     present: tuple[int, ...]  # the outputs that have a gradient
-    # The results that are added to what other readers of the same tensor have given
+    # The results that are added to gradients of other readers of the same tensor
     added: tuple[int, ...] = ()
     # The layout of each of these earlier gradients: their sums have the same
     before: tuple[Geometry, ...] = ()
@@ -165,7 +167,7 @@ class OpaqueBackward:
     ) -> list[torch.Tensor | None]:
         """Return the gradients of the operands, those left out that never have one.
 
-        `before`: what others have given for each result in `added`. Autograd adds up one reader
+        `before`: gradients of others for each result in `added`. Autograd adds up one reader
         after the other; sums of sums have other last bits.
         """
         expected = self.call.backwards[self.present].gradients
@@ -185,7 +187,7 @@ class OpaqueBackward:
         return [g for g, geometry in zip(gradients, expected, strict=True) if geometry is not None]
 
     def _sums(self, before: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Return by place among the operands' gradients what came before."""
+        """Return earlier gradients by place among the operands' gradients."""
         places = [i for i, g in enumerate(self.call.backwards[self.present].gradients) if g]
         return {places[n]: tensor for n, tensor in zip(self.added, before, strict=True)}
 
@@ -193,7 +195,7 @@ class OpaqueBackward:
         return self._sums([materialise(g.shape, g.strides, g.dtype, g.device) for g in self.before])
 
     def measure(self, *, briefly: bool = False) -> Measurement:
-        """Return what the backward costs; the record is freed while it runs.
+        """Return the cost of the backward; the record is freed while it runs.
 
         Where that holds less than its results and the record together, as a plan counts them, the
         record is kept to the end instead. The plan has room for it, and predicts the peak.
@@ -221,7 +223,7 @@ class OpaqueBackward:
         return _measured(call, run, (), briefly=briefly)
 
     def _workspace(self, timed: tuple[int, Measurement], *, retain: bool) -> int:
-        """Return what a backward holds at its peak besides its results, above its begin."""
+        """Return the peak of a backward without its results, above its begin."""
         call = self.call
         seed, measurement = timed
         call.seed(seed)

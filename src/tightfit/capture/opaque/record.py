@@ -40,7 +40,7 @@ class _Packed:
 
 
 class Keeper:
-    """Packs what an autograd graph saves, and unpacks it when backward asks.
+    """Packs tensors that an autograd graph saves, and unpacks them when backward asks.
 
     It knows nothing of the graph, which holds it: a cycle through the graph would never be freed.
     """
@@ -88,14 +88,14 @@ class Keeper:
         return sum(size for key, size in held.items() if key not in resident)
 
     def finish(self) -> None:
-        """Leave what was packed to the graph alone: it holds all of it by itself."""
+        """Leave packed tensors to the graph alone: it holds all of them by itself."""
         self._packed = []
 
     @contextlib.contextmanager
     def bound(
         self, tensors: Sequence[torch.Tensor], offsets_bytes: Sequence[int]
     ) -> Iterator[None]:
-        """While backward runs, find in tensors what was referred to them.
+        """While backward runs, find in tensors those that were packed as references to them.
 
         `offsets_bytes`: where each of them began in its storage when the graph was made.
         """
@@ -115,7 +115,7 @@ def _key(packed: _Packed) -> int | None:
 class Record:
     """An autograd graph that awaits its backward: the value that a plan keeps and frees."""
 
-    keeper: Keeper  # holds what the graph saved
+    keeper: Keeper  # holds the graph's saved tensors
     # sources, results: where gradients leave the graph and where they enter; None: an output
     # without gradient
     sources: tuple[Any, ...]
@@ -167,8 +167,8 @@ class Profile:
     structure: Structure  # its output without the tensors
     # For each tensor it returns the operand it is, if it is one unchanged; these are no outputs
     passed: tuple[int | None, ...]
-    saved: tuple[int, ...]  # what backward reads, counted over the operands and then the outputs
-    record_bytes: int  # what the autograd graph keeps besides
+    saved: tuple[int, ...]  # tensors read by backward, counted over operands, then outputs
+    record_bytes: int  # other bytes that the autograd graph keeps
     random: bool  # whether it may draw random numbers
     changed: tuple[str, ...]  # buffers and attributes of its module that it changes
 
@@ -178,7 +178,7 @@ class Profile:
         return f"changes {self.changed[0]} of its module" if self.changed else None
 
     def filled(self, operands: Sequence[Any], outputs: Sequence[Any]) -> Any:
-        """Return what the module returns, given its operands and outputs."""
+        """Return the module's result, given its operands and outputs."""
         new = iter(outputs)
         return self.structure.filled([next(new) if i is None else operands[i] for i in self.passed])
 
@@ -188,7 +188,7 @@ class Result:
     """The results of one run of an opaque module's forward."""
 
     outputs: tuple[torch.Tensor, ...]  # the tensors it returns, detached
-    record: Record | None  # what its backward needs
+    record: Record | None  # for its backward
     differentiable: tuple[bool, ...]  # which outputs require a gradient
     structure: Structure  # the output without the tensors
     passed: tuple[int | None, ...]  # as in `Profile`

@@ -40,7 +40,7 @@ def has_computed_weights(module: nn.Module) -> bool:
 
 
 def shapes_alone(module: nn.RNNBase, args: Any, kwargs: Any) -> Any:
-    """Return what a recurrent module returns, without memory, for inputs without memory."""
+    """Return outputs of a recurrent module, without memory, for inputs without memory."""
     return _like(module, module.input_size, module.num_layers, module.dropout)(*args, **kwargs)
 
 
@@ -80,7 +80,7 @@ class RecurrentLayers:
         return plain and not torch.is_autocast_enabled("cpu")
 
     def parameters_now(self, number: int) -> dict[str, Tensor]:
-        """Return what the module's parameters are now, by their names in one layer."""
+        """Return the present parameters of the module, by their names in one layer."""
         return {own: getattr(self._module, name) for own, name in self.names[number].items()}
 
     def forward(self, input: Tensor, hx: Any = None) -> tuple[Tensor, Any]:

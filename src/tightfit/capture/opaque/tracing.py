@@ -1,8 +1,8 @@
 """Opaque modules while a step is traced: each call is a single op of the step.
 
 While a step is traced, such a module's forward is replaced by a function that runs the module for
-real, on tensors of the right shapes. It sees what the module returns and saves. The trace gets two
-operators with just those sizes: its forward and its backward.
+real, on tensors of the right shapes. It sees the outputs and saved tensors of the module. The trace
+gets two operators with just those sizes: its forward and its backward.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _BACKWARD = torch.ops.tightfit.opaque_backward.default
 class OpaqueStandIns:
     """Replaces the opaque modules while a step is traced; keeps the calls it makes.
 
-    `look_up`: returns what a traced tensor is, if it follows from inputs and buffers alone; else
-    None.
+    `look_up`: returns the value of a traced tensor, if it follows from inputs and buffers alone;
+    else None.
     """
 
     def __init__(
@@ -149,13 +149,13 @@ class OpaqueStandIns:
         self._examples.clear()
 
     def found(self) -> OpaqueModules:
-        """Return what a traced step needs to know of the opaque modules it calls."""
+        """Return the facts of a traced step about the opaque modules it calls."""
         profiles = [call.profile for call in self._made.values()]
         changes_state = any(profile is None or profile.pinned for profile in profiles)
         return OpaqueModules(tuple(self._made.values()), changes_state)
 
     def note_inputs(self, traced: Any, real: Any) -> None:
-        """Remember which real tensor each traced input of the call stands for."""
+        """Remember the real tensor of each traced input of the call."""
         self._called = []
         self._forget_handed_out()
         pairs = zip(flatten(traced)[0], flatten(real)[0], strict=True)
@@ -223,7 +223,7 @@ class OpaqueStandIns:
         return self._made[key]
 
     def _refuse_shared_casts(self, name: str) -> None:
-        """Refuse what eager sums in low precision: gradients of one cast with several readers."""
+        """Refuse sums that eager makes in low precision: gradients of a cast with many readers."""
         self._called.append(name)
         if self._trained[name] and (self._called.count(name) > 1 or name in self._tied):
             raise CaptureError(
@@ -320,9 +320,9 @@ class _Boundary(torch.autograd.Function):
         record, *saved = ctx.saved_tensors
         present = tuple(i for i, t in enumerate(tangents) if t is not None)
         given = [t for t in tangents if t is not None]
-        lying = [Geometry.of(t) for t in given]
+        given_geometries = [Geometry.of(t) for t in given]
         with private.without_modes(), naming_its_needs(call):
-            geometries = call.examine_backward(present, lying)
+            geometries = call.examine_backward(present, given_geometries)
         found = iter(_BACKWARD(record, saved, given, list(present), call.key))
         made = iter(geometries)
         gradients = [
@@ -356,7 +356,7 @@ def _fake_backward(
 
 
 def opaque_function(node: fx.Node) -> tuple[OpaqueForward | OpaqueBackward, tuple[Any, ...]] | None:
-    """Return what runs a traced opaque operator in a program, with its arguments."""
+    """Return the function of a traced opaque operator in a program, with its arguments."""
     if node.target not in (_FORWARD, _BACKWARD):
         return None
     call = _CALLS[node.args[-1]]  # type: ignore[index]
@@ -370,7 +370,7 @@ def opaque_function(node: fx.Node) -> tuple[OpaqueForward | OpaqueBackward, tupl
 
 
 def is_record(node: fx.Node, index: int) -> bool:
-    """Whether an output of a traced operator is what an opaque forward keeps for its backward."""
+    """Whether an output of a traced operator is one that an opaque forward keeps for backward."""
     if node.target is not _FORWARD:
         return False
     profile = _CALLS[node.args[-1]].profile  # type: ignore[index]
@@ -385,7 +385,7 @@ def is_opaque_backward(node: fx.Node) -> bool:
 def with_sums(node: fx.Node, before: Mapping[int, fx.Node]) -> None:
     """Let the backward of an opaque module add its results to others.
 
-    `before`: by its results: what others have given for the same tensor.
+    `before`: by its results: gradients of others for the same tensor.
     """
     *given, key = node.args
     node.args = (*given[:4], tuple(before), list(before.values()), key)
@@ -407,7 +407,7 @@ def draws_inside(node: fx.Node) -> bool:
 def pin_of(node: fx.Node) -> str | None:
     """Return why a traced opaque operator may not run twice, if it may not."""
     if node.target is _BACKWARD:
-        return "frees what its forward kept for it"
+        return "frees the tensors its forward kept for it"
     if node.target is not _FORWARD:
         return None
     profile = _CALLS[node.args[-1]].profile  # type: ignore[index]

@@ -2,7 +2,7 @@
 
 Reentrant checkpoints run autograd inside of autograd, which no graph can represent. Which results
 are kept and which are computed again is the plan's to decide. The results are the same either way,
-but for what a region changes when it runs again.
+but for state that a region changes when it runs again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def traced_checkpoints(seen: SeenCheckpoints) -> Iterator[None]:
         seen.note(preserve)
         if any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
             return function(*args)
-        with torch.no_grad():  # what it would compute again would not be asked for
+        with torch.no_grad():  # recomputed values would not be asked for
             return function(*args)
 
     CheckpointFunction.apply = staticmethod(apply)  # type: ignore[method-assign]

@@ -49,7 +49,7 @@ def _ctc_loss(
     reduction: int = _MEAN,
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """Return what torch's own composite of kernels returns, bit for bit."""
+    """Return the result of torch's own composite of kernels, bit for bit."""
     batched = scores if scores.dim() == 3 else scores.unsqueeze(1)
     targets = targets.to(torch.long)
     losses = aten._ctc_loss.default(

@@ -2,7 +2,7 @@
 
 Whether a matrix was singular is checked by an operator without a result. The tracer would keep its
 place among others by a token that each such check takes and returns. In a plan it is an op like
-others: it reads the numbers that tell, and raises what plain PyTorch raises.
+others: it reads the numbers that tell, and raises the error of plain PyTorch.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _BASIC = (int, slice, type(None), type(Ellipsis))
 
 
 class MaskedAssignments(TorchFunctionMode):
-    """Lets the gradients of what is assigned by masks be of known sizes."""
+    """Lets the gradients of values assigned by masks be of known sizes."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -60,7 +60,7 @@ def _assign(
     *,
     in_place: bool,
 ) -> torch.Tensor:
-    """Do what ``index_put`` does."""
+    """Do the same as ``index_put``."""
     count = rows_of(x.dim(), indices, values.shape)
     if count is None:
         found = _Put.apply(x, values, accumulate, *indices)
@@ -75,7 +75,7 @@ def _assign(
 def rows_of(
     dimensions: int, indices: Sequence[torch.Tensor | None], shape: Sequence[int]
 ) -> int | None:
-    """Return how many places masks select, if what is assigned there tells it."""
+    """Return how many places masks select, if the value assigned there tells it."""
     tensors = [i for i, index in enumerate(indices) if index is not None]
     found = [index for index in indices if index is not None]
     for index in found:
@@ -99,7 +99,7 @@ def _is_mask(index: Any) -> bool:
 def _without_slices(
     tensor: torch.Tensor, index: Any
 ) -> tuple[torch.Tensor, list[torch.Tensor | None]] | None:
-    """Return what the tensors of an index with masks are applied to, and them; None: no masks."""
+    """Return the tensor that an index with masks is applied to, and the index; None: no masks."""
     parts = index if isinstance(index, tuple) else (index,)
     if not any(map(_is_mask, parts)) or not all(map(_is_known, parts)):
         return None

@@ -21,7 +21,7 @@ __all__ = ["traced_operators"]
 def traced_operators(
     values_of: Callable[[torch.Tensor], list[int]], checkpoints: SeenCheckpoints
 ) -> Iterator[None]:
-    """Trace as ops of a plan what the tracer by itself refuses or computes differently.
+    """Trace operators as ops of a plan that the tracer alone refuses or computes differently.
 
     `values_of`: returns the values of a traced tensor of integers. `checkpoints`: called with every
     checkpoint that the forward goes through.

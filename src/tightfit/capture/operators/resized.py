@@ -15,7 +15,7 @@ __all__ = ["ResizedTensors"]
 
 
 class ResizedTensors(TorchFunctionMode):
-    """Gives an empty traced tensor other memory where it is to grow: what it has cannot.
+    """Gives an empty traced tensor other memory where it is to grow: its own cannot.
 
     `members`: parameters and buffers, as they are traced: they cannot grow.
     """

@@ -1,4 +1,4 @@
-"""What every trace depends on: installed packages, devices, settings, memory."""
+"""Conditions of every trace: installed packages, devices, settings, memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PACKAGES = ("site-packages", "dist-packages")
 
 
 def installation(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """Return what this process runs on, and with which settings.
+    """Return the machine and the settings of this process.
 
     `tensors`: all that a step is given: their devices count.
     """
@@ -51,7 +51,7 @@ def memory_of(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
 
 @functools.cache
 def _installed() -> tuple[str, ...]:
-    """Return what is installed: PyTorch, Python, this package, and when anything last was."""
+    """Return installed versions: PyTorch, Python, this package, and the last installation."""
     here = Path(__file__).parents[2]
     rooms = ("capture/**/*.py", "dynamo/*.py", "torch_private/*.py")
     files = [file for room in rooms for file in here.glob(room)]
@@ -76,7 +76,7 @@ def _processes() -> tuple[int, int]:
 
 
 def _devices(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """Return what is known of the GPUs of tensors."""
+    """Return properties of the GPUs of tensors."""
     devices = dict.fromkeys(t.device for t in tensors if t.is_cuda)
     about = torch.cuda.get_device_name, torch.cuda.get_device_capability
     kinds = tuple(tuple(ask(device) for ask in about) for device in devices)

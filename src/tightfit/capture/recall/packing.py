@@ -58,7 +58,7 @@ class KeptNode(msgspec.Struct, frozen=True, array_like=True):
     args: Any
     kwargs: Any
     values: list[int | None] | int | None  # the numbers of the tensors that it makes
-    notes: dict[str, Any]  # what is noted of it, packed
+    notes: dict[str, Any]  # its notes, packed
 
 
 class KeptConstant(msgspec.Struct, frozen=True, array_like=True):
@@ -94,7 +94,7 @@ class KeptGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def kept_graph(joint: JointGraph) -> KeptGraph:
     """Return the record of a traced step that is not normalised yet.
 
-    Raises `NotKept` if it holds what no file can give back: opaque modules, numbers.
+    Raises `NotKept` if it holds values that no file can give back: opaque modules, numbers.
     """
     if joint.opaque != _NO_MODULES or joint.structure.numbers:
         raise NotKept("modules that run eagerly, or numbers")
@@ -205,7 +205,7 @@ class _Packing:
 def traced_again(kept: KeptGraph) -> JointGraph:
     """Return the traced step that a record describes.
 
-    Raises `NotKept` if it names what is not there.
+    Raises `NotKept` if it names an object that does not exist.
     """
     root = nn.Module()
     for constant in kept.constants:

@@ -26,7 +26,7 @@ Record = TypeVar("Record", bound=Any)
 
 @contextlib.contextmanager
 def ignoring_errors(consequence: str) -> Iterator[None]:
-    """Log errors about a file of a trace: the step can be traced as ever."""
+    """Log errors about a file of a trace: the step can still be traced."""
     try:
         yield
     except Exception as reason:

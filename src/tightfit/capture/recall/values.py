@@ -20,7 +20,7 @@ __all__ = ["NotKept", "bytes_of", "packed", "unpacked"]
 
 _LARGEST = 1 << 63
 _NAMESPACES = frozenset({"aten", "prims"})
-"""Of PyTorch's own operators: the names of others do not say what they mean."""
+"""Of PyTorch's own operators: the names of others do not define their meaning."""
 _RECORDS = {kind.__name__: kind for kind in (Geometry, Read, TapeSlot, TapeStep)}
 _NAMED = (torch.dtype, torch.memory_format, torch.layout)
 

@@ -93,7 +93,7 @@ class PythonState:
 
     @property
     def changed(self) -> list[str]:
-        """What had changed when the run ended."""
+        """Names of objects that had changed when the run ended."""
         return list(self._changed)
 
 

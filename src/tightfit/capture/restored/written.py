@@ -1,4 +1,4 @@
-"""Objects, containers and globals that a forward may write, besides attributes of its modules."""
+"""Objects, containers and globals that a forward may write; attributes of modules aside."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MISSING = object()
 
 
 class Written:
-    """What objects around a forward hold; tells what changed, and puts it back.
+    """Contents of objects around a forward; names those that changed, and restores them.
 
     `modules`: by name; their own attributes are looked at elsewhere.
     """
@@ -36,7 +36,7 @@ class Written:
         self._entries: list[tuple[str, Any, dict[str, Any]]] = []
         self._contents: list[tuple[str, Any, Any]] = []
         self._arrays: list[tuple[str, Any, Any]] = []
-        self._seen: set[int] = set()
+        self._visited: set[int] = set()
         self._alive: list[Any] = []
         self._waiting: collections.deque[tuple[Any, str]] = collections.deque()
         for name, module in modules.items():
@@ -44,15 +44,15 @@ class Written:
                 if not key.startswith("__tightfit"):
                     self._waiting.append((value, f"{name or 'the model'}.{key}"))
             self._waiting.append((type(module), ""))
-        while self._waiting and len(self._seen) < _MOST_OBJECTS:
+        while self._waiting and len(self._visited) < _MOST_OBJECTS:
             value, path = self._waiting.popleft()
-            if not isinstance(value, _OPAQUE) and id(value) not in self._seen:
-                self._seen.add(id(value))
+            if not isinstance(value, _OPAQUE) and id(value) not in self._visited:
+                self._visited.add(id(value))
                 self._alive.append(value)
                 self._visit(value, path)
 
     def put_back(self) -> list[str]:
-        """Return the names of what changed; all is as before then."""
+        """Return the names of changed objects; all are as before then."""
         changed: list[str] = []
         for path, holder, before in self._entries:
             names = [n for n, old in before.items() if not _same(_get(holder, n), old)]
@@ -112,7 +112,7 @@ class Written:
 
     def _visit_class(self, kind: type) -> None:
         for base in kind.__mro__:
-            if is_ours(base.__module__) or id(base.__dict__) in self._seen:
+            if is_ours(base.__module__) or id(base.__dict__) in self._visited:
                 continue
             held = {k: v for k, v in vars(base).items() if not k.startswith("__")}
             data = {k: v for k, v in held.items() if isinstance(v, (*_CONTAINERS, *PLAIN))}
@@ -136,7 +136,7 @@ class Written:
 
 
 def _loaded(code: types.CodeType) -> frozenset[str]:
-    """Return the globals that code and what is defined in it load."""
+    """Return the globals that code and functions defined in it load."""
     inner = (_loaded(c) for c in code.co_consts if isinstance(c, types.CodeType))
     own = (str(i.argval) for i in dis.get_instructions(code) if i.opname in _LOADS)
     return frozenset(own).union(*inner)
@@ -154,7 +154,7 @@ def _same(now: Any, before: Any) -> bool:
 
 
 def _changed_in(path: str, holder: Any, before: Any) -> str:
-    """Return the name of what changed: an attribute, or what a container holds."""
+    """Return the name of a changed attribute or entry of a container."""
     if not path.endswith("."):
         return path
     names = {*holder, *before}

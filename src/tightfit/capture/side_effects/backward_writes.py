@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 class StandInsInBackward(TorchFunctionMode):
-    """Lets the modules hold the stand-ins of their members also while gradients are traced.
+    """Lets the modules keep the stand-ins of their members also while gradients are traced.
 
     `asked`: called with which outputs and inputs gradients are to be traced, before they are;
     returns for each output whether it may receive one.
@@ -42,13 +42,13 @@ class StandInsInBackward(TorchFunctionMode):
         self._weights: list[dict[str, Any]] = []
 
     def note(self) -> None:
-        """Remember what the members are, as a traced forward begins."""
+        """Remember the members, as a traced forward begins."""
         self._is_awaited = False
         self._stand_ins = {name: dict(buffers) for name, buffers in self._buffers.items()}
         self._weights = [dict(parameters) for parameters in self._parameters]
 
     def await_gradients(self) -> None:
-        """Note that the traced forward has ended: what it differentiated itself was its own."""
+        """Note that the traced forward has ended: derivatives it took itself were its own."""
         self._is_awaited = True
 
     def __torch_function__(

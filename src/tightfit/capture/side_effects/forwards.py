@@ -31,7 +31,7 @@ class SwappedForwards:
         module.__dict__["forward"] = forward
 
     def put_back(self) -> None:
-        """Give every module back what it had, the last swapped first."""
+        """Give every module its own forward back, the last swapped first."""
         while self._before:
             module, own = self._before.pop()
             if own is None:

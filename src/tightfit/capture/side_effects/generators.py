@@ -11,7 +11,7 @@ __all__ = ["GeneratorStates", "generators_of"]
 
 
 def generators_of(modules: Mapping[str, nn.Module]) -> list[torch.Generator]:
-    """Return the generators among the attributes of modules and of what is inside of them."""
+    """Return the generators among the attributes of modules and inside of these."""
     return [
         value
         for top in modules.values()
@@ -24,7 +24,7 @@ def generators_of(modules: Mapping[str, nn.Module]) -> list[torch.Generator]:
 class GeneratorStates:
     """The states that generators had when this was made: PyTorch's own and others.
 
-    Kept as plain bytes: tensors would count among what a step holds.
+    Kept as plain bytes: tensors would count among the bytes of a step.
     """
 
     def __init__(self, others: Iterable[torch.Generator]) -> None:

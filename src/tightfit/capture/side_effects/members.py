@@ -20,8 +20,9 @@ __all__ = [
 class RepeatedMembers:
     """Puts back the parameters and buffers of modules registered under several names.
 
-    The tracer swaps members name by name and puts back what it found, which for the second name
-    of a module is what it had put there for the first. What the model's own code replaces stays.
+    The tracer swaps members name by name and puts back the member it found. For the second name of
+    a module that is its own stand-in for the first. Members that the model's own code replaces
+    stay.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
@@ -38,7 +39,7 @@ class RepeatedMembers:
         return [{**m._parameters, **m._buffers} for m in self._modules]
 
     def note_changes(self, before: list[dict[str, Any]]) -> None:
-        """Note what the model's own code has replaced since."""
+        """Note members that the model's own code has replaced since."""
         for index, (then, now) in enumerate(zip(before, self.now(), strict=True)):
             changed = {k for k in {*then, *now} if then.get(k) is not now.get(k)}
             self._changed |= {(index, key) for key in changed}

@@ -1,9 +1,9 @@
 """Hooks on saved tensors (`saved_tensors_hooks`): refused by name.
 
 They may save other values than those computed (in bfloat16, compressed) or elsewhere (on the CPU,
-on disk). The tracer never calls them, so a plan would keep what the program did not mean to keep
-and compute other gradients than it. The hooks of non-reentrant checkpoints only decide what is
-computed again: the plan does, and the bits are the same.
+on disk). The tracer never calls them, so a plan would keep values that the program did not mean to
+keep and compute other gradients. The hooks of non-reentrant checkpoints only decide about
+recomputation: the plan does, and the bits are the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WAY_OUT = (
 
 
 def refuse_saving_hooks(name: str) -> None:
-    """Refuse a call within hooks that decide what is saved for backward.
+    """Refuse a call within hooks that decide how tensors are saved for backward.
 
     Raises `CaptureError`: names the kind of the hooks.
     """
@@ -32,7 +32,7 @@ def refuse_saving_hooks(name: str) -> None:
     if pack:
         raise CaptureError(
             f"{name} is fitted and called within hooks on saved tensors ({pack}): "
-            f"planned gradients would not be what they make of them. {_WAY_OUT}"
+            f"planned gradients would differ from those with the hooks. {_WAY_OUT}"
         )
 
 
@@ -44,7 +44,7 @@ def without_saving_hooks(trail: ModuleTrail) -> Iterator[None]:
         where = f"module {trail.running!r}" if trail.running else "the outermost forward"
         raise CaptureError(
             f"{where} sets hooks on saved tensors (saved_tensors_hooks, save_on_cpu; "
-            f"here {pack}): planned gradients would not be what they make of them. {_WAY_OUT}",
+            f"here {pack}): planned gradients would differ from those with the hooks. {_WAY_OUT}",
             module=trail.running,
         )
 

@@ -44,7 +44,7 @@ class TiedTensors:
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
-        """Let every name of a tensor hold what its first name holds now."""
+        """Let every name of a tensor hold the object that its first name holds now."""
         before = [(slot, slot[0][slot[1]]) for group in self._names for slot in group]
         put: list[Any] = []
         for (holder, key), *others in self._names:
@@ -61,7 +61,7 @@ class TiedTensors:
     def joined_inputs(self, leaves: Sequence[Any]) -> list[Any] | None:
         """Return the inputs with every tensor in place of its copies; None: there are no copies.
 
-        `leaves`: what the tracer gives for them.
+        `leaves`: the tracer's stand-ins for them.
         """
         if not self._inputs:
             return None

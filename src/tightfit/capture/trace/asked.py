@@ -26,7 +26,7 @@ class AskedGradients:
         self._detached: Set[int] = frozenset()
 
     def expect(self, returned: list[torch.Tensor], detached: Set[int]) -> None:
-        """Note what a traced forward returns, and which of that receives no gradient."""
+        """Note the outputs of a traced forward, and which of them receive no gradient."""
         self._returned, self._detached = returned, detached
 
     def __call__(

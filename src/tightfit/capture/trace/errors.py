@@ -15,7 +15,7 @@ __all__ = ["explained"]
 
 @contextlib.contextmanager
 def explained(trail: ModuleTrail) -> Iterator[None]:
-    """Turn what the tracer raises into errors that name the module and a way out."""
+    """Turn the tracer's errors into errors that name the module and a way out."""
     try:
         with private.without_meta_log():
             yield

@@ -1,4 +1,4 @@
-"""Garbage collection while a step is captured: seldom, and through what that makes."""
+"""Garbage collection while a step is captured: seldom, and of new objects only."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _BEFORE: list[_Before] = []  # one while any is open
 
 @contextlib.contextmanager
 def fewer_collections() -> Iterator[None]:
-    """Let collections come seldom and pass by what is there already.
+    """Let collections come seldom and skip objects that exist already.
 
-    A trace, and what prices it, makes many objects of which few die, in a process that has some
-    hundred thousand: all of them would be walked through several times. Where the program has
-    frozen its own objects, or collects still more seldom, that stays so. Garbage of the trace is
-    gone at its end: what still holds its tensors then is nothing that dies by itself.
+    Tracing and pricing make many objects of which few die, in a process that has some hundred
+    thousand: all of them would be walked through several times. Where the program has frozen its
+    own objects, or collects still more seldom, that stays so. Garbage of the trace is gone at its
+    end: objects that still hold its tensors then do not die by themselves.
     """
     with _LOCK:
         before = _begun()

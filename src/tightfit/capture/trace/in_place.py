@@ -49,7 +49,7 @@ class LayoutsInPlace(private.TorchDispatchMode):
 
 @functools.cache
 def _functional_variant(func: Any) -> Any:
-    """Return the operator that returns what an in-place operator writes, or None."""
+    """Return the operator that returns the result of an in-place operator, or None."""
     if not isinstance(func, private.OpOverload) or func is aten.copy_.default:
         return None
     name, _, overload = func.name().removeprefix("aten::").partition(".")

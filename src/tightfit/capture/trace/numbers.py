@@ -60,7 +60,7 @@ def _with_inputs(call: TracedCall, joint: JointGraph, strides: TrueStrides | Non
 def _with_places(
     call: TracedCall, joint: JointGraph, strides: TrueStrides | None, numbers: Numbers
 ) -> JointGraph:
-    """Return the step with its own numbers, what numbers place in a tensor written alike."""
+    """Return the step with its own numbers, with alike writes into slices."""
     placed = numbers.writes.placed
     return trace(call, strides, Numbers(_ALL, placed)) if placed else joint
 
@@ -104,7 +104,7 @@ def _value_of(node: fx.Node, numbers: Numbers, names: frozenset[str]) -> Any:
 def _is_same(concrete: fx.Graph, symbolic: fx.Graph) -> bool:
     """Whether two traces run the same operators on the same tensors and numbers.
 
-    Code that asks of what class a number is would go another way with a symbol.
+    Code that asks for the class of a number would take another branch with a symbol.
     """
     one, other = list(_operators(concrete)), list(_operators(symbolic))
     places = {node: i for i, node in enumerate(one)}, {node: i for i, node in enumerate(other)}

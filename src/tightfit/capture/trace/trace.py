@@ -2,7 +2,7 @@
 
 Route B of the study: `aot_export_joint_with_descriptors`, undecomposed, under fake tensors, so
 that nothing is computed and nothing is allocated. The result is functional: mutations have become
-outputs, and what each placeholder and output means is known from its descriptor.
+outputs, and the meaning of each placeholder and output is known from its descriptor.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _Callee(nn.Module):
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the callable on what the tracer gives for its inputs; return the tensors it makes."""
+        """Run the callable on the tracer's stand-ins for inputs; return the tensors it makes."""
         with self._tied.joined():
             leaves, spec = flatten((args, kwargs))
             joined = self._tied.joined_inputs(leaves)
@@ -187,7 +187,7 @@ def trace(
             stack.enter_context(with_true_strides(strides or {}))
             stack.enter_context(private.backward_without_autocast())
             stack.enter_context(private.hidden_changes_without_tangents(callee.is_parameter))
-            stack.enter_context(wrappers.seeing_what_receives())
+            stack.enter_context(wrappers.marking_gradient_receivers())
             stack.enter_context(traced_operators(recorder.values_of, checkpoints))
             stack.enter_context(trail)
             stack.enter_context(without_saving_hooks(trail))
@@ -299,9 +299,9 @@ def _note_random(graph: fx.Graph) -> None:
 def _number_sums(graph: fx.Graph) -> None:
     """Let a sum of gradients come from the module whose gradient it waited for.
 
-    Autograd sums between two of its operators, and what it runs there is given the last number of
-    the forward: that of the module that ran last. Backward counts down from that number, so a
-    number that jumps back to the end is that of a sum.
+    Autograd sums between two of its operators, and these sums are given the last number of the
+    forward: that of the module that ran last. Backward counts down from that number, so a number
+    that jumps back to the end is that of a sum.
     """
     numbered = [node for node in graph.nodes if node.meta.get("seq_nr") is not None]
     last = max((n.meta["seq_nr"] for n in numbered if not is_traced_in_backward(n)), default=0)
@@ -338,7 +338,7 @@ def _without_tangents(
 def _change_of(
     joint: Any, before: fx.Node, after: fx.Node, place: int
 ) -> tuple[bool, fx.Node | None]:
-    """Return whether a step writes into an input, and what is handed on to AOTAutograd's wrapper.
+    """Return whether a step writes into an input, and the data for AOTAutograd's wrapper.
 
     `before`, `after`: the input as it is given, and as it is left. `place`: its place among the
     placeholders. Raises `CaptureError` if that cannot be done as plain PyTorch does it.

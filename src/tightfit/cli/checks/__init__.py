@@ -1,1 +1,1 @@
-"""``tightfit check``: what a budget costs, or what PyTorch's own flags would do."""
+"""``tightfit check``: the overhead of a budget, or the effect of PyTorch's own flags."""

@@ -1,4 +1,4 @@
-"""``tightfit check``: what a model needs and what a budget costs, without running it."""
+"""``tightfit check``: memory of a model and overhead of a budget, without running it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check(
     search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     json: Json = False,
 ) -> int:
-    """Say what a model needs and what a budget costs: nothing runs, no memory is taken for it.
+    """Say how much memory a model needs and how much time a budget costs, without running it.
 
     The search ends once the plan costs at most half a percent of the step more than the least
     that is proven; tightfit plan goes on to the end.
@@ -74,8 +74,8 @@ def check(
     budget
         The budget with a unit, such as 8GiB, constants included; or minimum.
     compare_flags
-        Without a budget: what PyTorch's own ways to save memory would do to this model, and
-        tightfit at three budgets, side by side.
+        Without a budget: a comparison of PyTorch's own ways to save memory on this model, and of
+        tightfit at three budgets.
     lengths
         Which batches of a data set would not fit. A file with the length of one sample a line, in
         their order: --batch of them make a batch, padded to the longest. Or a file with a length
@@ -93,7 +93,7 @@ def check(
     if not compare_flags and (budget is None) == (budget_ratio is None):
         raise BadInput(
             "give one budget: --budget 8GiB for all that the step may hold; --budget-ratio 0.5 for "
-            "half of what it holds now beyond its constants; or --budget minimum for the least"
+            "half of its present bytes beyond its constants; or --budget minimum for the least"
         )
     from tightfit.api.check import ENOUGH
     from tightfit.api.check import check as check_model
@@ -172,7 +172,7 @@ def _text(found: Check) -> str:
 
 
 def _notes(graph: Graph) -> list[str]:
-    """Say what the numbers leave out."""
+    """Name memory that the numbers leave out."""
     notes: list[str] = []
     modelled = not graph.cost_source.startswith("measured")
     if modelled:

@@ -1,4 +1,4 @@
-"""``tightfit check --compare-flags``: what PyTorch's flags would do to a model, side by side."""
+"""``tightfit check --compare-flags``: a table of PyTorch's flags applied to a model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def compare_flags(
     *,
     as_json: bool,
 ) -> int:
-    """Print what each flag gives for a model, and tightfit at three budgets."""
+    """Print peak and time with each flag for a model, and with tightfit at three budgets."""
     from tightfit.studies.flags import flag_rows, own_blocks_of
     from tightfit.studies.model import ModelSettings, load_example, on_fake_tensors
 

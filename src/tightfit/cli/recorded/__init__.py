@@ -1,1 +1,1 @@
-"""Commands on what a program was seen to do: its log of operators, its trace of blocks."""
+"""Commands on records of a program: its log of operators, its trace of blocks."""

@@ -35,7 +35,7 @@ def pack(
     picture: Path | None = None,
     json: Json = False,
 ) -> int:
-    """Give every block of a trace an address, so that all lie in as few bytes as possible.
+    """Give every block of a trace an address, so that all fit in as few bytes as possible.
 
     ```sh
     tightfit pack blocks.csv -o placed.csv --picture placed.svg

@@ -1,4 +1,4 @@
-"""``tightfit record``: run a PyTorch program and write down what it does."""
+"""``tightfit record``: run a PyTorch program and record its operators."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def record(
     script
         A Python program.
     arguments
-        What it is given.
+        Arguments of the script.
     output
         The log; compressed if its name ends in .gz.
     step
-        Record only forward and backward of this optimizer step, such as 2; otherwise all.
+        Record only forward and backward of this optimizer step, such as 2; by default, all.
     """
     from tightfit.dynamic.recorder import Recorder
 
@@ -76,7 +76,7 @@ def record(
 
 
 def _run(script: Path, arguments: tuple[str, ...], recorder: Recorder) -> None:
-    """Run a script as `python script arguments` would; what it holds at its end stays alive."""
+    """Run a script as `python script arguments` would; objects it holds at its end stay alive."""
     before, path = sys.argv, list(sys.path)
     sys.argv = [os.fspath(script), *arguments]
     sys.path.insert(0, os.fspath(script.resolve().parent))

@@ -62,7 +62,7 @@ def simulate(
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     json: Json = False,
 ) -> int:
-    """Replay an instruction log in a budget: what an online runtime evicts and computes again.
+    """Replay an instruction log in a budget: count evictions and recomputations of a runtime.
 
     ```sh
     tightfit simulate step.log.gz --ratio 0.4
@@ -74,17 +74,18 @@ def simulate(
     log
         A log of one training step, plain or gzip.
     policy
-        What is evicted: improved, improved_ancestors, improved_exact, h_dtr, h_dtr_eq, h_dtr_local,
-        lru, size, msps, random, h_e_star, or one of the ablation such as cost=around,size. Or
-        clairvoyant: the default planner's plan of the same program, the least to be hoped for.
+        The eviction policy: improved, improved_ancestors, improved_exact, h_dtr, h_dtr_eq,
+        h_dtr_local, lru, size, msps, random, h_e_star, or one of the ablation such as
+        cost=around,size. Or clairvoyant: the default planner's plan of the same program, the least
+        to be hoped for.
     ratio
         The budget as a share of the peak with nothing evicted, such as 0.4.
     budget
         The budget as a size with a unit.
     dealloc
-        What happens when the program lets go of a tensor.
+        The action when the program frees a tensor.
     placement
-        What an eviction must bring: bytes, or a hole in an arena of the budget's size.
+        The aim of an eviction: bytes, or a hole in an arena of the budget's size.
     thrash
         Give up when the time computed exceeds the program's own by this factor.
     seed
@@ -188,7 +189,7 @@ def _text(numbers: dict[str, Any], found: Replayed) -> str:
     return (
         f"it fits {given}: {numbers['slowdown']:.3f} times the cost, at most "
         f"{format_bytes(found.max_memory_bytes)} resident, {found.evictions_pressure} evictions "
-        f"for want of memory and {found.evictions_eager} of what nobody held, "
+        f"for want of memory and {found.evictions_eager} of unused storages, "
         f"{found.rematerialisations} operators run again"
     )
 
@@ -240,7 +241,7 @@ def _sweep(
         )
         write_atomically(folder / f"figure{comparison.figure}.svg", picture)
     return print_result(
-        f"wrote {len(rows)} rows to {folder / 'sweep.csv'}, and the figures beside it",
+        f"wrote {len(rows)} rows to {folder / 'sweep.csv'}, and the figures next to it",
         as_json=as_json,
         status="ok",
         seconds=time.process_time() - started,

@@ -51,7 +51,7 @@ _CURVE_S = 2.0
 """For each plan of the curve, and for the plan with less exact alternatives."""
 
 _LESS_EXACT: Exactness = "rounding"
-"""What comes behind the class that models are planned with."""
+"""The class after the one that models are planned with."""
 
 
 def report(
@@ -69,7 +69,7 @@ def report(
     search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     json: Json = False,
 ) -> int:
-    """Write one offline HTML page about a plan: memory over the step, who holds it, its cost.
+    """Write one offline HTML page about a plan: memory over the step, its holders, its cost.
 
     ```sh
     tightfit report my_model.py:make --budget-ratio 0.5
@@ -169,7 +169,7 @@ def _planned(
 def _gained(
     wider: Graph, plan: Plan, overhead: float, limits: Limits, progress: Progress
 ) -> LessExact:
-    """Return what less exact alternatives gain within the budget of a plan with some overhead."""
+    """Return the gain of less exact alternatives within the budget of a plan with overhead."""
     task = Task(graph=wider, budget_bytes=plan.budget_bytes, gradients=plan.gradients)
     found = plan_with(DEFAULT, task, _briefly(limits), progress)
     return LessExact.of(_LESS_EXACT, found, overhead)
@@ -182,7 +182,7 @@ def _briefly(limits: Limits) -> Limits:
 def _curve(
     step: Graph, budgets: str, gradients: Gradients, limits: Limits, progress: Progress
 ) -> Sequence[PlannedFor]:
-    """Return what is known for other budgets, each searched for a short while."""
+    """Return plans for other budgets, each searched for a short while."""
     if budgets == "none":
         return ()
     asked = [budget_named(step, text, gradients)[0] for text in budgets.split(",")]

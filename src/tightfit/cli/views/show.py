@@ -30,7 +30,7 @@ def show(
     costs: OtherCosts = None,
     json: Json = False,
 ) -> int:
-    """Say what a graph needs, or what a plan holds, saves and costs.
+    """Print the memory a graph needs, or the memory and overhead of a plan.
 
     ```sh
     tightfit show graph.json
@@ -42,7 +42,7 @@ def show(
     file
         A plan or graph file (.json or .json.gz).
     graph
-        The graph file of a plan: verifies the plan and tells who holds the memory.
+        The graph file of a plan: verifies the plan and names the holders of memory.
     """
     started = time.perf_counter()
     content = read_limited(file)

@@ -131,7 +131,7 @@ def _constants(graph: Graph) -> list[PlacedBlock]:
 
 
 def _category(graph: Graph, life: Life) -> str:
-    """Return what PyTorch's memory profiler would call it."""
+    """Return its name in PyTorch's memory profiler."""
     if life.content != "value" or life.value is None:
         return "temporary"
     value = graph.values[life.value]

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from tightfit.allocator import measure_peak
-from tightfit.allocator.refusals import if_room
+from tightfit.allocator.refusals import unless_refused
 from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
 from tightfit.torch_private import core as private
 
@@ -51,9 +51,9 @@ SHORT_S = 2e-3
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call makes and the memory it needs only while it runs."""
+    """Results of one call and the memory it needs only while it runs."""
 
-    # The most that was live during the call beyond what was live before it and its outputs
+    # The most live bytes during the call beyond those before it and its outputs
     workspace_bytes: int
     # For each output its storage's size, not rounded; 0 for None and for empty tensors
     output_bytes: tuple[int, ...]
@@ -74,7 +74,7 @@ def kind_of(tensor: torch.Tensor) -> str:
 
 
 class Measurement(Footprint, frozen=True, kw_only=True):
-    """A footprint, and what the call costs."""
+    """A footprint, and the cost of the call."""
 
     cost_s: float  # median time in seconds: CPU time on a CPU, device time on a GPU
     # On a GPU the time of the processor until the call is on its way; 0 on a CPU
@@ -89,7 +89,7 @@ def measure_call(
     device: torch.device | str,
     seconds: float = 0.12,
 ) -> Measurement:
-    """Run a call several times and return what it costs.
+    """Run a call several times and return its cost.
 
     Before each timed run the caches are filled with something else: in a step the inputs of an
     op are rarely all in cache. Runs that were preempted (wall time above 1.2 times CPU time) are
@@ -126,7 +126,7 @@ def measure_workspace(
     *,
     device: torch.device | str,
 ) -> Footprint:
-    """Run a call twice and return what the second run took; see `measure_call`."""
+    """Run a call twice and return time and bytes of the second run; see `measure_call`."""
     device = torch.device(device)
     with torch.no_grad(), fixed_generators(device):
         warm = function(*arguments, **keyword_arguments)
@@ -142,7 +142,7 @@ def measure_once(
     *,
     device: torch.device | str,
 ) -> Measurement:
-    """Run a call and return what it took: its bytes, and roughly its time.
+    """Run a call and return its bytes, and roughly its time.
 
     A short one runs three times, as the first run of a kernel sets things up, and the most bytes
     count. Threads that race may need a few more in one run than in another. See `measure_call`.
@@ -168,11 +168,11 @@ def metered_run(
     *,
     device: torch.device,
 ) -> tuple[Any, Measurement]:
-    """Run a call once; return what it returns, and its bytes with the time of the processor.
+    """Run a call once; return its result, and its bytes with the time of the processor.
 
     The time of a call of less than `SHORT_S` says little: its first run sets things up. Where more
-    or less is there afterwards than what it made, another thread has asked for memory or freed some
-    meanwhile. Then the call runs again, unless it writes what it was given or does so each time.
+    or less is held afterwards than its results, another thread has asked for memory or freed some
+    meanwhile. Then the call runs again, unless it writes its arguments or does so each time.
     """
     before_bytes = None
     for _ in range(_MOST_DISTURBED):
@@ -191,7 +191,7 @@ def _run(
     keywords: Mapping[str, Any],
     device: torch.device,
 ) -> tuple[Any, Measurement, int]:
-    """Run a call; return what it returns, what it took, and how much more is there afterwards."""
+    """Run a call; return its result, its time and bytes, and how much more is held after it."""
     clock = _clock()
     begin = clock()
     outputs, peak = measure_peak(lambda: function(*arguments, **keywords), device=device)
@@ -269,8 +269,8 @@ def _time(call: Callable[[], Any], seconds: float) -> float:
 
 
 def _filler() -> torch.Tensor:
-    """Return what is read to empty the caches; as good as nothing where a limit has no room."""
-    filler = if_room(lambda: torch.zeros(_FLUSHED_BYTES // 8, dtype=torch.int64))
+    """Return a tensor to read to empty caches; almost empty where a limit has no room."""
+    filler = unless_refused(lambda: torch.zeros(_FLUSHED_BYTES // 8, dtype=torch.int64))
     return filler if filler is not None else torch.zeros(1, dtype=torch.int64)
 
 
@@ -377,7 +377,7 @@ def _text(tensor: torch.Tensor) -> str:
 
 
 def environment_of(device: torch.device | str) -> str:
-    """Return what measurements depend on besides the call: device, threads, versions, settings."""
+    """Return conditions of measurements: device, threads, versions, settings."""
     device = torch.device(device)
     facts = [
         f"format {_FORMAT}",

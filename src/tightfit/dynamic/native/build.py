@@ -39,13 +39,13 @@ _LIBRARIES = ("torch_python", "torch_cpu", "c10")
 def compiled_core(*, waits: bool = True) -> Any:
     """Return the compiled module; where it is not compiled yet, that takes half a minute.
 
-    `waits`: until it is there. Otherwise it is compiled in the background. Raises `CoreUnavailable`
-    without a compiler or headers, on an older PyTorch, or if the compiler refuses, now or before.
-    Raises `BeingCompiled` if it is not there yet and `waits` is False.
+    `waits`: until it is compiled. If not, it is compiled in the background. Raises
+    `CoreUnavailable` without a compiler or headers, on an older PyTorch, or if the compiler
+    refuses, now or before. Raises `BeingCompiled` if it is not there yet and `waits` is False.
     """
     if _NAME in sys.modules:
         return sys.modules[_NAME]
-    if not COMPILED_ONLINE.is_here:
+    if not COMPILED_ONLINE.is_available:
         raise ForLaterReleases(
             f"it needs PyTorch {COMPILED_ONLINE.name} or later; here is {torch.__version__}"
         )
@@ -92,7 +92,7 @@ def _sources() -> list[Path]:
 
 
 def _circumstances() -> tuple[str, ...]:
-    """What decides, besides sources and the command, what comes out."""
+    """Versions that decide the result, with sources and the command."""
     git = str(torch.version.git_version)
     return torch.__version__, git, str(sys.implementation.cache_tag), platform.machine()
 

@@ -66,7 +66,7 @@ def compile_here(library: Path, command: Sequence[str]) -> None:
 
 
 def compile_apart(library: Path, command: Sequence[str]) -> BeingCompiled:
-    """Have a process of its own do so, once; return what to tell those who want it now.
+    """Have a process of its own do so, once; return a message for users who want it now.
 
     Raises `CoreUnavailable` if the compiler has refused, or the process has failed.
     """
@@ -78,7 +78,7 @@ def compile_apart(library: Path, command: Sequence[str]) -> BeingCompiled:
 
 
 def main() -> None:
-    """Compile what the command line says: the library, then the command."""
+    """Compile by the command line: the library, then the command."""
     library, *command = sys.argv[1:]
     if sys.platform != "win32":
         os.nice(_LOWEST_PRIORITY)

@@ -21,75 +21,75 @@ public:
     // This one exists already, and stays where it is.
     void was_before(c10::StorageImpl* storage, std::int64_t allocated_bytes) {
         put(storage, new Content(static_cast<std::int64_t>(storage->nbytes()), {}, storage));
-        lying_[storage].before_bytes = allocated_bytes;
+        stored_[storage].before_bytes = allocated_bytes;
     }
 
     // The content of a storage; null if it is not known.
     Content* of(c10::StorageImpl* storage) const {
-        const auto found = lying_.find(storage);
-        return found == lying_.end() ? nullptr : found->second.content.get();
+        const auto found = stored_.find(storage);
+        return found == stored_.end() ? nullptr : found->second.content.get();
     }
 
-    // The content of a storage; what is new stays where it is.
-    Content& lying_in(c10::StorageImpl* storage) {
+    // The content of a storage; a new content stays where it is.
+    Content& content_in(c10::StorageImpl* storage) {
         if (Content* known = of(storage)) return *known;
         return put(storage, new Content(static_cast<std::int64_t>(storage->nbytes()), {}, storage));
     }
 
     // A storage holds something new, or is met for the first time.
     Content& put(c10::StorageImpl* storage, Ref<Content> content) {
-        Lying& lying = lying_[storage];
-        Ref<Content> old = std::exchange(lying.content, content);
+        Stored& stored = stored_[storage];
+        Ref<Content> old = std::exchange(stored.content, content);
         if (old) {
             content->was_asked = old->was_asked;
-            for (Read* read = old->first; read; read = read->after) let_go(*read);
+            for (Read* read = old->first; read; read = read->after) release_read(*read);
             lost(*old);
         }
         pool_.offer(*content);
         return *content;
     }
 
-    // Catches up with what the program has let go of, and with what that held the last of.
-    void notice_ends() {
+    // Catches up with storages that the program has freed, and with contents held by them alone.
+    void process_frees() {
         while (notice_some_ends()) {
         }
     }
 
     // Catches up now and then: as often as costs little for each operator.
     void notice_ends_in_time() {
-        if (++calls_since_ > std::max<std::size_t>(64, lying_.size())) notice_some_ends();
+        if (++calls_since_ > std::max<std::size_t>(64, stored_.size())) notice_some_ends();
     }
 
-    // What is held and could be computed again.
+    // Contents that are held and could be computed again.
     std::vector<Ref<Content>> computed() const {
         std::vector<Ref<Content>> found;
-        for (auto& [storage, lying] : lying_)
-            if (lying.content->maker) found.push_back(lying.content);
+        for (auto& [storage, stored] : stored_)
+            if (stored.content->maker) found.push_back(stored.content);
         return found;
     }
 
     // The resident bytes that stay for ever, and those that could be evicted.
     std::pair<std::int64_t, std::int64_t> weights() const {
         std::int64_t kept = 0, needed = 0;
-        for (auto& [storage, lying] : lying_)
-            if (lying.content->is_resident)
-                (lying.content->maker ? needed : kept) += lying.content->size_bytes;
+        for (auto& [storage, stored] : stored_)
+            if (stored.content->is_resident)
+                (stored.content->maker ? needed : kept) += stored.content->size_bytes;
         return {kept, needed};
     }
 
     void clear() {
-        for (auto& [storage, lying] : lying_) lying.content->lose_storage();
-        lying_.clear();
+        for (auto& [storage, stored] : stored_) stored.content->lose_storage();
+        stored_.clear();
     }
 
     // A content that a call reads has memory of its own now.
-    static void let_go(Read& read) {
+    static void release_read(Read& read) {
         read.kept.reset();
         read.kept_back.reset();
     }
 
 private:
-    struct Lying {
+    struct Stored {
         Ref<Content> content;
         std::int64_t before_bytes = 0;
     };
@@ -98,14 +98,14 @@ private:
     bool notice_some_ends() {
         calls_since_ = 0;
         gone_.clear();
-        for (auto& [storage, lying] : lying_)
-            if (lying.content->storage.expired()) gone_.push_back(storage);
+        for (auto& [storage, stored] : stored_)
+            if (stored.content->storage.expired()) gone_.push_back(storage);
         std::int64_t before_bytes = 0;
         for (c10::StorageImpl* storage : gone_) {
-            const auto found = lying_.find(storage);
+            const auto found = stored_.find(storage);
             Ref<Content> content = std::move(found->second.content);
             before_bytes += found->second.before_bytes;
-            lying_.erase(found);
+            stored_.erase(found);
             lost(*content);
         }
         if (before_bytes) ended_(before_bytes);
@@ -116,12 +116,12 @@ private:
         if (content.is_private()) return;
         if (content.is_resident) return pool_.ended(content);
         content.lose_storage();
-        if (content.maker) content.maker->let_reads_go();
+        if (content.maker) content.maker->release_reads();
     }
 
     Pool& pool_;
     Ended ended_;
-    ska::flat_hash_map<c10::StorageImpl*, Lying> lying_;
+    ska::flat_hash_map<c10::StorageImpl*, Stored> stored_;
     std::vector<c10::StorageImpl*> gone_;
     std::size_t calls_since_ = 0;
 };

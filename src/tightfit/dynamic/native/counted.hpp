@@ -11,7 +11,7 @@ struct Counted {
     int references = 0;
 };
 
-// Frees what has no reference any more, one after the other: what it referred to may follow, and
+// Frees objects without references, one after the other: objects they referred to may follow, and
 // chains of calls are longer than the stack.
 inline void end(Counted* last) {
     static std::vector<Counted*> ending;

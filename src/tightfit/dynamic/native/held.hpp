@@ -8,8 +8,8 @@
 
 namespace tightfit::online {
 
-// While others are computed, they may be evicted if nothing else is left: only what a running
-// operator reads must stay.
+// While others are computed, they may be evicted if nothing else is left: only inputs of a running
+// operator must stay.
 class Held {
 public:
     explicit Held(Pool& pool) : pool_(&pool) {}
@@ -36,12 +36,12 @@ public:
     }
 
     // From now on a content may not be evicted.
-    void fasten(Content& content) {
-        if (Lock* lock = find(content)) fasten(*lock);
+    void mark_running(Content& content) {
+        if (Lock* lock = find(content)) mark_running(*lock);
     }
 
-    void fasten() {
-        for (Lock& lock : locks_) fasten(lock);
+    void mark_running() {
+        for (Lock& lock : locks_) mark_running(lock);
     }
 
     // Lets a storage whose content is not read be written, whether it has memory or not.
@@ -50,10 +50,10 @@ public:
             fill(storage, *new_memory(content.size_bytes));
             lent_.emplace_back(&content, shared(&storage));
         }
-        fasten(content);
+        mark_running(content);
     }
 
-    // Unlocks them; what was not written after all has no memory again.
+    // Unlocks them; contents that were not written after all have no memory again.
     void release() {
         for (auto& [content, storage] : lent_)
             if (content->is_held) take_memory(*storage);
@@ -80,7 +80,7 @@ private:
         return nullptr;
     }
 
-    static void fasten(Lock& lock) {
+    static void mark_running(Lock& lock) {
         if (lock.is_fast) return;
         lock.is_fast = true;
         ++lock.content->fast_locks;

@@ -1,4 +1,4 @@
-// What the runtime remembers: contents of storages, and the calls that made them; as `history.py`.
+// The memory of the runtime: contents of storages, and the calls that made them; as `history.py`.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -32,17 +32,17 @@ struct Content final : Counted {
     ~Content() override;
 
     const std::int64_t size_bytes;
-    Ref<Call> maker;  // what computes it; none: it cannot be computed again, and stays
+    Ref<Call> maker;  // the call that computes it; none: it cannot be computed again, and stays
     bool is_backward = false, is_blank = false;
     bool is_resident = true, is_held = true;
     bool was_asked = false;  // whether it is a parameter's content
     int locks = 0, fast_locks = 0;
     std::int64_t used_at = 0, last_op = 0;
-    std::int64_t known_cost = -1;  // what the pool has found it to cost; -1: to be found
+    std::int64_t known_cost = -1;  // its cost as found by the pool; -1: to be found
     std::int64_t look = 0;         // the search that has seen it last
-    std::int64_t position = -1;    // among what may be evicted
+    std::int64_t position = -1;    // among contents that may be evicted
     bool is_retired = false;
-    int node = -1;  // among the classes of what is not resident
+    int node = -1;  // among the classes of evicted contents
     WeakStorage storage;
     Storage own;
     Read *first = nullptr, *last = nullptr;  // its readers
@@ -94,12 +94,12 @@ struct Place {
     int argument;
     int item;  // of a list; -1: the argument itself
     int read;  // among the call's; -1: not read
-    int written = -1;  // if not read: among what the call writes; -1: it is not needed
+    int written = -1;  // if not read: among contents that the call writes; -1: it is not needed
     std::int64_t size_bytes;
     Geometry geometry;
 };
 
-// What a call overwrites: a content that it also reads, or any memory.
+// Memory that a call overwrites: of a content that it also reads, or any.
 struct Written {
     int read;  // -1: any
     std::int64_t size_bytes;
@@ -122,7 +122,7 @@ struct Call final : Counted {
     c10::SmallVector<Place, 2> places;
     c10::SmallVector<Read, 2> reads;  // each content once; they do not move once linked
     c10::SmallVector<Written, 1> written;
-    c10::SmallVector<Content*, 1> outputs;  // what it wrote, then new storages; none if gone
+    c10::SmallVector<Content*, 1> outputs;  // contents it wrote, then new storages; none if gone
     std::int64_t cost = 0;
     std::int64_t look = 0;
     bool with_grad = false;
@@ -136,7 +136,7 @@ struct Call final : Counted {
         return -1;
     }
 
-    // From now on its contents know it, and what cannot be computed again is held.
+    // From now on its contents know it, and contents that cannot be computed again are held.
     void link() {
         is_linked = true;
         for (Read& read : reads) {
@@ -147,7 +147,7 @@ struct Call final : Counted {
         }
     }
 
-    // A result was evicted: what it was computed from stays while that is so, or is evicted.
+    // A result was evicted: its inputs stay while that is so, or are evicted.
     void keep_reads() {
         for (Read& read : reads)
             if (read.content->is_resident && read.content->is_held && !read.kept)
@@ -159,7 +159,7 @@ struct Call final : Counted {
     }
 
     // A result came back, or is not needed.
-    void let_reads_go() {
+    void release_reads() {
         for (Content* output : outputs)
             if (output && !output->is_resident && output->is_held) return;
         forget_reads();

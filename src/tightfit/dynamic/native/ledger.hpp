@@ -1,4 +1,4 @@
-// The clock, which runs by costs and not by time, what happened, and where time went.
+// The clock, which runs by costs and not by time, counts of events, and where time went.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@ inline std::int64_t now_ns() {
     return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
 }
 
-// What has happened, in the order in which `Ledger.add` of ledger.py takes it.
+// Counts of events, in the order in which `Ledger.add` of ledger.py takes them.
 struct Counts {
     std::int64_t operators = 0, evictions = 0, again = 0;
     std::int64_t all_ns = 0, first_ns = 0, again_ns = 0, scoring_ns = 0, search_ns = 0;
@@ -25,13 +25,13 @@ public:
     std::int64_t clock() const { return clock_; }
     std::int64_t operators() const { return operators_; }
 
-    // What has happened since this was asked last.
+    // Counts since this was asked last.
     Counts take_counts() {
         taken_search_ns_ += counts_.search_ns;
         return std::exchange(counts_, {});
     }
 
-    // The time now, less what was spent on searching.
+    // The time now, less the time of searches.
     std::int64_t moment() const { return now_ns() - counts_.search_ns - taken_search_ns_; }
 
     void ran_first(std::int64_t cost) {

@@ -14,7 +14,7 @@ namespace {
 
 using WithoutLock = py::call_guard<py::gil_scoped_release>;
 
-// Calls Python under its lock; what that raises passes through operators and autograd unchanged.
+// Calls Python under its lock; its errors pass through operators and autograd unchanged.
 template <class Result, class... Given>
 Result ask(const py::object& function, const Given&... given) {
     const py::gil_scoped_acquire lock;
@@ -41,13 +41,13 @@ using Facts = std::tuple<std::string, bool, bool, bool, bool, bool, bool, std::i
                          std::vector<int>, std::vector<int>, int, int>;
 
 Operator operator_from(const c10::OperatorHandle& op, Facts facts) {
-    Operator what;
-    std::tie(what.name, what.is_composite, what.is_view, what.makes_blank, what.draws,
-             what.repeats, what.replaces, what.weight, what.written, what.statistics,
-             what.training, what.dtype) = std::move(facts);
-    what.arguments = static_cast<int>(op.schema().arguments().size());
-    what.returns = static_cast<int>(op.schema().returns().size());
-    return what;
+    Operator traits;
+    std::tie(traits.name, traits.is_composite, traits.is_view, traits.makes_blank, traits.draws,
+             traits.repeats, traits.replaces, traits.weight, traits.written, traits.statistics,
+             traits.training, traits.dtype) = std::move(facts);
+    traits.arguments = static_cast<int>(op.schema().arguments().size());
+    traits.returns = static_cast<int>(op.schema().returns().size());
+    return traits;
 }
 
 Outside outside_of(const py::object& python) {
@@ -64,10 +64,11 @@ Outside outside_of(const py::object& python) {
     outside.is_parameter = [f = function_of(python, "is_parameter")](const at::Tensor& tensor) {
         return ask<bool>(*f, tensor);
     };
-    outside.less_before = [f = function_of(python, "less_before")](std::int64_t size_bytes) {
+    outside.note_earlier_freed = [f = function_of(python, "note_earlier_freed")](
+                                     std::int64_t size_bytes) {
         ask<void>(*f, size_bytes);
     };
-    outside.let_go_of_failed = [f = function_of(python, "let_go_of_failed_backward")] {
+    outside.clean_up_failed_backward = [f = function_of(python, "free_failed_backward")] {
         ask<void>(*f);
     };
     outside.exceeded = [f = function_of(python, "raise_exceeded")](const std::string& name) {
@@ -151,6 +152,6 @@ PYBIND11_MODULE(TIGHTFIT_MODULE, module) {
         .def("end_step", &Runtime::end_step, WithoutLock())
         .def("settle_all", &Runtime::settle_all, WithoutLock())
         .def("weights", &Runtime::weights, WithoutLock())
-        .def("let_go_of_failed", &Runtime::let_go_of_failed, WithoutLock())
+        .def("clean_up_failed_backward", &Runtime::clean_up_failed_backward, WithoutLock())
         .def("close", &forget, WithoutLock());
 }

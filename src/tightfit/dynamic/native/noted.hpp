@@ -1,4 +1,4 @@
-// The arguments of a call about to run: what it reads, what it overwrites.
+// The arguments of a call about to run: contents it reads, contents it overwrites.
 #pragma once
 
 #include <algorithm>
@@ -14,46 +14,46 @@ namespace tightfit::online {
 using Arguments = c10::ArrayRef<c10::IValue>;
 
 // Whether a call only writes its running statistics.
-inline bool trains(const Operator& what, Arguments arguments) {
-    if (what.statistics.empty()) return false;
-    if (what.training < 0) return true;
-    const c10::IValue& value = arguments[static_cast<std::size_t>(what.training)];
+inline bool trains(const Operator& traits, Arguments arguments) {
+    if (traits.statistics.empty()) return false;
+    if (traits.training < 0) return true;
+    const c10::IValue& value = arguments[static_cast<std::size_t>(traits.training)];
     return value.isBool() && value.toBool();
 }
 
 // Visits the tensors that a call overwrites, its running statistics included.
 template <class Do>
-void each_overwritten(const Operator& what, Arguments arguments, Do act) {
+void each_overwritten(const Operator& traits, Arguments arguments, Do act) {
     const auto visit = [&](int position) {
         const c10::IValue& value = arguments[static_cast<std::size_t>(position)];
         each_tensor(&value, &value + 1, act);
     };
-    for (int position : what.written) visit(position);
-    if (trains(what, arguments))
-        for (int position : what.statistics) visit(position);
+    for (int position : traits.written) visit(position);
+    if (trains(traits, arguments))
+        for (int position : traits.statistics) visit(position);
 }
 
 class Noted {
 public:
-    Noted(Contents& contents, const c10::OperatorHandle& op, const Operator& what,
+    Noted(Contents& contents, const c10::OperatorHandle& op, const Operator& traits,
           c10::DispatchKeySet keys, Arguments arguments)
-        : call(new Call(op, what.name, keys)),
-          repeats(what.repeats && !what.makes_blank),
+        : call(new Call(op, traits.name, keys)),
+          repeats(traits.repeats && !traits.makes_blank),
           contents_(contents) {
-        const bool writes = !what.written.empty() || !what.statistics.empty();
+        const bool writes = !traits.written.empty() || !traits.statistics.empty();
         for (std::size_t n = 0; n < arguments.size(); ++n)
             note(arguments[n], static_cast<int>(n),
-                 writes ? unread_kind(what, arguments, static_cast<int>(n)) : Unread::no);
+                 writes ? unread_kind(traits, arguments, static_cast<int>(n)) : Unread::no);
         if (writes)
-            each_overwritten(what, arguments, [&](const at::Tensor& tensor) {
+            each_overwritten(traits, arguments, [&](const at::Tensor& tensor) {
                 overwrites(storage_of(tensor));
             });
     }
 
-    // What is computed from nothing has this type, whatever the default is later.
-    void fix(const Operator& what, const at::Tensor& output) {
-        if (what.dtype < 0 || !call->reads.empty()) return;
-        c10::IValue& dtype = call->arguments[static_cast<std::size_t>(what.dtype)];
+    // A result computed from nothing has this type, under every later default.
+    void fix(const Operator& traits, const at::Tensor& output) {
+        if (traits.dtype < 0 || !call->reads.empty()) return;
+        c10::IValue& dtype = call->arguments[static_cast<std::size_t>(traits.dtype)];
         if (dtype.isNone()) dtype = static_cast<std::int64_t>(output.scalar_type());
     }
 
@@ -67,9 +67,9 @@ private:
         return std::find(positions.begin(), positions.end(), position) != positions.end();
     }
 
-    static Unread unread_kind(const Operator& what, Arguments arguments, int position) {
-        if (has(what.statistics, position) && trains(what, arguments)) return Unread::statistics;
-        return what.replaces && has(what.written, position) ? Unread::replaced : Unread::no;
+    static Unread unread_kind(const Operator& traits, Arguments arguments, int position) {
+        if (has(traits.statistics, position) && trains(traits, arguments)) return Unread::statistics;
+        return traits.replaces && has(traits.written, position) ? Unread::replaced : Unread::no;
     }
 
     void note(const c10::IValue& value, int position, Unread kind) {
@@ -135,7 +135,7 @@ private:
     void argument(const at::Tensor& tensor, int position, Unread kind) {
         if (kind == Unread::no) return place(tensor, position, -1);
         c10::StorageImpl* storage = storage_of(tensor);
-        Content& content = contents_.lying_in(storage);
+        Content& content = contents_.content_in(storage);
         if (kind == Unread::statistics) return blank(tensor, position, content, -1);
         const bool is_whole = tensor.nbytes() == storage->nbytes();
         if (!is_whole || (!content.maker && !content.is_blank)) return place(tensor, position, -1);
@@ -148,7 +148,7 @@ private:
     }
 
     void place(const at::Tensor& tensor, int position, int item) {
-        Content& content = contents_.lying_in(storage_of(tensor));
+        Content& content = contents_.content_in(storage_of(tensor));
         int read = call->read_of(content);
         if (read < 0) {
             read = static_cast<int>(call->reads.size());
@@ -172,7 +172,7 @@ private:
 
     // A content is read and overwritten: without its maker nothing here can be repeated.
     void overwrites(c10::StorageImpl* storage) {
-        const Content& content = contents_.lying_in(storage);
+        const Content& content = contents_.content_in(storage);
         const int read = call->read_of(content);
         if (read < 0 || written_in(storage) >= 0) return;
         call->written.push_back({read, content.size_bytes});

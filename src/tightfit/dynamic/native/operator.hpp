@@ -1,4 +1,4 @@
-// What the runtime must know of an operator; `operators.py` reads it from the schema, once each.
+// Facts about an operator for the runtime; `operators.py` reads them from the schema, once each.
 #pragma once
 
 #include <cstdint>

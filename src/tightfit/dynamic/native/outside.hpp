@@ -1,4 +1,4 @@
-// What the core asks of Python. It may be asked under the region's lock: no thread that holds
+// Calls of the core into Python. They may be made under the region's lock: no thread that holds
 // Python's lock waits for that one.
 #pragma once
 
@@ -19,8 +19,8 @@ struct Outside {
     std::function<void(Lock&)> wait_for;  // without Python's lock
     std::function<Operator(const c10::OperatorHandle&)> describe;
     std::function<bool(const at::Tensor&)> is_parameter;
-    std::function<void(std::int64_t)> less_before;
-    std::function<void()> let_go_of_failed;
+    std::function<void(std::int64_t)> note_earlier_freed;
+    std::function<void()> clean_up_failed_backward;
     // These raise.
     std::function<void(const std::string&)> exceeded;
     std::function<void(double)> thrashes;

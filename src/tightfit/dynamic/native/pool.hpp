@@ -1,4 +1,4 @@
-// What may be evicted, and who goes first; `pool.py` says why.
+// Contents that may be evicted, and which go first; `pool.py` says why.
 #pragma once
 
 #include <algorithm>
@@ -72,21 +72,21 @@ public:
         return freed_bytes > 0;
     }
 
-    // Frees what only the runtime holds.
+    // Frees contents that only the runtime holds.
     void drop(Content& content) {
         withdraw(content);
         content.leave();
         left(content);
     }
 
-    // What was brought back for others is not needed by them now: it goes first of all.
+    // A content brought back for others is not needed by them now: it goes first of all.
     void retire(Content& content) {
         if (policy_.keeps_dead || !content.maker || content.is_retired) return;
         content.is_retired = true;
         retired_.emplace_back(&content);
     }
 
-    // Frees what was retired: the operator that others were brought back for has run.
+    // Frees retired contents: the operator that others were brought back for has run.
     void sweep() {
         while (!retired_.empty()) {
             Ref<Content> content = std::move(retired_.back());
@@ -124,7 +124,7 @@ public:
         contents_.clear();
     }
 
-    // ---- what a score asks
+    // ---- terms of a score
 
     static std::int64_t own_cost(const Content& content) {
         return content.maker ? content.maker->cost : 0;
@@ -208,7 +208,7 @@ private:
         });
     }
 
-    // What may go, or a sample: what was retired first, and then the first turn there is.
+    // Candidates for eviction, or a sample: retired contents, else the first turn there is.
     std::vector<Content*> candidates() {
         std::vector<Content*> found;
         for (auto& content : retired_)
@@ -237,9 +237,8 @@ private:
     }
 
     // Finds those whose turn it is among the first ones, and returns their turn.
-    //
-    // Gradients under way and what was just used go only if nothing else may; what a call waits
-    // for goes last of all: it will have to come back.
+    // Gradients in flight and contents just used go only if nothing else may. Contents that a call
+    // waits for go last of all: they will have to come back.
     int first_turn(std::size_t count, std::vector<Content*>& found) const {
         const std::int64_t latest = ledger_.operators() - kRecentOperators;
         int first = 4;
@@ -288,7 +287,7 @@ private:
         return cost;
     }
 
-    // What a content costs has changed: forget what those cost that would need it first.
+    // The cost of a content has changed: forget costs of those that would need it first.
     void tell_those_after(Content& content) {
         content.known_cost = -1;
         front_.assign(1, &content);
@@ -316,7 +315,7 @@ private:
                 if (output) act(*output);
     }
 
-    // What is not resident and is reached through such only, each once.
+    // Evicted contents that are reached through evicted contents only, each once.
     template <bool is_before>
     Reached reached(Content& content) {
         const std::int64_t look = ++looks_;

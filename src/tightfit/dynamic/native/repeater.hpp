@@ -1,5 +1,5 @@
 // Contents brought back: the calls that made them run again, with a stack of our own.
-// Kirisame et al., appendix C.4; `repeater.py` says what is locked when.
+// Kirisame et al., appendix C.4; `repeater.py` says which contents are locked when.
 #pragma once
 
 #include <ATen/ScalarOps.h>
@@ -49,7 +49,7 @@ public:
     // The operator that could not run again, if that was why something failed just now.
     std::string take_refused() { return std::exchange(refused_, {}); }
 
-    // Makes what a call reads resident, and locks it.
+    // Makes inputs of a call resident, and locks them.
     Held hold(Call& call) {
         for (Read& read : call.reads) {
             read.content->used_at = ledger_.clock();
@@ -57,7 +57,7 @@ public:
         }
         Frame top(nullptr, call, pool_);
         if (!top.missing.empty()) work(top);
-        top.held.fasten();
+        top.held.mark_running();
         return std::move(top.held);
     }
 
@@ -76,14 +76,14 @@ private:
             lock_reads();
         }
 
-        // What has to be computed next; null if all is there. What was evicted while it waited is
-        // computed again, and stays this time.
+        // The content to be computed next; null if all are resident. A content evicted while the
+        // call waited is computed again, and stays this time.
         Content* next_missing() {
             for (;; ++rounds) {
                 while (!missing.empty()) {
                     Content& content = *missing.back();
                     if (!held.lock(content)) return &content;
-                    if (rounds) held.fasten(content);
+                    if (rounds) held.mark_running(content);
                     missing.pop_back();
                 }
                 lock_reads();
@@ -114,7 +114,7 @@ private:
         return *content.maker;
     }
 
-    // Runs what a frame waits for, and then its call.
+    // Runs calls that a frame waits for, and then its own.
     void work(Frame& bottom) {
         const Below below;
         std::vector<std::unique_ptr<Frame>> above;
@@ -127,7 +127,7 @@ private:
                     continue;
                 }
                 if (frame.wanted) {
-                    frame.held.fasten();
+                    frame.held.mark_running();
                     run(frame);
                     frame.held.release();
                 }
@@ -170,7 +170,7 @@ private:
                 arrive(*content, made[n], frame);
     }
 
-    // The memory that a call overwrites: what only it needs, or else a copy.
+    // The memory that a call overwrites: its own if only it needs that, or else a copy.
     Storage to_write(Call& call, const Written& written) {
         if (written.read < 0) return new_memory(written.size_bytes);
         Content& content = *call.reads[static_cast<std::size_t>(written.read)].content;
@@ -263,7 +263,7 @@ private:
             content.arrive(storage);
         }
         pool_.offer(content);
-        if (content.maker) content.maker->let_reads_go();
+        if (content.maker) content.maker->release_reads();
     }
 
     Pool& pool_;

@@ -1,4 +1,4 @@
-// Every operator seen, memory taken when full: what `runtime.py` says, below autograd.
+// Sees every operator and frees memory when full: as `runtime.py`, below autograd.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -34,7 +34,7 @@ public:
           repeater_(pool_, ledger_, outside_),
           settled_(contents_, pool_, repeater_) {}
 
-    // ---- what others ask for
+    // ---- calls by others
 
     const Outside& outside() const { return outside_; }
     const std::string& refused() const { return refused_; }
@@ -50,17 +50,17 @@ public:
         const Lock lock(mutex_, std::try_to_lock);
         if (!lock) return false;
         const std::int64_t before = ended_bytes_;
-        contents_.notice_ends();
+        contents_.process_frees();
         return pool_.free(lacking_bytes) || ended_bytes_ != before;
     }
 
     // Brings a tensor back that is read without the dispatcher; it may have to stay there.
-    void need(const at::Tensor& tensor, bool for_good) {
+    void need(const at::Tensor& tensor, bool is_permanent) {
         const Lock lock = locked();
         Content* content = is_plain(tensor) ? contents_.of(storage_of(tensor)) : nullptr;
-        if (!content || (content->is_resident && !for_good)) return;
+        if (!content || (content->is_resident && !is_permanent)) return;
         or_exceed([&] {
-            if (for_good)
+            if (is_permanent)
                 settled_.settle(content);
             else
                 repeater_.bring_back(*content);
@@ -73,7 +73,7 @@ public:
         return contents_.of(storage) != nullptr;
     }
 
-    // A storage is about to be given another size: what was computed from it must not need it.
+    // A storage is about to get another size: contents computed from it must not need it.
     void before_resizing(c10::StorageImpl* storage) {
         const Lock lock = locked();
         or_exceed([&] { settled_.settle(contents_.of(storage)); });
@@ -95,7 +95,7 @@ public:
     // A training step is over.
     void end_step() {
         const Lock lock = locked();
-        contents_.notice_ends();
+        contents_.process_frees();
         for (const auto& content : contents_.computed())
             if (content->is_resident && pool_.is_small(*content)) settled_.settle(content);
         ledger_.end_step();
@@ -106,7 +106,7 @@ public:
         const Lock lock = locked();
         for (const auto& content : contents_.computed())
             if (content->maker) content->maker->forget_reads();
-        contents_.notice_ends();
+        contents_.process_frees();
         std::int64_t lost_bytes = 0;
         for (const auto& content : contents_.computed()) {
             try {
@@ -124,12 +124,12 @@ public:
         return contents_.weights();
     }
 
-    // Frees what autograd holds of a backward in which an operator has failed.
-    void let_go_of_failed() {
+    // Frees autograd's tensors of a backward in which an operator has failed.
+    void clean_up_failed_backward() {
         if (!has_failed_ || in_backward()) return;
         has_failed_ = false;
         const c10::impl::ExcludeDispatchKeyGuard unseen(kSeen);
-        outside_.let_go_of_failed();
+        outside_.clean_up_failed_backward();
     }
 
     void close() {
@@ -145,24 +145,24 @@ public:
     void meet(const at::Tensor& tensor) {
         if (!is_leaf(tensor) || !is_plain(tensor)) return;
         const Lock lock = locked();
-        Ref<Content> content = &contents_.lying_in(storage_of(tensor));
+        Ref<Content> content = &contents_.content_in(storage_of(tensor));
         if (content->was_asked || content->is_blank) return;  // blank: about to be initialised
         content->was_asked = true;
         if (outside_.is_parameter(tensor)) settled_.settle(content);
     }
 
-    void run(const c10::OperatorHandle& op, const Operator& what, c10::DispatchKeySet keys,
+    void run(const c10::OperatorHandle& op, const Operator& traits, c10::DispatchKeySet keys,
              torch::jit::Stack* stack) {
         const std::int64_t started = now_ns();
-        let_go_of_failed();
+        clean_up_failed_backward();
         Lock lock = locked();
         try {
-            run_locked(op, what, keys, stack, lock);
+            run_locked(op, traits, keys, stack, lock);
         } catch (const c10::Error& error) {
             has_failed_ = true;
             refused_ = repeater_.take_refused();
             ledger_.inside_since(started);
-            if (is_refusal(error)) outside_.exceeded(what.name);
+            if (is_refusal(error)) outside_.exceeded(traits.name);
             throw;
         } catch (...) {
             has_failed_ = true;
@@ -183,7 +183,7 @@ private:
 
     void ended(std::int64_t size_bytes) {
         ended_bytes_ += size_bytes;
-        outside_.less_before(size_bytes);
+        outside_.note_earlier_freed(size_bytes);
     }
 
     static bool is_leaf(const at::Tensor& tensor) {
@@ -191,21 +191,21 @@ private:
         return !torch::autograd::impl::get_autograd_meta(tensor)->grad_fn_;
     }
 
-    void run_locked(const c10::OperatorHandle& op, const Operator& what, c10::DispatchKeySet keys,
+    void run_locked(const c10::OperatorHandle& op, const Operator& traits, c10::DispatchKeySet keys,
                     torch::jit::Stack* stack, Lock& lock) {
         contents_.notice_ends_in_time();
-        const auto count = static_cast<std::size_t>(what.arguments);
+        const auto count = static_cast<std::size_t>(traits.arguments);
         const Arguments arguments(stack->data() + (stack->size() - count), count);
         bool are_plain = true;
         each_tensor(arguments.begin(), arguments.end(), [&](const at::Tensor& tensor) {
             are_plain = are_plain && is_plain(tensor);
             meet(tensor);
         });
-        if (!are_plain) return run_outside(op, what, keys, stack, arguments, lock);
-        about_to_write(what, arguments);
-        Noted noted(contents_, op, what, keys, arguments);
+        if (!are_plain) return run_outside(op, traits, keys, stack, arguments, lock);
+        about_to_write(traits, arguments);
+        Noted noted(contents_, op, traits, keys, arguments);
         Call& call = *noted.call;
-        if (what.draws) draw(call, arguments);
+        if (traits.draws) draw(call, arguments);
         const bool all_there =
             noted.unread.empty() &&
             std::all_of(call.reads.begin(), call.reads.end(),
@@ -213,17 +213,17 @@ private:
         if (all_there) {
             const Pinned pinned(call, ledger_);
             timed(op, keys, stack, lock);
-            record(what, noted, stack);
+            record(traits, noted, stack);
         } else {
             Held held = repeater_.hold(call);
             for (auto& [content, storage] : noted.unread) held.lend_memory(*content, *storage);
             timed(op, keys, stack, lock);
-            record(what, noted, stack);
+            record(traits, noted, stack);
         }
         pool_.sweep();
     }
 
-    // What an operator of the program reads, all of which was there.
+    // Contents that an operator of the program reads, all of them resident.
     class Pinned {
     public:
         Pinned(Call& call, const Ledger& ledger) : call_(call) {
@@ -254,41 +254,41 @@ private:
         ledger_.computed_since(started);
     }
 
-    // Runs an operator on tensors of another kind: what it is given stays.
-    void run_outside(const c10::OperatorHandle& op, const Operator& what,
+    // Runs an operator on tensors of another kind: its arguments stay.
+    void run_outside(const c10::OperatorHandle& op, const Operator& traits,
                      c10::DispatchKeySet keys, torch::jit::Stack* stack, Arguments arguments,
                      Lock& lock) {
         each_tensor(arguments.begin(), arguments.end(), [&](const at::Tensor& tensor) {
             Content* known = is_plain(tensor) ? contents_.of(storage_of(tensor)) : nullptr;
             if (known) settled_.settle(known);
         });
-        about_to_write(what, arguments);
+        about_to_write(traits, arguments);
         timed(op, keys, stack, lock);
     }
 
-    // What an operator overwrites and cannot be computed again must not be needed.
-    void about_to_write(const Operator& what, Arguments arguments) {
-        if (what.written.empty() && what.statistics.empty()) return;
-        if (trains(what, arguments))
-            for (int position : what.statistics) {
+    // Contents that an operator overwrites and that are lost must not be needed again.
+    void about_to_write(const Operator& traits, Arguments arguments) {
+        if (traits.written.empty() && traits.statistics.empty()) return;
+        if (trains(traits, arguments))
+            for (int position : traits.statistics) {
                 const c10::IValue& value = arguments[static_cast<std::size_t>(position)];
                 each_tensor(&value, &value + 1, [&](const at::Tensor& tensor) {
                     if (!is_plain(tensor)) return;
-                    settled_.settle(&contents_.lying_in(storage_of(tensor)));
+                    settled_.settle(&contents_.content_in(storage_of(tensor)));
                 });
             }
-        each_overwritten(what, arguments, [&](const at::Tensor& tensor) {
+        each_overwritten(traits, arguments, [&](const at::Tensor& tensor) {
             if (!is_plain(tensor)) return;
             c10::StorageImpl* storage = storage_of(tensor);
-            Content& content = contents_.lying_in(storage);
+            Content& content = contents_.content_in(storage);
             if (!content.maker) settled_.protect_readers(&content, storage);
         });
     }
 
     // Remembers how the results were computed, if that can be done again.
-    void record(const Operator& what, Noted& noted, torch::jit::Stack* stack) {
+    void record(const Operator& traits, Noted& noted, torch::jit::Stack* stack) {
         const c10::IValue* end = stack->data() + stack->size();
-        const c10::IValue* first = end - what.returns;
+        const c10::IValue* first = end - traits.returns;
         Call& call = *noted.call;
         bool are_plain = true;
         c10::SmallVector<c10::StorageImpl*, 4> changed;
@@ -307,17 +307,17 @@ private:
             changed.push_back(storage);
             size_bytes += static_cast<std::int64_t>(storage->nbytes());
         });
-        if (!are_plain) {  // it may be a view of what was given
+        if (!are_plain) {  // it may be a view of an argument
             for (Read& read : call.reads) settled_.settle(read.content);
             return;
         }
-        const std::int64_t cost = kFixedCost + what.weight * size_bytes;
+        const std::int64_t cost = kFixedCost + traits.weight * size_bytes;
         ledger_.ran_first(cost);
         if (changed.empty()) return;
         call.cost = cost;
         call.with_grad = c10::GradMode::is_enabled();
         if (noted.repeats) {
-            if (what.returns == 1 && first->isTensor()) noted.fix(what, first->toTensor());
+            if (traits.returns == 1 && first->isTensor()) noted.fix(traits, first->toTensor());
             call.link();
         }
         const bool is_backward = !call.with_grad && in_backward();
@@ -325,7 +325,7 @@ private:
             Ref<Content> content = new Content(static_cast<std::int64_t>(storage->nbytes()),
                                                noted.repeats ? noted.call : nullptr, storage);
             content->is_backward = is_backward;
-            content->is_blank = what.makes_blank;
+            content->is_blank = traits.makes_blank;
             content->used_at = ledger_.clock();
             content->last_op = ledger_.operators();
             if (noted.repeats) call.outputs.push_back(content.get());

@@ -15,7 +15,7 @@ from tightfit.dynamic.pool import Candidates
 from tightfit.dynamic.room import Room, allocated_bytes
 from tightfit.errors import BadInput
 from tightfit.eviction.policies.policy import Policy
-from tightfit.torch_private.storages import let_go_of_failed_backward
+from tightfit.torch_private.storages import free_failed_backward
 
 __all__ = ["NativeRuntime"]
 
@@ -23,7 +23,7 @@ __all__ = ["NativeRuntime"]
 class NativeRuntime(Core):
     """Sees operators on a dispatch key below autograd, in C++.
 
-    `ledger`: receives what happened. `candidates`: which contents an eviction looks at. `waits`:
+    `ledger`: receives counts of events. `candidates`: which contents an eviction looks at. `waits`:
     until the core is compiled, where that is not done yet. Raises `CoreUnavailable` if the core
     cannot be compiled here. Raises `BeingCompiled` if it is not there yet and `waits` is False.
     """
@@ -53,7 +53,7 @@ class NativeRuntime(Core):
             ledger.most_again,
         )
 
-    # -- what a region asks for --------------------------------------------------------------------
+    # -- calls by a region -------------------------------------------------------------------------
 
     def begin(self) -> None:
         """See the operators of this thread from now on."""
@@ -70,19 +70,19 @@ class NativeRuntime(Core):
 
     @property
     def room_maker(self) -> int:
-        """The address of what the allocator calls for room."""
+        """The address of the function that the allocator calls for room."""
         return self._module.address_of_make_room()
 
     def make_room(self, lacking_bytes: int) -> bool:
         """Evict; return whether anything was freed."""
         return self._core.make_room(lacking_bytes)
 
-    def need(self, tensor: torch.Tensor, for_good: bool) -> None:
+    def need(self, tensor: torch.Tensor, is_permanent: bool) -> None:
         """Bring a tensor back that is read without the dispatcher; it may have to stay there."""
-        self._core.need(tensor, for_good)
+        self._core.need(tensor, is_permanent)
 
     def resize(self, storage: torch.UntypedStorage, run: Callable[[], Any]) -> Any:
-        """A storage is given another size: what was computed from it must not need it any more."""
+        """A storage gets another size: contents computed from it must not need it any more."""
         if not self._core.is_known(storage._cdata):
             return run()
         self._core.before_resizing(storage._cdata)
@@ -102,18 +102,18 @@ class NativeRuntime(Core):
         """Bring back everything the program holds, to leave; return the bytes that do not fit."""
         return self._core.settle_all()
 
-    def let_go_of_failed(self) -> None:
-        """Free what autograd holds of a backward in which an operator has failed."""
-        self._core.let_go_of_failed()
+    def clean_up_failed_backward(self) -> None:
+        """Free autograd's tensors of a backward in which an operator has failed."""
+        self._core.clean_up_failed_backward()
 
     def close(self) -> None:
         """Forget everything."""
-        self.watch_no_more()
+        self.stop_watching()
         self._core.close()
         del self._core  # it holds this in turn, where Python's collector cannot see it
 
     def update_ledger(self) -> None:
-        """Add to the ledger what has happened since the last update."""
+        """Add events since the last update to the ledger."""
         self._ledger.add(Counts(*self._core.take_counts()))
 
     def weights(self) -> tuple[int, int]:
@@ -125,10 +125,10 @@ class NativeRuntime(Core):
         """The operator that could not run again, if that was why something failed."""
         return self._core.refused()
 
-    # -- what the core asks for --------------------------------------------------------------------
+    # -- calls by the core -------------------------------------------------------------------------
 
     def describe(self, name: str, overload: str) -> tuple[Any, ...]:
-        """Return what is known of an operator, as module.cpp takes it."""
+        """Return the facts about an operator, as module.cpp takes them."""
         space, packet = name.split("::")
         function = getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
         operator = operator_of(function)
@@ -156,13 +156,13 @@ class NativeRuntime(Core):
             self.watch(tensor)
         return True
 
-    def less_before(self, size_bytes: int) -> None:
+    def note_earlier_freed(self, size_bytes: int) -> None:
         """Something that was there before the region has ended."""
-        self._room.less_before(size_bytes)
+        self._room.note_earlier_freed(size_bytes)
 
-    def let_go_of_failed_backward(self) -> None:
+    def free_failed_backward(self) -> None:
         """Free the graph of a backward that has raised."""
-        let_go_of_failed_backward()
+        free_failed_backward()
 
     def raise_exceeded(self, name: str) -> None:
         """An operator cannot fit.
@@ -172,7 +172,7 @@ class NativeRuntime(Core):
         raise self.exceeded(name)
 
     def raise_thrashes(self, times: float) -> None:
-        """Computing again has cost so many times what the step itself costs.
+        """Computing again has cost so many times the cost of the step itself.
 
         Raises `InfeasibleBudget`: always.
         """

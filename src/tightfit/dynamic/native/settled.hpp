@@ -1,4 +1,4 @@
-// What stays: contents brought back for good, and contents that are about to be written over.
+// Contents that stay: brought back for good, or about to be written over.
 #pragma once
 
 #include <optional>
@@ -28,10 +28,9 @@ public:
         for (Read* read = content->first; read; read = read->after) read->kept = storage;
     }
 
-    // Lets what was computed from a content that is overwritten not need it any more.
-    //
-    // What the program holds of that is brought back to stay, if that is less than a copy of the
-    // content; or else those who need it get a copy.
+    // Makes contents that were computed from an overwritten content independent of it.
+    // Those that the program holds are brought back to stay, if they are less than a copy of the
+    // content; or else they get a copy of it.
     void protect_readers(Ref<Content> content, c10::StorageImpl* storage) {
         if (!content->first) return;
         const auto held = held_after(*content, std::max(content->size_bytes, copy_bytes_));
@@ -43,7 +42,7 @@ public:
     }
 
 private:
-    // What the program holds and was computed from a content; nothing if that is more than so much.
+    // Contents that the program holds, computed from a content; none above so many bytes.
     static std::vector<Ref<Content>> held_after(Content& content, std::int64_t most_bytes) {
         static std::int64_t looks = -1;  // others, of the pool, count upwards
         const std::int64_t look = --looks;

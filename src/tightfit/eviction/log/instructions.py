@@ -61,7 +61,7 @@ class Copy(NamedTuple):
 
 
 class CopyFrom(NamedTuple):
-    """`name`, which exists, now stands for the tensor that is called `source`."""
+    """`name`, which exists, is now a name of the tensor that is called `source`."""
 
     name: str
     source: str

@@ -1,7 +1,7 @@
 """A log without names: operators, tensors, storages, and the events of the replay in order.
 
-Which tensor a name stands for never depends on what a simulator evicts. So it is settled here,
-once, and what is replayed knows numbers only.
+Which tensor a name means never depends on evictions of a simulator. So it is settled here, once,
+and the replayed log knows numbers only.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Tensor(NamedTuple):
 
 
 class Operator(NamedTuple):
-    """One call, pure: what was written in place counts as a new output."""
+    """One call, pure: a tensor written in place counts as a new output."""
 
     name: str
     cost_ns: int
@@ -55,7 +55,7 @@ class Operator(NamedTuple):
 
 
 class Event(IntEnum):
-    """What happens at one point of the replay."""
+    """The event at one point of the replay."""
 
     CONSTANT = 0
     """An operator without cost makes a tensor that stays."""
@@ -84,7 +84,7 @@ class Log:
     storages: tuple[Storage, ...]
     tensors: tuple[Tensor, ...]
     operators: tuple[Operator, ...]
-    occurrences: tuple[Occurrence, ...]  # what happens, in order
+    occurrences: tuple[Occurrence, ...]  # events, in order
     # Tensors that the program still holds at its end, each as often as it has names, by the first
     # definitions of these names: its results
     held: tuple[int, ...]
@@ -103,7 +103,7 @@ class Log:
 
     @cached_property
     def bottleneck_bytes(self) -> int:
-        """The most bytes that one call reads and makes; no budget below them can hold it."""
+        """The most bytes that a call reads and makes; no budget below them can hold it."""
         return max(map(self._bytes_around, self.operators), default=0)
 
     @cached_property
@@ -160,7 +160,7 @@ def resolve(instructions: Iterable[Instruction], *, source: str = "the log") -> 
 
 
 class _Resolver:
-    """What the names stand for so far, and what was settled.
+    """The tensors of the names so far, and the calls that were settled.
 
     `source`: where the instructions come from; named in errors.
     """

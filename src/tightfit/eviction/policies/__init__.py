@@ -1,5 +1,5 @@
 """Eviction policies, one family a file: which storage is evicted when memory is full.
 
 A policy is a frozen value: which costs its score counts, whether it divides by bytes and by
-staleness, and how it handles what the paper's policy wastes. `registry` knows all of them by name.
+staleness, and how it avoids waste of the paper's policy. `registry` knows all of them by name.
 """

@@ -1,6 +1,7 @@
 """The ablation of appendix D.1: every measure of cost, with and without bytes and staleness.
 
-Names say what is kept: ``cost=around,size,staleness`` is h_DTR, ``cost=none,staleness`` h_LRU.
+Names list the terms that are kept: ``cost=around,size,staleness`` is h_DTR, ``cost=none,staleness``
+h_LRU.
 """
 
 from __future__ import annotations

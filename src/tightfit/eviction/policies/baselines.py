@@ -13,7 +13,7 @@ BASELINES = (
         "msps",
         Cost.BEFORE,
         by_staleness=False,
-        summary="h_MSPS: cost of what it needs first, by bytes (Peng et al., Capuchin)",
+        summary="h_MSPS: cost of inputs it needs first, by bytes (Peng et al., Capuchin)",
     ),
     Policy("random", Cost.RANDOM, by_size=False, by_staleness=False, summary="h_rand: any"),
 )

@@ -1,7 +1,7 @@
 """Ours: the paper's score without three wastes of its handling, and with the cost of ancestors.
 
 Views are no operators. Tensors that were brought back and are not held are evicted at once (OneFlow
-does the same). Gradients in flight go last, since what made them is mostly gone.
+does the same). Gradients in flight go last, since their inputs are mostly gone.
 """
 
 from __future__ import annotations

@@ -39,10 +39,10 @@ class Cost(IntEnum):
 
 
 class Terms(Protocol[_Storage]):
-    """What costs are made of, wherever storages are evicted: each cost in one unit."""
+    """The terms of costs, wherever storages are evicted: each cost in one unit."""
 
     def own_cost(self, storage: _Storage, /) -> float:
-        """Return what computing a storage again costs by itself."""
+        """Return the cost of computing a storage again by itself."""
         ...
 
     def costs_before(self, storage: _Storage, /) -> Collection[float]:
@@ -63,7 +63,7 @@ class Terms(Protocol[_Storage]):
 
 
 def cost_of(kind: Cost, terms: Terms[_Storage], storage: _Storage) -> float:
-    """Return what a kind of cost says of a storage, as things are now."""
+    """Return a storage's cost of one kind, as of now."""
     match kind:
         case Cost.NONE | Cost.RANDOM:
             return 1
@@ -83,7 +83,7 @@ def cost_of(kind: Cost, terms: Terms[_Storage], storage: _Storage) -> float:
 
 
 class Candidate(Protocol):
-    """What a policy may know of a storage that may be evicted; costs and staleness in one unit."""
+    """Facts for a policy about a storage that may be evicted; costs and staleness in one unit."""
 
     @property
     def size_bytes(self) -> int:
@@ -96,13 +96,13 @@ class Candidate(Protocol):
         ...
 
     def cost(self, kind: Cost) -> float:
-        """Return what `Cost` says, as things are now."""
+        """Return the storage's `Cost`, as of now."""
         ...
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A way to choose what is evicted."""
+    """A way to choose storages to evict."""
 
     name: str  # as users write it
     cost: Cost  # which costs its score counts
@@ -115,7 +115,7 @@ class Policy:
     # again before the view is used. False: views belong to their storage and cost nothing.
     views_run_again: bool = True
     # A storage that is not held, brought back because another needed it, stays until it is evicted
-    # by its score. False: it goes as soon as what it was brought back for has run.
+    # by its score. False: it goes as soon as the operator it was brought back for has run.
     keeps_dead: bool = True
     # Storages made in the backward pass are candidates only when no other is left
     backward_last: bool = False
@@ -127,6 +127,6 @@ class Policy:
         return float(candidate.cost(self.cost)) / weight if weight > 0 else math.inf
 
     def weight_of(self, size_bytes: int, staleness: float) -> float:
-        """Return what the cost is divided by."""
+        """Return the divisor of the cost."""
         weight = float(size_bytes) if self.by_size else 1.0
         return weight * staleness if self.by_staleness else weight

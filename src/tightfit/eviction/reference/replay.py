@@ -37,9 +37,9 @@ def simulate_in_python(
     placement: Placement,
     draw: Callable[[int], int],
 ) -> Replayed:
-    """Return what `tightfit.eviction.simulator.simulate` returns, moments included.
+    """Return the result of `tightfit.eviction.simulator.simulate`, moments included.
 
-    `ledger`: of the budget and of what may be spent on computing again.
+    `ledger`: of the budget and of the limit on recomputation.
     """
     replay = _Replay(log, policy, ledger, deallocation, placement, draw)
     status: Status = "ok"
@@ -51,7 +51,7 @@ def simulate_in_python(
 
 
 class _Candidate:
-    """What a policy may know of a storage; counts what it looks at.
+    """Facts for a policy about a storage; counts the storages it looks at.
 
     `adjacent_bytes`: bytes of holes that count as its own.
     """
@@ -99,7 +99,7 @@ class _Replay:
         self.terms = StoredTerms(self.stored, self.classes, ledger)
         self.is_backward = False
         self.current = -1
-        self.brought: list[int] = []  # storages that came back for what waits to run
+        self.brought: list[int] = []  # storages that came back for waiting operators
 
     # -- the program -----------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class _Replay:
         stored.define(tensor)
 
     def _free_dead(self, number: int, before: int, depth: int) -> None:
-        """Free what came back for an operator that has run, unless the program holds it."""
+        """Free storages that came back for an operator that has run, but for held ones."""
         waiting: list[int] = []
         for storage in self.brought[before:]:
             stored = self.stored[storage]

@@ -22,7 +22,7 @@ class StoredTerms:
         self._ledger = ledger
 
     def own_cost(self, number: int) -> int:
-        """Return what computing a storage again costs by itself."""
+        """Return the cost of computing a storage again by itself."""
         return self._stored[number].cost_ns
 
     def costs_before(self, number: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Cut a graph into pieces that run one after the other and hand on what is still needed."""
+"""Cut a graph into pieces that run one after the other and hand on values still needed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Piece:
     """A part of a graph."""
 
     module: fx.GraphModule  # its operators; placeholders and outputs by the names below
-    inputs: tuple[str, ...]  # names of what it reads: nodes of the whole graph
-    outputs: tuple[str, ...]  # names of what it makes that is read later or returned
+    inputs: tuple[str, ...]  # names of its inputs: nodes of the whole graph
+    outputs: tuple[str, ...]  # names of values it makes that are read later or returned
 
 
 def cut(module: fx.GraphModule, groups: Sequence[Sequence[fx.Node]]) -> list[Piece]:
@@ -35,7 +35,7 @@ def cut(module: fx.GraphModule, groups: Sequence[Sequence[fx.Node]]) -> list[Pie
         ends.append(max(last, ends[-1] if ends else -1))
     wanted = {node for group in groups for node in group}
     piece_of: dict[fx.Node, int] = {}
-    for node, index in place.items():  # what picks an output of a tuple stays with what made it
+    for node, index in place.items():  # a node that picks an output of a tuple stays with the maker
         picked = piece_of[node.all_input_nodes[0]] if is_getitem(node) else None
         piece_of[node] = _piece_of(index, ends) if picked is None else picked
     return [

@@ -1,7 +1,7 @@
 """A lowered plan compiled by Inductor: the same program as fused kernels.
 
-Inductor decides order and fusion inside a graph, never what is kept between forward and backward
-or what is computed again. Bytes therefore follow the plan roughly, not exactly: measure them.
+Inductor decides order and fusion inside a graph, never which values are kept between forward and
+backward or computed again. Bytes therefore follow the plan roughly, not exactly: measure them.
 Results differ from eager by rounding.
 """
 
@@ -56,8 +56,8 @@ def compile_program(captured: Captured, program: Program, pieces: int = 1) -> Pr
     """Return the program of a lowered plan, compiled.
 
     `pieces`: into how many graphs the backward pass is cut, at most; between them finished
-    gradients are handed over. Raises `CompileError` if the step holds what cannot be compiled, or
-    Inductor fails.
+    gradients are handed over. Raises `CompileError` if the step holds an op that cannot be
+    compiled, or Inductor fails.
     """
     refuse_uncompilable(captured)
     traced = trace_program(captured, program)
@@ -167,7 +167,7 @@ class _Backward:
     def __call__(
         self, saved: list[torch.Tensor], tangents: list[torch.Tensor]
     ) -> Iterator[list[torch.Tensor]]:
-        """Run on what was kept and on the outputs' gradients, both emptied; yield gradients."""
+        """Run on kept values and the outputs' gradients, both emptied; yield gradients."""
         laid_out = [_laid_out(t, *to) for t, to in zip(tangents, self.layouts, strict=True)]
         tangents.clear()
         values = dict(zip(self.placeholders, [*saved, *laid_out, *self.constants], strict=True))
@@ -191,7 +191,7 @@ def _owned(traced: TracedProgram) -> set[str]:
     others += [keys[x] for x in forward.returned if isinstance(x, int)]
     kept = [None if k.is_input else keys[k.index] for k in forward.kept]
     names = (node.name for node in _placeholders(traced.backward))
-    return {  # what follows in the backward graph, tangents and constants, is not ours
+    return {  # later placeholders of the backward graph, tangents and constants, are not ours
         name
         for name, key in zip(names, kept, strict=False)
         if key is not None and key not in others and kept.count(key) == 1

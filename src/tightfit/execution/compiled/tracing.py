@@ -1,8 +1,8 @@
 """Trace the generated program of a plan into two functional graphs, for a compiler.
 
-The code is run once on fake tensors. Operators computed twice stay twice, what the plan keeps for
-the backward pass is an output of the forward graph. Nothing is hidden: states of generators are
-arguments, new contents of buffers are outputs.
+The code is run once on fake tensors. Operators computed twice stay twice, and values that the plan
+keeps for the backward pass are outputs of the forward graph. Nothing is hidden: states of
+generators are arguments, new contents of buffers are outputs.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class TracedProgram:
     """Both graphs of a plan."""
 
     forward: TracedForward  # the last output of its graph is the generator's next state
-    backward: fx.GraphModule  # takes what is kept, the tangents, the constants
+    backward: fx.GraphModule  # takes kept values, tangents, constants
     # The outputs of the backward graph, by the groups of the program
     gradients: tuple[tuple[fx.Node, ...], ...]
     inputs: tuple[int, ...]  # which inputs of the step are tensors
-    constants: tuple[torch.Tensor, ...]  # what both graphs take besides
+    constants: tuple[torch.Tensor, ...]  # further inputs of both graphs
     tangents: tuple[torch.Tensor, ...]  # fakes of the gradients of the outputs
     device: torch.device  # where random numbers are drawn
 
@@ -76,7 +76,7 @@ def trace_program(captured: Captured, program: Program) -> TracedProgram:
 
 @contextlib.contextmanager
 def explained(action: str) -> Iterator[None]:
-    """Say of any failure inside what failed and what to do."""
+    """Turn any failure inside into an error with its cause and a way out."""
     try:
         yield
     except TightfitError:
@@ -191,7 +191,7 @@ class _Tracing:
     def _functions(
         self, constants: Sequence[torch.Tensor], generator: GeneratorState, write_back: Any
     ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Return the program's functions with traced tensors in place of what is outside."""
+        """Return the program's functions with traced tensors in place of outside names."""
         names: dict[str, Any] = dict(self.program.names)
         names |= dict(zip(self.constants, constants, strict=True))
         names |= {"get_state": generator.get, "set_state": generator.set, "write_back": write_back}

@@ -20,7 +20,7 @@ Copy: TypeAlias = Callable[[memoryview, int], int]
 """Copies a piece of memory to or from a place in a file; returns how many bytes it has copied."""
 
 _PIECE_BYTES = 16 << 20  # after which a copy may be broken off
-_LOOKS_S = 1.0  # how often one who waits looks whether the thread is there
+_LOOKS_S = 1.0  # how often a waiting thread looks whether the copier is alive
 
 
 class Transfer:

@@ -40,8 +40,8 @@ class Offload:
     size : int or str
         How much a step may hold there: bytes, or text such as ``"16GiB"``.
     folder : str or Path, optional
-        Where the file is, on a disk with that much room. Default: what ``TMPDIR`` names, or
-        ``/var/tmp``.
+        Where the file is, on a disk with that much room. Default: the folder that ``TMPDIR`` names,
+        or ``/var/tmp``.
     optimizer_state : bool
         With ``update_in_backward=True``: whether the large tensors of the optimizer's state are
         there, too, from the first step on. They stay there when the model is no longer fitted.
@@ -85,8 +85,8 @@ class Offload:
         """Return it as planners know it.
 
         `threads`: of operators: their costs are the processor time of all of them together, so a
-        second of a transfer is as long as that of so many. `keeps`: whether what is measured of the
-        link is kept on disk. `taken_bytes`: what is there in every step.
+        second of a transfer is as long as that of so many. `keeps`: whether measurements of the
+        link are kept on disk. `taken_bytes`: bytes in the file in every step.
         """
         link = _link(self.place, keeps=keeps)
         return Far(
@@ -137,7 +137,7 @@ def _measured(folder: Path) -> _Link:
         loads = Copier(reading(file.fileno()), "tightfit far memory, loads")
         try:
             _least_s(stores, memory, _MEASURED_BYTES, _REPEATS)
-            os.ftruncate(file.fileno(), 0)  # what a step before has freed is there at once
+            os.ftruncate(file.fileno(), 0)  # pages freed by an earlier step are available at once
             seconds = [
                 _least_s(copier, memory, size, times)
                 for size, times in ((_SHORT_BYTES, _SHORT_REPEATS), (_MEASURED_BYTES, _REPEATS))
@@ -152,7 +152,7 @@ def _measured(folder: Path) -> _Link:
 
 
 def _least_s(copier: Copier, memory: mmap.mmap, size: int, times: int) -> float:
-    """Return what copying so many bytes takes at best; each time others."""
+    """Return the least seconds to copy so many bytes; each time others."""
     found: list[float] = []
     for number in range(times):
         began = time.perf_counter()

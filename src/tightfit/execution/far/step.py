@@ -34,7 +34,7 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class _FarValue:
-    """A value in far memory: where, and what makes a tensor of its bytes again."""
+    """A value in far memory: where, and the function that makes a tensor of its bytes."""
 
     extents: tuple[Extent, ...]
     nbytes: int
@@ -199,7 +199,7 @@ def moving_program(
     """Return a program whose steps each have far memory.
 
     `program`: lowered from a plan with moves: it takes its far memory as a further argument.
-    `ended`: called with what a step has moved.
+    `ended`: called with the bytes that a step has moved.
     """
 
     def forward(inputs: list[Any]) -> tuple[list[Any], list[Any]]:

@@ -15,7 +15,7 @@ __all__ = ["Packer", "PackingLimits", "Placement", "Registration"]
 class PackingLimits(msgspec.Struct, frozen=True, kw_only=True):
     """When a packer stops."""
 
-    seconds: float = 5.0  # wall time; packers that construct one layout take what they take
+    seconds: float = 5.0  # wall time; packers that construct one layout ignore it
     seed: int = 0  # seed of every random choice
 
 
@@ -31,10 +31,10 @@ Packer: TypeAlias = Callable[[tuple[Block, ...], PackingLimits], Placement]
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
-    """A packer and what it can do."""
+    """A packer and its properties."""
 
     pack: Packer  # the packer
-    summary: str  # what it does, in a line
+    summary: str  # one line
     is_exact: bool = False  # given time, it finds a lowest layout and proves it
     # The optional dependency it needs, as in ``pip install tightfit[extra]``
     extra: str | None = None

@@ -67,7 +67,7 @@ def pack_by_constraints(blocks: tuple[Block, ...], limits: PackingLimits) -> Pla
 
 
 def serve(payload: bytes, report: Callable[[bytes], None]) -> None:
-    """Solve what the parent process asks for and report the best layout."""
+    """Solve the task of the parent process and report the best layout."""
     from ortools.sat.python import cp_model
 
     task = msgspec.msgpack.decode(payload, type=_Task)

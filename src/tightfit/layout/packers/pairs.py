@@ -33,7 +33,7 @@ def colliding_pairs(blocks: tuple[Block, ...], packer: str) -> tuple[tuple[int, 
 def dropped(blocks: tuple[Block, ...], heights: list[float]) -> tuple[int, ...]:
     """Return whole offsets from a solver's numbers: from the lowest up, each as low as it can be.
 
-    What a solver rounds may leave a layout with tiny overlaps or holes; this layout has neither,
+    Rounding by a solver may leave a layout with tiny overlaps or holes; this layout has neither,
     and where the numbers were right it is nowhere higher.
     """
     offsets = [0] * len(blocks)

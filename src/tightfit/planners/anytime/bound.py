@@ -25,7 +25,7 @@ _FINEST_GAP, _COARSEST_GAP = 0.002, 0.1  # of the program's objective, in percen
 _GAP_SHARE = 0.3  # of the open gap between plan and bound that a program may leave
 _ROUND_S = 8.0  # per program; then its best solution gives the next cut
 _MOST_DENSE_OPS = 64  # of graphs whose second program cuts at every stage: it is then exact
-_TOLERANCE = 1e-8  # what the solver's feasibility tolerance may be worth
+_TOLERANCE = 1e-8  # a possible gain by the solver's feasibility tolerance
 _BUILD_S = 5e-5  # per op and cut, to put a program together
 _DEAREST = 1.6  # completions above this many times the baseline are no seeds
 

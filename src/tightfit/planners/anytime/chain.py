@@ -1,9 +1,9 @@
 """Seeds for long chains: recursive checkpointing over segments of the forward pass.
 
 The forward pass is cut where few bytes cross. A table over (first segment, last segment, memory)
-decides what to store at each cut and what to keep of each segment (docs/search.md, "Chains"). Its
-view of memory is rough, so it is given more or less than the budget and the search repairs what it
-proposes. Ops stand for the values they make; ops and stages are the engine's.
+decides which values to store at each cut and to keep of each segment (docs/search.md, "Chains").
+Its view of memory is rough, so it is given more or less than the budget and the search repairs its
+schedules. Ops represent the values they make; ops and stages are the engine's.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _FORWARD = -1  # the time of the first forward pass; else a backward stage
 class Split:
     """The forward pass in segments; gives the schedule that the table chooses for a budget.
 
-    `splitter`: where the forward pass may be cut. `keep_lists`: what may be kept of a segment;
-    shared by all splits of one splitter.
+    `splitter`: where the forward pass may be cut. `keep_lists`: values that may be kept of a
+    segment; shared by all splits of one splitter.
     """
 
     def __init__(self, splitter: ChainSplitter, keep_lists: KeepLists, most: int) -> None:
@@ -160,7 +160,7 @@ def _rounded_up(size: float, unit: float) -> int:
 
 
 class _Expansion:
-    """Follows the table's decisions and writes down what is resident when."""
+    """Follows the table's decisions and writes down which values are resident when."""
 
     def __init__(self, split: Split, table: _engine.ChainTable, unit: float) -> None:
         self.split = split
@@ -183,7 +183,7 @@ class _Expansion:
     def follow(
         self, stored: bool, first: int, last: int, units: int, when: int
     ) -> list[tuple[bool, int, int, int, int]]:
-        """Apply the decision for segments first..last; return what is left to decide."""
+        """Apply the decision for segments first..last; return the segments left to decide."""
         segments, split = self.split.segments, self.split
         decision = self.table.decision(stored, first, last, units)
         if decision == _LEAF:
@@ -210,13 +210,13 @@ class _Expansion:
         return [(True, decision, last, rest, when), (True, first, decision - 1, units, back)]
 
     def hold(self, op: int, when: int, until: int) -> None:
-        """Keep what an op makes from a time to a stage."""
+        """Keep the values that an op makes from a time to a stage."""
         start = op + 1 if when == _FORWARD else when + 1
         if until >= start:
             self.found.extend((value, start, until) for value in self.splitter.writes[op])
 
     def hold_needed(self, k: int, when: int) -> None:
-        """Keep what the segment's backward stages read."""
+        """Keep the values that the segment's backward stages read."""
         segment = self.split.segments[k]
         for op, at in segment.needed.items():
             if op >= segment.start or when == _FORWARD:

@@ -15,7 +15,7 @@ _JOBS = 40  # pieces of search that the limit is divided into
 
 
 class Clock:
-    """The limits of a search, and what is left of them.
+    """The limits of a search, and the rest of them.
 
     `limits`: with an iteration limit nothing depends on the machine's speed. `started`:
     `time.perf_counter` when it began.
@@ -65,7 +65,7 @@ class Clock:
         return self.take(round(share * self.iterations_left))
 
     def take(self, most: int) -> int:
-        """Take so many iterations, or what is left; none where they are no limit."""
+        """Take so many iterations, or the rest; none where they are no limit."""
         if self.iterations_left is None:
             return 0
         taken = min(most, self.iterations_left)

@@ -63,7 +63,7 @@ def run_anytime(
     alternatives: bool = True,
     seeds: Sequence[PooledSchedule] = (),
 ) -> AnytimeResult:
-    """As `plan_anytime`, with what else is known.
+    """As `plan_anytime`, with further knowledge.
 
     `alternatives`: False: first computations use the default alternatives. `seeds`: schedules of
     the same graph and traced order at another budget.
@@ -132,7 +132,7 @@ def _solve_small_in_others(
 
 
 def _better(found: Outcome, easy: Outcome | None) -> Outcome:
-    """Return what was found, or an answer without recomputation that costs less.
+    """Return the result, or one without recomputation that costs less.
 
     That may be in an order in which nothing else was found.
     """
@@ -170,7 +170,7 @@ class _Order:
 
 
 class _Orders:
-    """The searches of one or two orders, and what came of them."""
+    """The searches of one or two orders, and their results."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class _Orders:
             first = waiting[0].pool
             if number > 0 and first.done and first.best is not None and search.pool.best is None:
                 self._forget(search)
-                continue  # one order is solved and this one has not even a plan: not tried
+                continue  # another order is solved and this has not even a plan: not tried
             search.pool.learn(min(known.pool.overhead for known in waiting[: number + 1]))
             seconds = self.limits.seconds - (time.perf_counter() - self.started)
             share = _FIRST_SHARE if number + 1 < len(waiting) else 1.0

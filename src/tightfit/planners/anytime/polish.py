@@ -38,7 +38,7 @@ MIXED = _settings(12, 100, local=True)
 
 @dataclass(frozen=True)
 class Job:
-    """What to start from, how hot (a fraction of the baseline cost), how long, which seed."""
+    """A start, a temperature (a fraction of the baseline cost), a length, a seed."""
 
     start: PooledSchedule | None  # None: keep everything
     hot: float
@@ -53,7 +53,7 @@ class Job:
 
 
 def polish(problem: EngineProblem, schedule: _engine.Schedule, job: Job) -> PooledSchedule | None:
-    """Run a job on a schedule of its own; return what it ends with if that fits the budget."""
+    """Run a job on a schedule of its own; return its end if that fits the budget."""
     schedule.set_fastest(job.fastest)
     if job.start is None:
         schedule.keep_everything()
@@ -88,7 +88,7 @@ class Rates:
         return self.settings[self.gains.index(max(self.gains))]
 
     def learn(self, job: Job, found: PooledSchedule | None, best: PooledSchedule | None) -> None:
-        """Take in what a job gained over the best schedule known when it began."""
+        """Take in the gain of a job over the best schedule known when it began."""
         if job.settings not in self.settings or job.start is None or best is None:
             return
         number = self.settings.index(job.settings)

@@ -23,7 +23,7 @@ _NEAR = 4  # entries in which plans that count as alike may differ
 
 @dataclass(frozen=True)
 class PooledSchedule:
-    """A schedule as data: what is resident when, choices, and what it costs in engine units."""
+    """A schedule as data: residency by stage, choices, and cost in engine units."""
 
     ranges: Ranges
     first_choices: tuple[int, ...]
@@ -78,7 +78,7 @@ class Pool:
 
     @property
     def done(self) -> bool:
-        """Whether infeasibility is proven, or that nothing here beats what is known by the gap."""
+        """Whether infeasibility is proven, or that nothing here beats the known best by the gap."""
         return self.infeasible or min(self.overhead, self.known) - self.bound <= self.gap
 
     @property
@@ -191,7 +191,7 @@ def _of_values(ranges: Ranges, low: int, high: int) -> Ranges:
 
 
 def _cut(ranges: Ranges, first: int, last: int) -> Ranges:
-    """What of the ranges is within two stages."""
+    """The part of the ranges within two stages."""
     cut = np.column_stack(
         (ranges[:, 0], np.maximum(ranges[:, 1], first), np.minimum(ranges[:, 2], last))
     )

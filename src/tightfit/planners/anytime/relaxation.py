@@ -48,7 +48,7 @@ class Outline:
         return [(k, way) for k, way in enumerate(self.problem.alternatives[op]) if way.first]
 
     def has_choice(self, op: int) -> bool:
-        """Whether the ways of the first computation differ in what they read."""
+        """Whether the ways of the first computation differ in their inputs."""
         return len({frozenset(way.reads) for _, way in self.first_alternatives(op)}) > 1
 
     def running(self, op: int) -> list[tuple[int, int, int]]:
@@ -76,22 +76,22 @@ class Outline:
         return [(k, way) for k, way in enumerate(self.problem.alternatives[op]) if way.again]
 
     def reads_again(self, op: int, way: EngineAlternative) -> tuple[int, ...]:
-        """What a way of a later computation reads; values of its own are there if it is taken."""
+        """Inputs of a way of a later computation; values of its own exist if it is taken."""
         return tuple(v for v in way.reads if self.problem.producers[v] != op)
 
     def has_choice_again(self, op: int) -> bool:
-        """Whether the ways of a later computation differ in what they read."""
+        """Whether the ways of a later computation differ in their inputs."""
         ways = self.again_alternatives(op)
         return len({frozenset(self.reads_again(op, way)) for _, way in ways}) > 1
 
     @cached_property
     def has_choices(self) -> bool:
-        """Whether the ways of any first computation differ in what they read."""
+        """Whether the ways of any first computation differ in their inputs."""
         return any(self.has_choice(op) for op in range(self.ops))
 
     @cached_property
     def trivial_bound(self) -> float:
-        """The overhead (a fraction) of what must run, once, each op by its cheapest way."""
+        """The overhead (a fraction) of ops that must run, once, each by its cheapest way."""
         costs = zip(self.first_cost, self.problem.required, strict=True)
         least = sum(cost for cost, required in costs if required)
         return self.problem.overhead(least) - _ROUNDING

@@ -1,8 +1,8 @@
-"""K-cut programs that recompute only what is near: seeds for large graphs, no bounds.
+"""K-cut programs that recompute only ops nearby: seeds for large graphs, no bounds.
 
 In every window but the last an op may be computed again only if the window reads it directly, or
-reads an op shortly after it (docs/search.md, "Restricted programs"). The program shrinks to what a
-good plan of a deep network looks like anyway, and more cuts become affordable.
+reads an op shortly after it (docs/search.md, "Restricted programs"). The program shrinks to the
+usual form of a good plan for a deep network, and more cuts become affordable.
 """
 
 from __future__ import annotations

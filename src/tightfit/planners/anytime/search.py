@@ -1,7 +1,6 @@
 """The state of one search for plans of one order of first computations, and its pieces.
 
-Which piece is worth what is docs/search.md, "Large-neighbourhood search"; in which order they
-are put together is in `strategy`.
+The value of each piece: docs/search.md, "Large-neighbourhood search". Their order is in `strategy`.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class Search:
     # ------------------------------------------------------------------------ running a piece
 
     def run(self, jobs: Sequence[Job], threads: ThreadPoolExecutor | None = None) -> None:
-        """Run jobs side by side and add what they find, in the order of the jobs."""
+        """Run jobs side by side and add their results, in the order of the jobs."""
         if threads is None or len(jobs) == 1:
             found = [polish(self.problem, s, j) for s, j in zip(self.schedules, jobs, strict=False)]
         else:
@@ -105,7 +104,7 @@ class Search:
         self.add(found)
 
     def add(self, found: Sequence[PooledSchedule | None]) -> None:
-        """Take in what was found; note the first plan."""
+        """Take in results; note the first plan."""
         for result in found:
             self.pool.add(result)
         if self.first is None and self.pool.best is not None:
@@ -144,7 +143,7 @@ class Search:
         )
 
     def next_job(self) -> Job:
-        """Choose what to search next."""
+        """Choose the next piece of the search."""
         seed = self.pool.take_seed()
         if seed is not None:
             return self.job(seed, 2e-4, self._any_settings(), self._step)

@@ -59,7 +59,7 @@ class _Family:
 
 
 class _Record:
-    """The engine's problem while it grows, and what Python has to know of it."""
+    """The engine's problem while it grows, and facts about it for Python."""
 
     def __init__(self) -> None:
         self.engine = _engine.Problem()
@@ -109,7 +109,7 @@ class _Record:
 
 
 class _Builder:
-    """Walks over the step and says to the engine what it finds."""
+    """Walks over the step and describes it to the engine."""
 
     def __init__(self, task: Task, exactness: Exactness | None) -> None:
         self.task = task
@@ -170,7 +170,7 @@ class _Builder:
             self._add_alternatives(position, op)
 
     def _baseline_cost(self) -> int:
-        """What a step costs that recomputes nothing, the optional ops that it reads included."""
+        """Cost of a step that recomputes nothing, the optional ops that it reads included."""
         return sum(
             min(self._cost(v.cost_s) for v in op.alternatives[0].variants)
             for op in computed_ops(self.graph)
@@ -180,7 +180,7 @@ class _Builder:
         return round(cost_s / self.unit_s) + 1  # one unit more, so that no computation is free
 
     def _add_crossing(self, segment: SegmentId, read: set[ValueId]) -> None:
-        """Add the entry of a segment: its tangents appear, user code holds what it holds."""
+        """Add the entry of a segment: its tangents appear, user code holds its memory."""
         position = self.record.add_op(CROSSING, required=True, program=-1, segment=segment)
         end = len(self.order)
         first_compute = next((p for p in range(position, end) if self.order[p][1] is not None), end)
@@ -293,10 +293,10 @@ class _Builder:
             )
 
     def _fitting(self, op: Op, family: _Family) -> list[tuple[int, int]]:
-        """Return (alternative, variant) of what runs within the budget if nothing else is alive.
+        """Return (alternative, variant) of ways that fit the budget if nothing else is alive.
 
-        What needs the least bytes stays in any case, of what overwrites nothing and of the rest:
-        that it does not fit is for the search to see.
+        The way with the least bytes stays in any case, of those that overwrite nothing and of the
+        rest: that it does not fit is for the search to see.
         """
         alive = {v for v in (*family.reads, *family.writes) if not self._is_constant(v)}
         room = self.task.budget_bytes - self.graph.constant_bytes
@@ -383,7 +383,7 @@ def _order(
 
 
 def _is_default(op: Op, number: int) -> bool:
-    """The default, or what differs from it only in writing over its input."""
+    """The default, or a way that differs from it only in writing over its input."""
     default, other = op.alternatives[0], op.alternatives[number]
     same = set(default.reads) == set(other.reads) and default.writes == other.writes
     return number == 0 or (same and other.use == default.use)

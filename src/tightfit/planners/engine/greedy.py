@@ -1,4 +1,4 @@
-"""The first plan in milliseconds: relieve the fullest stage, then fill what room is left."""
+"""The first plan in milliseconds: relieve the fullest stage, then fill the room left."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _ATTEMPTS = 8  # randomised descents if the first gets stuck
 def plan_greedy(task: Task, limits: Limits, progress: Progress) -> Outcome:
     """Plan by greedy descent below the budget (docs/search.md, "The first plan").
 
-    Returns the bound is trivial: what must run anyway, or infeasible if one op alone needs more
-    than the budget.
+    The bound is trivial: the cost of required ops, or infeasible if one op alone needs more than
+    the budget.
     """
     started = time.perf_counter()
     easy = fits_without_recomputation(task, limits, started) or prove_by_working_set(task, started)

@@ -12,7 +12,7 @@ from tightfit.plan.plan import Compute
 __all__ = ["CROSSING", "EngineAlternative", "EngineProblem", "computes_of"]
 
 CROSSING = -1
-"""What stands for the op of the graph where the engine's op is a segment crossing."""
+"""Instead of the number of a graph's op, where the engine's op is a segment crossing."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class EngineProblem:
     producers: tuple[int, ...]
     kept_until: tuple[int, ...]
     alternatives: tuple[tuple[EngineAlternative, ...], ...]  # per op of the engine, in its order
-    required: tuple[bool, ...]  # per op: whether it runs even if what it makes is not read
+    required: tuple[bool, ...]  # per op: whether it runs even if its results are not read
     programs: tuple[int, ...]  # per op: its program, -1 for a crossing
     segments: tuple[SegmentId, ...]  # per op: its segment
     segment_programs: tuple[int, ...]  # per segment of the graph: its program

@@ -23,7 +23,7 @@ def ways_again(graph: Graph) -> tuple[tuple[int, ...], ...]:
 
     Left out: pinned ops, and alternatives that serve the first computation only or would make a
     finished gradient or a written-back value twice. So are those that read a constant that is
-    replaced during the step, or cannot avoid overwriting what they read. So are those that read a
+    replaced during the step, or cannot avoid overwriting their inputs. So are those that read a
     value that is overwritten and cannot be computed again itself. An optional op may run for the
     first time late, in its own segment only, so its alternatives have to serve first and later
     computations.

@@ -20,7 +20,7 @@ from tightfit.planners.solvers import Solution, SolveOptions, solve
 
 __all__ = ["MovesBound"]
 
-_TOLERANCE = 1e-8  # what the solver's feasibility tolerance may be worth
+_TOLERANCE = 1e-8  # a possible gain by the solver's feasibility tolerance
 _GAP = 0.01  # of the objective, in percent
 
 

@@ -37,17 +37,17 @@ _HOT = 1e-3  # of the short searches
 class Choice:
     """Which values may be moved, and how."""
 
-    values: frozenset[ValueId]  # what may be moved
+    values: frozenset[ValueId]  # those that may be moved
     # How much longer than its ops the step is taken to be: above 1, it stalls for transfers
     pace: float = 1.0
-    toll: float = 0.1  # what a load seems to cost, as a share of the time that it takes
+    toll: float = 0.1  # assumed cost of a load, as a share of its time
     # Values that leave or come back at other places than the link asks for
     shifts: tuple[tuple[ValueId, Shift], ...] = ()
 
 
 @dataclass(frozen=True)
 class Found:
-    """A plan within both budgets, as steps in the task's order, and what it takes."""
+    """A plan within both budgets, as steps in the task's order, with its time and bytes."""
 
     choice: Choice
     steps: tuple[Step, ...]
@@ -78,7 +78,7 @@ class Judge:
     ) -> Found | None:
         """Return a plan with these moves.
 
-        `start`: what to start from, with other moves or none; its times place the moves. None: a
+        `start`: a plan to start from, with other moves or none; its times place the moves. None: a
         step that keeps everything. `iterations`: of search around that, once it fits.
         """
         cut = self._cut(choice, start)

@@ -33,11 +33,11 @@ class MovesGraph:
 
     graph: Graph  # with two more ops for each move, and more alternatives
     base: Graph  # without them
-    # For each op of `graph` that of `base`; None: it stands for a place
+    # For each op of `graph` that of `base`; None: it is a place of moves
     ops: tuple[OpId | None, ...]
     places: Mapping[OpId, OpId]  # for each op of `base` that of `graph`
     leaves: Mapping[OpId, ValueId]  # for ops of `graph` at whose place a value leaves: that value
-    loads: Mapping[ValueId, Compute]  # what loads a value that is offered, and it alone
+    loads: Mapping[ValueId, Compute]  # the load of a value that is offered, and it alone
 
     def steps(self, computes: Iterable[Compute]) -> list[Step]:
         """Return computes of this graph as steps of the graph without moves."""
@@ -77,7 +77,7 @@ class MovesGraph:
         return computes
 
     def _before(self, position: OpId, loaded: Collection[ValueId]) -> Iterator[Compute]:
-        """The places of moves right before an op, and loads there of what is not loaded yet."""
+        """The places of moves right before an op, and loads there of values not loaded yet."""
         first = position
         while first > 0 and self.ops[first - 1] is None:
             first -= 1
@@ -91,7 +91,7 @@ class MovesGraph:
 def offer_moves(graph: Graph, moves: Sequence[Move], far: Far, toll: float) -> MovesGraph:
     """Return the graph with the given moves, at most one of each value, as choices.
 
-    `toll`: what a load costs, as a share of the time that it takes.
+    `toll`: the cost of a load, as a share of its time.
     """
     return _Offer(graph, moves, far, toll).run()
 
@@ -188,7 +188,7 @@ def _reading(value: ValueId, position: OpId, before: Op) -> Op:
         target="far",
         alternatives=(way,),
         segment=before.segment,
-        pinned="it stands for a place",
+        pinned="it is a place of moves",
     )
 
 
@@ -204,12 +204,12 @@ def _placed(choices: Iterable[Choice], place: Mapping[OpId, OpId]) -> tuple[Choi
 
 
 def _with_stores(graph: Graph, steps: Sequence[Step]) -> list[Step]:
-    """Add stores of what is loaded; leave out loads of what is not read, and places left for none.
+    """Add stores of loaded values; leave out loads of values not read, and places left for none.
 
     A load counts if the next step that uses its value reads it. A place where a value leaves counts
     if its load comes next and the value is still there: an op may have written over it.
     """
-    wanted: dict[ValueId, str] = {}  # what the next step does with a value, walking backwards
+    wanted: dict[ValueId, str] = {}  # the next step's use of a value, walking backwards
     kept: list[Step] = []
     for step in reversed(steps):
         if isinstance(step, Compute):

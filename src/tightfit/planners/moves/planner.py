@@ -111,7 +111,7 @@ def _order_of(outcome: Outcome, ops: int) -> tuple[OpId, ...]:
 
 
 class _Moving:
-    """The search for moves after the search without, and what came of both."""
+    """The search for moves after the search without, and the results of both."""
 
     def __init__(
         self, task: Task, limits: Limits, progress: Progress, started: float, plain: Outcome

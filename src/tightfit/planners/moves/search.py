@@ -37,7 +37,7 @@ _ITERATIONS = 40  # of search around a greedy plan, in every second step
 _LARGE = 1000  # ops
 _RESTART_SHARE = 0.4  # of the steps on smaller graphs plan from the start
 _AT_RANDOM = 0.2  # of them offer values at random
-_EVALUATION_ITERATIONS = 20  # what one evaluation counts for under an iteration limit
+_EVALUATION_ITERATIONS = 20  # one evaluation counts for so many under an iteration limit
 _PROGRAM_S = 10.0
 _PROGRAM_SHARE = 0.15  # of the time
 _SEARCH_SHARE = 0.75
@@ -49,7 +49,7 @@ _NODES = 2000
 class MovesSearch:
     """Plans with moves in one order.
 
-    `judge`: says what a choice of moves is worth. `target`: the overhead (a fraction) to get below:
+    `judge`: evaluates a choice of moves. `target`: the overhead (a fraction) to get below:
     that of the plan without moves. `interrupts`: whether the user has asked to end it, also where
     other code has caught that.
     """

@@ -1,7 +1,7 @@
 """Loads begun earlier or later, and waits for stores put off, as far as the budget allows.
 
-What is computed, and in which order, stays: only the places of loads change, and those where
-stored values leave. Each goes to where the link asks for it, or as near to it as bytes allow.
+Computations and their order stay: only the places of loads change, and those where stored values
+leave. Each goes to where the link asks for it, or as near to it as bytes allow.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def tidy(graph: Graph, plan: Plan) -> Plan:
 
 
 class _Reading:
-    """A plan apart: what stays in its place, with times and bytes, and the stays far away."""
+    """A plan apart: steps that stay in their places, with times and bytes, and stays far away."""
 
     def __init__(self, graph: Graph, plan: Plan, far: Far) -> None:
         self.plan = plan
@@ -73,7 +73,7 @@ class _Reading:
             elif isinstance(step, Load) and step.value in left:
                 value = step.value
                 coming[value] = (left.pop(value), place, used.get(value, -1) + 1)
-            else:  # also a load of what an op wrote over: it did not leave by itself
+            else:  # also a load of a value that an op wrote over: it did not leave by itself
                 for value in _uses(graph, step):
                     used[value] = place
                     if value in coming:

@@ -19,7 +19,7 @@ _NEAR = 1000  # an answer within a thousandth of the floor is enough
 
 @dataclass(frozen=True)
 class LeastPeak:
-    """An order and what is known of it."""
+    """An order, with its peak and bound."""
 
     ops: tuple[OpId, ...]  # ops of the graph in the order in which they run
     # peak_bytes, traced_peak_bytes: of this order and of the traced one, nothing recomputed,

@@ -78,7 +78,7 @@ class _Builder:
         return StepOrders(self.core, tuple(self.ops), self.numbers)
 
     def _enter(self, segment: SegmentId) -> None:
-        """The tangents appear, and user code holds what it holds."""
+        """The tangents appear, and user code holds its memory."""
         tangents = [
             value.id
             for value in self.graph.values

@@ -82,11 +82,11 @@ def _forward_neighbours(problem: Staged) -> dict[int, list[int]]:
 
 
 def checkpoint_schedule(problem: Staged, checkpoints: Collection[int]) -> list[Compute]:
-    """Return the schedule that keeps only what the checkpointed nodes make.
+    """Return the schedule that keeps only results of the checkpointed nodes.
 
-    In the forward pass a value stays until its last forward reader, what a checkpoint makes as long
-    as it can be of use. In the backward pass what is missing is computed again from the nearest
-    resident values (the optimal R) and stays until its last reader. The segment after the last
+    In the forward pass a value stays until its last forward reader, results of a checkpoint as long
+    as they can be of use. In the backward pass missing values are computed again from the nearest
+    resident values (the optimal R) and stay until their last reader. The segment after the last
     checkpoint is kept, since its backward pass comes next.
     """
     last = max(checkpoints, default=-1)

@@ -2,7 +2,7 @@
 
 The ops run in their fixed order; a missing input is computed again at once, and when memory is full
 the policy says which value goes. The policy sees no future, except that a value without further
-readers is dropped (DTR's eager eviction) and that what must stay is never a candidate.
+readers is dropped (DTR's eager eviction) and that values that must stay are never candidates.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ _THRASH = 10.0
 """Give up once recomputation has cost this many steps."""
 
 _MOMENT_S = 1e-9
-"""What was used just now is as stale as this, so that scores differ."""
+"""The staleness of a value used just now, so that scores differ."""
 
 
 def plan_eviction(task: Task, limits: Limits, progress: Progress, option: str = "h_dtr") -> Outcome:
     """Run a policy of `tightfit.eviction.policies` over the graph; the bound is the trivial one.
 
-    Only its score counts here: views are no ops of a graph, what will not be read is dropped.
+    Only its score counts here: views are no ops of a graph, values that will not be read are
+    dropped.
     """
     started = time.perf_counter()
     problem = staged(task)
@@ -193,7 +194,7 @@ class _Run:
                 self.classes.join(self.nodes[value], node)
 
     def _drop_unread(self, frontier: int, locked: frozenset[ValueId]) -> None:
-        """Drop what no first computation from `frontier` on reads and what need not stay."""
+        """Drop values that no first computation from `frontier` on reads and that need not stay."""
         for value in [v for v in self.resident if v not in locked]:
             stored = self.problem.values[value]
             needed = self.last_read[value] if stored.recoverable else self.last_use[value]
@@ -221,7 +222,7 @@ class _Run:
     def _score(self, value: ValueId) -> float:
         return self.policy.score(_Candidate(self, value))
 
-    # -- what a score asks -----------------------------------------------------------------------
+    # -- terms of a score ------------------------------------------------------------------------
 
     def own_cost(self, value: ValueId) -> float:
         """Return the seconds of the op that makes a value, computed again."""
@@ -242,7 +243,7 @@ class _Run:
         return self.classes.cost(self._adjacent_nodes(value))
 
     def cost_of_operators(self, value: ValueId) -> float:
-        """Return what it costs with all it needs first: a node computes its values at once."""
+        """Return its cost with all it needs first: a node computes its values at once."""
         return cost_of(Cost.BEFORE, self, value)
 
     def _adjacent_nodes(self, value: ValueId) -> list[int]:

@@ -1,8 +1,9 @@
 """Gist: nothing is computed again; saved values are kept in fewer bytes.
 
 Binarize (bits of a ReLU, places of maxima), sparse storage behind a ReLU, delayed precision
-reduction of the rest, ReLU in place (Jain et al., 2018; MONeT, appendix E). A graph offers what
-its contributors were allowed to: halves and sparse storage only where `"lossy"` is.
+reduction of the rest, ReLU in place (Jain et al., 2018; MONeT, appendix E). A graph offers
+alternatives of the contributors that were allowed: halves and sparse storage only where `"lossy"`
+is.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def plan_gist(task: Task, limits: Limits, progress: Progress) -> Outcome:
 
 
 def gist_schedule(graph: Graph) -> list[Compute]:
-    """Return what Gist computes, and how."""
+    """Return the ops that Gist computes, and how."""
     chosen = {op.id: _encoded(op) for op in graph.ops}
     chosen |= _relus_in_place(graph, chosen)
     linked = {op for choice in graph.choices for branch in choice.branches for op, _ in branch}
@@ -50,7 +51,7 @@ def _compute(op: Op, alternative: int) -> Compute:
 
 
 def _needed(graph: Graph, chosen: dict[OpId, int]) -> list[OpId]:
-    """Return the ops that run in order: the required ones, and what chosen ways read."""
+    """Return the ops that run in order: required ops, and ops that chosen ways read from."""
     wanted: set[ValueId] = set()
     run: list[OpId] = []
     for op in reversed(graph.ops):

@@ -74,7 +74,7 @@ def _advance(length: int, places: int) -> int:
 
 
 def revolve_schedule(problem: Staged, places: int) -> list[Compute]:
-    """Return the schedule of revolve with at most `places` checkpoints besides the input.
+    """Return the schedule of revolve with at most `places` checkpoints, the input not counted.
 
     A checkpoint stays while the steps behind it are reversed, and for the ops that read it then.
     """

@@ -121,7 +121,7 @@ class _Search:
 
 
 def _estimate(captured: GraphOf) -> GraphOf:
-    """What gives the step of a batch size in no time; the capture itself where steps differ."""
+    """A quick function from a batch size to its step; the capture itself where steps differ."""
     small, large = _SAMPLES
     try:
         return functools.cache(extrapolated(captured(small), captured(large), _SAMPLES))

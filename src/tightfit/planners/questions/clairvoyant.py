@@ -1,7 +1,7 @@
 """The best possible on a recorded program: the default planner's plan, which knows all of it.
 
-An online policy decides without knowing what comes. The plan of the same program is what its
-decisions can be measured with.
+An online policy decides without knowing the future. The plan of the same program is the measure of
+its decisions.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def slowdown_of(log: Log, overhead: float) -> float:
 def graph_of(log: Log) -> Graph:
     """Return a recorded program as the graph of a step.
 
-    Views belong to their storages and cost nothing. What the program holds at its end is kept by
-    the caller from its first computation on, which a policy need not do.
+    Views belong to their storages and cost nothing. Values that the program holds at its end are
+    kept by the caller from their first computation on, which a policy need not do.
     """
     plain = without_views(log)
     constants = {

@@ -58,7 +58,7 @@ def compare(
 
     `limits.workers` planners run at a time, each with one worker; solvers are processes of their
     own. A planner that cannot plan the graph, or lacks its extra, gives a row that says so. An
-    interruption ends what runs with the best so far and leaves out what has not begun.
+    interruption ends running planners with the best so far and leaves out those not begun.
     """
     jobs = [(task, planner) for task in tasks for planner in planners]
     alone = msgspec.structs.replace(limits, workers=1)
@@ -125,7 +125,7 @@ def _collect(
     progress: Progress,
     interrupted: Event,
 ) -> None:
-    """Take in rows as they finish; on an interruption end what runs and drop what waits."""
+    """Take in rows as they finish; on an interruption end running jobs and drop waiting ones."""
     pending = set(running)
     while pending:
         try:

@@ -38,8 +38,8 @@ def pareto_curve(
     `budgets`: bytes, constants included. `limits`: of each budget. An interruption ends the curve
     at the budgets done so far. Points come by budget, largest first. Monotone by construction: less
     budget never has a smaller overhead or bound. A plan of a smaller budget also serves a larger
-    one, and a bound of a larger budget also holds for a smaller one. Below a budget that is proven
-    infeasible nothing is searched.
+    one, and a bound of a larger budget also holds for a smaller one. No budget below one that is
+    proven infeasible is searched.
     """
     limits = limits or Limits()
     points: list[CurvePoint] = []
@@ -85,7 +85,7 @@ def _with_bound(outcome: Outcome, bound: float, source: str, gap: float) -> Outc
 
 
 def _smoothed(points: list[CurvePoint], gap: float) -> tuple[CurvePoint, ...]:
-    """Where a smaller budget has a cheaper plan, take it for the larger one too."""
+    """Where a smaller budget has a cheaper plan, take it for the larger budget too."""
     best: Outcome | None = None
     smoothed: list[CurvePoint] = []
     for point in reversed(points):

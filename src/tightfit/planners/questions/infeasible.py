@@ -1,4 +1,4 @@
-"""Say why no plan fits a budget, what is the least, and what to try."""
+"""Say why no plan fits a budget, the least budget, and what to try."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _GRADIENTS = "gradients of parameters"
 
 @dataclass(frozen=True)
 class Expected:
-    """What a step is planned for that was not seen yet."""
+    """Memory that a step is planned for and that was not seen yet."""
 
-    held_bytes: Mapping[str, int]  # what is expected to be held besides the step, by what holds it
+    held_bytes: Mapping[str, int]  # expected bytes other than the step's, by holder
     proven_bytes: int  # the least budget without all of that: no plan needs less
 
 
@@ -58,11 +58,12 @@ def infeasible_message(
     expected: Expected | None = None,
     needed_bytes: int | None = None,
 ) -> str:
-    """Return what was asked, the least, what is alive where it is tightest, and ways out.
+    """Return the budget asked for, the least, live values at the tightest instant, and ways out.
 
     `outcome`: the planner's answer for the budget that was asked for: without a plan. `least`: the
-    least budget of the same graph. `expected`: what of the graph's constants is only expected;
-    None: nothing. `needed_bytes`: the budget to try; None: the least for which a plan is known.
+    least budget of the same graph. `expected`: the part of the graph's constants that is only
+    expected; None: none. `needed_bytes`: the budget to try; None: the least for which a plan is
+    known.
     """
     graph = task.graph
     tightest = simulate(graph, least.plan)
@@ -109,7 +110,7 @@ def _budget(task: Task) -> str:
 
 
 def _least_whole(task: Task, least: MinimumBudget) -> int:
-    """Return the least budget of the user: what others leave of it grows with it."""
+    """Return the least budget of the user: the part that others leave grows with it."""
     if task.whole_bytes is None:
         return least.found_bytes
     lacking = least.found_bytes - task.budget_bytes
@@ -157,7 +158,7 @@ def _rounded_up(size_bytes: int) -> str:
 
 
 def _batch(task: Task, tightest: Simulation) -> str:
-    """Estimate the batch that fits: what is kept for backward scales with it, gradients do not.
+    """Estimate the batch that fits: saved tensors scale with it, gradients do not.
 
     Where nearly this batch fits, that is no advice.
     """
@@ -189,5 +190,5 @@ def _largest(graph: Graph, tightest: Simulation) -> str:
 
 
 def infeasible(task: Task, outcome: Outcome, least: MinimumBudget) -> NoPlan:
-    """Return the error that says what was asked, what is the least, and what to try."""
+    """Return the error that names the budget asked for, the least, and what to try."""
     return NoPlan(task, outcome, least)

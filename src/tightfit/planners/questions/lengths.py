@@ -33,7 +33,7 @@ class LongestFit(msgspec.Struct, frozen=True, kw_only=True):
     """Which lengths fit."""
 
     longest: int | None  # the longest of the lengths asked about that fits; None: none does
-    # What was planned, the shortest first. Memory is taken to grow with the length between.
+    # Planned lengths, the shortest first. Memory is taken to grow with the length between.
     tried: tuple[TriedLength, ...]
     minimum_bytes: int | None  # a budget that holds the longest of all; None where it fits as it is
 
@@ -64,7 +64,7 @@ def longest_fit(
         return tried[length].fits
 
     least_bytes = None
-    low, high = -1, len(distinct) - 1  # what fits, and what may not
+    low, high = -1, len(distinct) - 1  # positions: one that fits, one that may not
     if fits(high):
         low = high
     else:

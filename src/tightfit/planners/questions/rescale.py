@@ -34,7 +34,7 @@ def rescaled(plan: Plan, graph: Graph, task: Task) -> Outcome:
 
 
 def extrapolated(small: Graph, large: Graph, batches: tuple[int, int]) -> Callable[[int], Graph]:
-    """Return what estimates the graph of any batch size from those of two.
+    """Return a function that estimates the graph of any batch size from those of two.
 
     Bytes and costs are taken to grow linearly with the batch; bytes are rounded as the device's
     allocator rounds.
@@ -103,7 +103,7 @@ class _Extrapolation:
 
 
 def _structure(graph: Graph) -> object:
-    """What has to be equal: operators, what they read and write, roles, segments."""
+    """Parts that have to be equal: operators, their reads and writes, roles, segments."""
     return (
         [(v.role, v.fate, v.replaces, v.segment) for v in graph.values],
         [

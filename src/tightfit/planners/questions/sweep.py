@@ -53,7 +53,7 @@ def sweep(
 ) -> tuple[ComparisonRow, ...]:
     """Run the jobs whose rows are not there yet; return all rows in the order of the jobs.
 
-    `jobs`: what to run; equal jobs run once. `results`: a folder with one file per row. An
+    `jobs`: to be run; equal jobs run once. `results`: a folder with one file per row. An
     interrupted sweep goes on where it stopped. `scheduler`: address of a Dask scheduler, or
     ``"local:N"`` for N worker processes on this machine; None: one job after the other in this
     process. `progress`: shows finished jobs. Raises `MissingExtra` if a scheduler is given and

@@ -1,8 +1,8 @@
 """One small interface to mixed-integer linear programming solvers.
 
 From a `LinearProgram` and `SolveOptions` to a `Solution` with a bound. It is solved in this process
-or in a child that keeps its limits, whole or by groups of rows, lowered to what sums can reach.
-Imports nothing of planners.
+or in a child that keeps its limits, whole or by groups of rows, lowered to numbers that sums can
+reach. Imports nothing of planners.
 """
 
 from tightfit.planners.solvers.program import LinearProgram, ProgramBuilder, Solution, SolveOptions

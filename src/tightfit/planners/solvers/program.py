@@ -52,7 +52,7 @@ class LinearProgram:
         return self.by_row(self.coefficients * values[self.indices])
 
     def by_row(self, entries: Floats) -> Floats:
-        """Return the sums of what is given for every entry, shape (rows,)."""
+        """Return the sums of numbers given for every entry, shape (rows,)."""
         rows = np.repeat(np.arange(self.rows), np.diff(self.starts))
         return np.bincount(rows, weights=entries, minlength=self.rows).astype(np.float64)
 
@@ -85,7 +85,7 @@ class LinearProgram:
 
     @staticmethod
     def from_bytes(data: bytes) -> LinearProgram:
-        """Read what `to_bytes` wrote."""
+        """Read the text of `to_bytes`."""
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             return LinearProgram(**dict[str, Any](arrays))
 

@@ -1,6 +1,6 @@
 """Solve a program whose memory rows are added stage by stage, as solutions violate them.
 
-Few stages of a step decide what a plan costs. A program without the memory rows of the others is
+Few stages of a step decide the cost of a plan. A program without the memory rows of the others is
 much smaller to solve, and its bound holds for the whole program. A solution that violates none of
 the rows left out is a solution of the whole program. That is an exact method: the cutting-plane
 method of Dantzig, Fulkerson and Johnson (1954) with rows of the program itself as cuts.
@@ -40,9 +40,9 @@ def solve_by_rows(
 
     `program`: the whole program, its rows in groups. `options`: limits; branch-and-bound nodes
     count for each of the programs solved. `settle`: returns a solution that is no worse, without
-    what is not needed, and with the columns that only rows of groups define. `start`, `progress`,
-    `describe`: as `tightfit.planners.solvers.solve` takes them. The solution is of the
-    whole program: its bound is the best of the programs solved.
+    unneeded values, and with the columns that only rows of groups define. `start`, `progress`,
+    `describe`: as `tightfit.planners.solvers.solve` takes them. The solution is of the whole
+    program: its bound is the best of the programs solved.
     """
     started = time.perf_counter()
     watched = set(violated_groups(program, settle(np.array(program.lower)))[:1])
@@ -79,13 +79,13 @@ def solve_by_rows(
 
 
 def _better(best: Solution, found: Solution) -> Solution:
-    """Return the better of two solutions, with what the later one proves and the best bound."""
+    """Return the better of two solutions, with the later one's proof and the best bound."""
     kept = found if found.objective < best.objective else best
     return replace(kept, bound=best.bound, status=found.status)
 
 
 def _ended(last: Solution, best: Solution, gap: float) -> Solution:
-    """Return the best solution of the whole program, with the bound and what both prove."""
+    """Return the best solution of the whole program, with the bound and the proof of both."""
     if best.values is None:
         return replace(best, status="infeasible" if last.status == "infeasible" else "unknown")
     bound = min(best.bound, best.objective)

@@ -142,7 +142,7 @@ def _solve_in_child(
 
 
 def serve(payload: bytes, report: Callable[[bytes], None]) -> None:
-    """Solve what the parent process asks for and report to it."""
+    """Solve the task of the parent process and report to it."""
     task = msgspec.msgpack.decode(payload, type=_Task)
     start = None if task.start is None else np.frombuffer(task.start, dtype=np.float64)
 

@@ -20,14 +20,14 @@ from tightfit.planners.solvers.program import Floats, LinearProgram
 __all__ = ["grains", "within_reach"]
 
 _TOLERANCE = 1e-6
-"""Of a grain: what floating point may add to a sum or take from it."""
+"""Of a grain: the error of a sum in floating point."""
 
 _SMALLEST = 1e-5  # grain, as a share of the limit
 _MOST = 6  # grains
 
 
 def grains(sizes: Iterable[int], limit: int) -> list[int]:
-    """Return what the largest, the two largest, ... of some sizes are multiples of, falling.
+    """Return common divisors of the largest, the two largest, ... of some sizes, falling.
 
     `sizes`: bytes. `limit`: bytes that sums of them are held against: grains that are tiny compared
     with it are left out.
@@ -83,7 +83,7 @@ def _within_reach(program: LinearProgram, grain: float) -> LinearProgram:
 
 
 def _integers_by_row(program: LinearProgram, grain: float) -> _Sums:
-    """What the integer columns of each row add up to: the rests of their coefficients."""
+    """The sums of the integer columns of each row: the rests of their coefficients."""
     indices, coefficients = program.indices, program.coefficients
     is_fixed = program.lower[indices] == program.upper[indices]
     fixed = np.where(is_fixed, coefficients * program.upper[indices], 0.0)
@@ -97,7 +97,7 @@ def _integers_by_row(program: LinearProgram, grain: float) -> _Sums:
 
 
 def _reals(program: LinearProgram, rows: _Sums) -> _Sums:
-    """What is known of real columns; nothing where no equation defines one."""
+    """Sums of real columns; unbounded where no equation defines one."""
     known = _Sums(
         fixed=np.zeros(program.columns),
         below=np.full(program.columns, np.inf),
@@ -122,7 +122,7 @@ def _reals(program: LinearProgram, rows: _Sums) -> _Sums:
 
 
 def _with_reals(program: LinearProgram, rows: _Sums, reals: _Sums) -> _Sums:
-    """What each row adds up to, the real columns included."""
+    """The sums of each row, the real columns included."""
     entries = np.nonzero(_is_real(program)[program.indices])[0]
     columns, factors = program.indices[entries], program.coefficients[entries]
     known = np.abs(factors) == 1.0

@@ -31,7 +31,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedFor(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known for one budget, in bytes: the overhead of a plan, and what is proven.
+    """Results for one budget, in bytes: the overhead of a plan, and the proven bound.
 
     Overheads are fractions of the step's cost; None: no plan, or nothing proven.
     """
@@ -52,7 +52,7 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class Ops(msgspec.Struct, frozen=True):
-    """Columns by op; what an op is and which module called it are numbers of `Facts.strings`."""
+    """Columns by op; its operator and its module are numbers of `Facts.strings`."""
 
     target: tuple[int, ...]
     module: tuple[int, ...]
@@ -75,8 +75,8 @@ class Runs(msgspec.Struct, frozen=True):
 class Lives(msgspec.Struct, frozen=True):
     """Columns by stretch of memory."""
 
-    name: tuple[int, ...]  # what it is, a number of `Facts.strings`
-    op: tuple[int, ...]  # the op that made it; -1 for what user code holds
+    name: tuple[int, ...]  # a number of `Facts.strings`
+    op: tuple[int, ...]  # the op that made it; -1 for memory of user code
     # first, last: the runs during which it is held
     first: tuple[int, ...]
     last: tuple[int, ...]
@@ -103,7 +103,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     ops: Ops
     runs: Runs
     lives: Lives
-    curve: tuple[PlannedFor, ...]  # what is known for other budgets, this budget among them
+    curve: tuple[PlannedFor, ...]  # results for other budgets, this budget among them
 
 
 class _Names:
@@ -162,7 +162,7 @@ def facts_of(
 
 
 def _held_first(plan: Plan, result: Simulation) -> dict[OpId, tuple[int, int]]:
-    """Return where each op runs first, and what is held at the worst instant of that."""
+    """Return where each op runs first, and bytes held at the worst instant of that."""
     held: dict[OpId, tuple[int, int]] = {}
     for place, step in enumerate(plan.instructions):
         if isinstance(step, Compute):
@@ -203,7 +203,7 @@ def _lives(
     offsets: Sequence[int],
     names: _Names,
 ) -> Lives:
-    """Return the stretches of memory by run; what lives between two runs only is left out."""
+    """Return the stretches of memory by run; those between two runs only are left out."""
     ticks = [2 * index for index in numbered]
     rows: list[tuple[int, int, int, int, int]] = []
     kept: list[int] = []

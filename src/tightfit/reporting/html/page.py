@@ -28,11 +28,11 @@ _ROWS = 12
 
 @dataclass(frozen=True)
 class Findings:
-    """The findings about a plan besides itself and its graph.
+    """Findings about a plan, other than itself and its graph.
 
-    `proven`: what is known of the least cost. `measured`: what a real step held. `offsets`: where
-    an arena puts each of `tightfit.plan.lives.lives_of`, in bytes; or none. `curve`: what is known
-    for other budgets.
+    `proven`: bounds of the least cost. `measured`: bytes that a real step held. `offsets`: where
+    an arena puts each of `tightfit.plan.lives.lives_of`, in bytes; or none. `curve`: results for
+    other budgets.
     """
 
     proven: Proven | None = None
@@ -115,7 +115,7 @@ def _text_of(file: str) -> str:
 def filled_in(file: str, **contents: Any) -> bytes:
     """Return a page of this folder with its contents, in the frame that all pages share.
 
-    `contents`: what it asks for; a name that is missing is an error.
+    `contents`: by name in the template; a missing name is an error.
     """
     environment = Environment(
         loader=FunctionLoader(_text_of),

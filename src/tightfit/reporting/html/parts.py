@@ -20,7 +20,7 @@ _ROWS = 8
 
 
 class WholeStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the step that the parts make: bytes with constants, a fraction of cost."""
+    """Figures of the step that the parts make: bytes with constants, a fraction of cost."""
 
     budget_bytes: int
     planned_peak_bytes: int
@@ -52,7 +52,7 @@ class _Shown(msgspec.Struct, frozen=True):
 def parts_page(step: WholeStep, parts: Sequence[PartInUse]) -> bytes:
     """Return one HTML file about the plans of a model in parts.
 
-    `step`: what all of them together promise, and what was measured. `parts`: each with a plan that
+    `step`: promises of all of them together, and measurements. `parts`: each with a plan that
     passes `tightfit.plan.verify` on its graph.
     """
     shown = tuple(map(_shown, parts))
@@ -94,7 +94,7 @@ def _everything(part: PartInUse) -> Plan:
 
 
 def _kept_bytes(graph: Graph, plan: Plan) -> int:
-    """Return what a call holds at the end of its forward, without its constants."""
+    """Return bytes of a call at the end of its forward, without its constants."""
     phases = explain(plan, graph).phases
     forward = next((phase for phase in phases if phase.phase == "forward"), None)
     return 0 if forward is None else max(0, forward.end_bytes - graph.constant_bytes)

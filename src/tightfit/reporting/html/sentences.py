@@ -28,7 +28,7 @@ def summary(
 ) -> tuple[str, str, str]:
     """Return the memory of the plan, how it is reached, and its cost.
 
-    `proven`: what is known of the least cost; None: a plan from a file carries no proof.
+    `proven`: bounds of the least cost; None: a plan from a file carries no proof.
     """
     return (
         _held(graph.name or "The step", explained, measured),

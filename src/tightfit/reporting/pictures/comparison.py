@@ -62,7 +62,7 @@ def comparison_picture(
     Up to eight planners share a panel. More have a panel per family, all with the same axes: the
     default planner in each, the other families pale behind.
 
-    `title`: above the picture. `budgets`: what the budgets are, and their unit. `suffix`: of the
+    `title`: above the picture. `budgets`: names the budgets, and their unit. `suffix`: of the
     file: ``".svg"``, ``".png"`` or ``".pdf"``. Raises `MissingExtra` if matplotlib is not
     installed.
     """

@@ -36,9 +36,9 @@ def curve_picture(
     A plan serves every larger budget, a bound holds for every smaller one; nothing is drawn that
     follows from neither.
 
-    `points`: what was found and proven at each budget. `title`: above the picture. `budgets`: what
-    the budgets are, and their unit. `suffix`: of the file: ``".svg"``, ``".png"`` or ``".pdf"``.
-    Raises `MissingExtra` if matplotlib is not installed.
+    `points`: plan and bound at each budget. `title`: above the picture. `budgets`: names the
+    budgets, and their unit. `suffix`: of the file: ``".svg"``, ``".png"`` or ``".pdf"``. Raises
+    `MissingExtra` if matplotlib is not installed.
     """
     points = sorted(points, key=lambda point: point.budget)
     scale = percent_scale(

@@ -13,8 +13,8 @@ class Found(msgspec.Struct, frozen=True):
     budget: float  # in the unit of the picture's axis
     overhead: float | None  # of the plan, a fraction; None if there is no plan
     bound: float | None = None  # proven lower bound on the overhead, a fraction
-    # ``"optimal"``: the plan is proven the best of the planner's search space; ``"infeasible"``: it
-    # is proven that no plan exists; anything else: neither
+    # ``"optimal"``: the plan is proven the best of the planner's search space. ``"infeasible"``: it
+    # is proven that no plan exists. Others: neither.
     status: str = "feasible"
 
 

@@ -49,11 +49,11 @@ _LEFT_OUT = {
     ".png": ("Software",),
     ".pdf": ("CreationDate", "Creator", "Producer"),
 }
-"""What a file would say about when and by which version it was made."""
+"""Metadata of a file about its time and version, which are left out."""
 
 
 def require_pictures() -> None:
-    """Say what to install if pictures cannot be drawn here.
+    """Raise an error that says what to install if pictures cannot be drawn here.
 
     Raises `MissingExtra` if matplotlib is not installed.
     """

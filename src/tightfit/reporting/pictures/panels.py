@@ -1,4 +1,4 @@
-"""The frame of every picture: a heading, panels of equal size, names next to what they show."""
+"""The frame of every picture: a heading, panels of equal size, names next to their lines."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def panelled(
 ) -> bytes:
     """Return a picture of panels that share their horizontal axis.
 
-    `across`: what the horizontal axis shows, below the lowest panels. `height`: of the axes of each
-    panel, in points. `columns`: panels side by side. `suffix`: of the file: ``".svg"``, ``".png"``
-    or ``".pdf"``. Raises `MissingExtra` if matplotlib is not installed.
+    `across`: the label of the horizontal axis, below the lowest panels. `height`: of the axes of
+    each panel, in points. `columns`: panels side by side. `suffix`: of the file: ``".svg"``,
+    ``".png"`` or ``".pdf"``. Raises `MissingExtra` if matplotlib is not installed.
     """
     grid = Grid(len(panels), columns, height, len(heading.notes))
 

@@ -55,7 +55,7 @@ class PolicyCurve(msgspec.Struct, frozen=True):
 
     name: str  # of the policy
     ratios: tuple[float, ...]  # budgets as shares of the peak with nothing evicted, ascending
-    # What is measured there; None where the program did not go through
+    # The quantity there; None where the program did not end
     values: tuple[float | None, ...]
 
 
@@ -70,10 +70,10 @@ def policies_picture(
 ) -> bytes:
     """Return a picture of every policy's line, named next to its largest budget.
 
-    `curves`: at least one. `title`: above the picture. `constants_ratio`, `bottleneck_ratio`: what
-    constants and the largest single operator take of the peak: no policy can go below. `suffix`: of
-    the file: ``".svg"``, ``".png"`` or ``".pdf"``. Raises `MissingExtra` if matplotlib is not
-    installed.
+    `curves`: at least one. `title`: above the picture. `constants_ratio`, `bottleneck_ratio`:
+    shares of the peak of constants and of the largest single operator: no policy can go below.
+    `suffix`: of the file: ``".svg"``, ``".png"`` or ``".pdf"``. Raises `MissingExtra` if matplotlib
+    is not installed.
     """
     sizes = sizes_of([curve.name for curve in curves])
     labels = [

@@ -19,7 +19,7 @@ __all__ = ["PercentScale", "percent_scale", "round_numbers", "set_budgets", "set
 _SPAN = 20.0
 """Values that differ more, as a ratio, are shown on a logarithmic scale."""
 _DEEPEST = 1e4
-"""What is smaller than the largest value by more is in the linear part around zero."""
+"""Values smaller than the largest by more are in the linear part around zero."""
 _LEAST = 1e-6
 """Percentages that differ less are the same."""
 _MARGIN = 1.2
@@ -43,7 +43,7 @@ class PercentScale(msgspec.Struct, frozen=True):
 
     @property
     def note(self) -> str:
-        """What a reader must know about the axis; nothing if it is linear."""
+        """A note for readers about the axis; empty if it is linear."""
         match self.kind:
             case "linear":
                 return ""

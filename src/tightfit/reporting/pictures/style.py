@@ -45,7 +45,7 @@ BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 INK, QUIET, PALE = "#222222", "#666666", "#D0D0D0"
 """Text, less important text, lines that are there for comparison only."""
 BOUND = "#D6E6F2"
-"""What is proven impossible: a pale tint of our own colour."""
+"""Proven impossible budgets: a pale tint of our own colour."""
 
 TITLE_SIZE, NAME_SIZE, SMALL_SIZE = 11.0, 8.6, 8.0
 """In points: 14.7, 11.5 and 10.7 pixels where a page is shown at its own width."""
@@ -123,7 +123,7 @@ class Family(msgspec.Struct, frozen=True):
     title: str  # above its panel
     colour: str  # of all its members
     members: tuple[tuple[str, Marker], ...]  # planners, each with its marker
-    prefix: str = ""  # what names share; left out where the title stands above them
+    prefix: str = ""  # common to the names; left out where the title is above them
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ class Standing:
     # state_bytes, coming_bytes: the optimizers' state that is there, and that will be
     state_bytes: int
     coming_bytes: int
-    # What else was given out since the callable was fitted and is still held: outputs of steps
+    # Other bytes given out since the callable was fitted and still held: outputs of steps
     # before, averages of weights, other models; but not the inputs
     others_bytes: int
     others_coming_bytes: int  # gradients and state that others within the same budget will hold
@@ -56,10 +56,10 @@ class Account:
     """Counts the memory that a fitted callable holds between its steps: the only place that does.
 
     `modules`: the modules whose parameters it uses. `optimizer`: one that holds them; others are
-    found. `tally`: has counted before what is given out; None: counting begins now. `device`: the
+    found. `tally`: has counted bytes given out before; None: counting begins now. `device`: the
     GPU that holds anything of the modules, else the CPU. `replicas`: the DistributedDataParallel
-    around. `optimizers`, `since`: those that hold any of the parameters; what has happened since
-    the last call.
+    around. `optimizers`, `since`: those that hold any of the parameters; changes since the last
+    call.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Account:
         """Counts the bytes given out; None where nothing can."""
         return self._tally
 
-    # -- what is there ------------------------------------------------------------------------
+    # -- memory that exists -------------------------------------------------------------------
 
     @property
     def granularity_bytes(self) -> int:
@@ -112,31 +112,31 @@ class Account:
         """Return the bytes of the optimizers' state that is there now."""
         return resident_tensor_bytes(self._states(), self.granularity_bytes)
 
-    def coming_state_bytes(self, besides: Sequence[Account] = ()) -> int:
+    def coming_state_bytes(self, counted_elsewhere: Sequence[Account] = ()) -> int:
         """Return the bytes of the optimizers' state that will be there and is not yet.
 
-        `besides`: those whose optimizers and parameters are counted elsewhere.
+        `counted_elsewhere`: those whose optimizers and parameters are counted elsewhere.
         """
         return self.optimizers.coming_bytes(
             self.device.type,
-            counted=[optimizer for other in besides for optimizer in other.optimizers],
-            counted_parameters=_parameters_of(besides),
+            counted=[optimizer for other in counted_elsewhere for optimizer in other.optimizers],
+            counted_parameters=_parameters_of(counted_elsewhere),
         )
 
     def lasting_bytes(self) -> int:
         """Return the bytes held between steps: of an optimizer the state of the own parameters."""
         return lasting_bytes_of([self])
 
-    def expected_bytes(self, besides: Sequence[Account] = ()) -> int:
+    def expected_bytes(self, counted_elsewhere: Sequence[Account] = ()) -> int:
         """Return the gradients and the optimizers' state that do not exist yet but will.
 
-        `besides`: those whose optimizers and parameters are counted elsewhere.
+        `counted_elsewhere`: those whose optimizers and parameters are counted elsewhere.
         """
         if not self._trains:
             return 0
         self.optimizers.look()
-        new_bytes = self.new_gradient_bytes(_parameters_of(besides))
-        return new_bytes + self.coming_state_bytes(besides)
+        new_bytes = self.new_gradient_bytes(_parameters_of(counted_elsewhere))
+        return new_bytes + self.coming_state_bytes(counted_elsewhere)
 
     def resident_bytes(self, inputs: Iterable[Any]) -> int:
         """Return all that is resident now, the inputs of a call, buckets and libraries included."""
@@ -184,10 +184,10 @@ class Account:
         return Standing(*own_bytes, max(0, others_bytes), others_coming_bytes, earlier_bytes)
 
     def _left_to_others(self, sharing: Sequence[Account]) -> int:
-        """Return what others that train in this process may hold, each within its own budget.
+        """Return bytes that others that train in this process may hold, each in its own budget.
 
-        Of one whose step is running that is its budget, as it is unknown which bytes are whose;
-        of another, what lasts of it.
+        Of one whose step is running that is its budget, as it is unknown which bytes are whose. Of
+        another it is the bytes that last between steps.
         """
         within = (self, *sharing)
         return sum(self._left_to(k) for k in self._keepers() if k not in within)
@@ -202,7 +202,7 @@ class Account:
         return [k for k in _KEEPERS.now() if k.device == self.device]
 
     def _before_bytes(self, accounts: Iterable[Account]) -> int:
-        """Return what some hold together that was there before this tally began."""
+        """Return bytes that some hold together and that existed before this tally began."""
         assert self._tally is not None
         held = [tensor for account in accounts for tensor in account._own()]
         counted = self._tally.counted_bytes(held)
@@ -223,11 +223,11 @@ class Account:
     def keep_to(self, limit_bytes: int | None, sharing: Sequence[Account] = ()) -> None:
         """Have a limit, and refuse from now on every request that would exceed it.
 
-        Not where more is held already: planning will say so, and what a plan would need. Models
-        that were fitted with budgets of their own are not distinguished by an allocator: together
-        they keep to the sum.
+        Not where more is held already: planning will say so, and name the bytes a plan needs.
+        Models that were fitted with budgets of their own are not distinguished by an allocator:
+        together they keep to the sum.
 
-        `limit_bytes`: for all that was given out since this began, and for what the modules and
+        `limit_bytes`: for all bytes given out since this began, and for those that the modules and
         those sharing it had before; None: no limit. `sharing`: of callables within the same budget,
         which keep to it through this account.
         """
@@ -254,7 +254,7 @@ class Account:
         self._turn("running")
 
     def rest(self) -> None:
-        """No step is running any more: refuse what would exceed all budgets together."""
+        """No step is running any more: refuse requests above all budgets together."""
         self._turn("free" if self._limit_bytes is None else "resting")
 
     def lift_limit(self) -> None:
@@ -269,7 +269,7 @@ class Account:
             self._tally.keep_to(None, 0)
 
     def _refuse_more(self, keepers: Sequence[Account]) -> bool:
-        """Refuse what would exceed the own limit and those of others, if that can be kept now."""
+        """Refuse requests above the own limit and those of others, if it can be kept now."""
         if self._state == "free" or self._tally is None:
             return False
         if self._state == "resting":
@@ -282,7 +282,7 @@ class Account:
         return True
 
     def count_again(self) -> None:
-        """Count again what was there before: something was refused, and it may hold less now."""
+        """Count existing bytes again: a request was refused, and there may be fewer now."""
         self._count_before()
         self._refuse_more(self._keepers())
 
@@ -336,7 +336,7 @@ class Account:
         self._known = None
 
     def expect_training(self, trains: bool) -> None:
-        """Expect gradients and optimizers' state, or none: the callable only holds what it has."""
+        """Expect gradients and optimizers' state, or neither: then it holds no more than now."""
         self._trains = trains
 
     def collect_garbage(self) -> bool:
@@ -356,7 +356,7 @@ class Account:
 
 
 def _earlier_bytes(tally: Tally, own: Iterable[Any], inputs: Iterable[Any]) -> int:
-    """Return what inputs hold that were there before a tally began."""
+    """Return bytes of inputs that existed before a tally began."""
     owned = {id(t) for t in own}
     given = [x for x in inputs if isinstance(x, torch.Tensor) and id(x) not in owned]
     return max(0, element_bytes(given) - tally.counted_bytes(given))
@@ -387,13 +387,15 @@ def lasting_bytes_of(accounts: Iterable[Account]) -> int:
     return resident_tensor_bytes(held, accounts[0].granularity_bytes) if accounts else 0
 
 
-def expected_bytes_of(accounts: Iterable[Account], besides: Iterable[Account] = ()) -> int:
+def expected_bytes_of(
+    accounts: Iterable[Account], counted_elsewhere: Iterable[Account] = ()
+) -> int:
     """Return the gradients and optimizers' state of several that do not exist yet but will.
 
-    `accounts`: of callables within one budget; what they have in common counts once. `besides`:
+    `accounts`: of callables within one budget; memory in common counts once. `counted_elsewhere`:
     those whose optimizers and parameters are counted elsewhere.
     """
-    counted = list(besides)
+    counted = list(counted_elsewhere)
     expected = 0
     for account in accounts:
         expected += account.expected_bytes(counted)

@@ -31,7 +31,7 @@ class Member(Protocol):
 class Budget:
     """A memory budget that several fitted models share: a GAN, a student and its teacher.
 
-    What is held when a member is called is known, and the rest of the budget is its own: members
+    Bytes held when a member is called are known, and the rest of the budget is its own: members
     that take turns need no shares. Where one member is called between another's forward and
     backward, the outer leaves room: which calls follow each other is known from steps before.
     A call that is new among others runs the plan that holds least.
@@ -66,7 +66,7 @@ class Budget:
         return f"Budget({format_bytes(self.size_bytes)}, {len(self._members)} members)"
 
     def join(self, account: Account, member: Member) -> None:
-        """Count a fitted callable, with what it holds, among those that share the budget."""
+        """Count a fitted callable, with its memory, among those that share the budget."""
         if self._members:
             gc.collect()  # those no longer alive count no longer
         if account not in self._members:

@@ -129,7 +129,7 @@ def _fill(descriptor: int, size: int) -> None:
 
 
 def _drop_pages(tensor: torch.Tensor) -> None:
-    """Have the pages of a mapped tensor leave the process; what is written stays in the file."""
+    """Have the pages of a mapped tensor leave the process; data written stays in the file."""
     if sys.platform == "linux":
         address, size = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes)
         _c_library().madvise(address, size, _DONTNEED)  # only a hint: it may fail

@@ -39,7 +39,7 @@ class StepNeeds:
     """The bytes that a step of an optimizer takes in addition."""
 
     states: tuple[tuple[str, int], ...]  # the bytes of state on each kind of device after the step
-    passing_bytes: int  # the most that lives at once during the step, beyond what is there after it
+    passing_bytes: int  # the most alive at once during the step, beyond bytes that stay after it
     large_bytes: int = 0  # of the state on the CPU, in tensors that may be in far memory
 
     def state_bytes(self, device: str) -> int:
@@ -54,9 +54,9 @@ def step_needs(
 
     Every parameter is taken to have a gradient.
 
-    `optimizer`: as it is now: with its state, or before its first step. `granularity`: what the
-    device's allocator rounds to, in bytes. `changes`: options of the optimizer to be taken in place
-    of its own.
+    `optimizer`: as it is now: with its state, or before its first step. `granularity`: the unit
+    that the device's allocator rounds to, in bytes. `changes`: options of the optimizer to be taken
+    in place of its own.
     """
     try:
         return _taken_on_fakes(optimizer, granularity, changes)
@@ -73,8 +73,9 @@ def needs_of_parameter(
 ) -> StepNeeds | None:
     """Return the memory that steps of one parameter take, the first and later steps; None as above.
 
-    `optimizer`: its settings are taken, and none of its state. `granularity`: what the device's
-    allocator rounds to, in bytes. `elements`: how many of its elements are stepped; None: all.
+    `optimizer`: its settings are taken, and none of its state. `granularity`: the unit that the
+    device's allocator rounds to, in bytes. `elements`: how many of its elements are stepped; None:
+    all.
     """
     try:
         with private.FakeTensorMode(allow_non_fake_inputs=True):
@@ -101,7 +102,7 @@ def _taken_on_fakes(optimizer: Any, granularity: int, changes: Mapping[str, Any]
 
 
 def _taken_by(twin: Any, granularity: int, steps: int = 1) -> StepNeeds:
-    """Return what steps of an optimizer of fakes take."""
+    """Return the memory that steps of an optimizer of fakes take."""
     before = _state_tensors(twin)
     with LiveOnFakes(granularity) as counter:
         for _ in range(steps):

@@ -1,9 +1,9 @@
 """The part of a budget that plans leave for fragmentation: learned from steps.
 
-A caching allocator takes more from a device than it gives out: blocks are cached, and what is
-between them may be too small for a request. Where the device's limit is reached it gives back what
-is cached and tries again, which takes time. How much it loses shows at the moment when it first
-does that, or when it last took more: what was not given out then.
+A caching allocator takes more from a device than it gives out: blocks are cached, and gaps between
+them may be too small for a request. Where the device's limit is reached it gives back cached blocks
+and tries again, which takes time. Its loss shows at the moment when it first does that, or when it
+last took more: the bytes that were not given out then.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from tightfit.allocator.caching import AllocatorState
 __all__ = ["Fragmentation", "SeenStep"]
 
 _MOST_ROUNDS = 3
-_SPARE = 1 / 64  # of the budget: what is left besides, as what is lost varies
+_SPARE = 1 / 64  # of the budget: left in addition, as the loss varies
 
 
 class SeenStep:
     """The state of an allocator after one step.
 
-    `reserved_bytes`: the most that was reserved whenever it was looked at. `retries`: how often it
-    had to give back what was cached.
+    `reserved_bytes`: the largest number of reserved bytes that was seen. `retries`: how often it
+    had to give back cached blocks.
     """
 
     def __init__(self, begin: AllocatorState) -> None:
@@ -32,7 +32,7 @@ class SeenStep:
 
     @property
     def lost_share(self) -> float:
-        """What was reserved and not given out when that mattered, of all that was reserved."""
+        """The share of reserved bytes that was not given out when that mattered."""
         return self._lost
 
     def look(self, now: AllocatorState) -> None:
@@ -59,7 +59,7 @@ class SeenStep:
 class Fragmentation:
     """The bytes that plans are to leave, from round to round: each round is a new plan.
 
-    `left_bytes`: what plans are to leave now. `rounds`: how often that has changed.
+    `left_bytes`: bytes that plans leave now. `rounds`: how often that has changed.
     """
 
     def __init__(self, first_bytes: int = 0) -> None:
@@ -75,7 +75,7 @@ class Fragmentation:
     def learn(self, step: SeenStep, limit_bytes: int, *, is_whole: bool) -> bool:
         """Learn from a step of the plan that leaves as much; return whether another is to be made.
 
-        `limit_bytes`: what it may reserve. `is_whole`: whether the step ran the plan that was made
+        `limit_bytes`: bytes it may reserve. `is_whole`: whether the step ran the plan that was made
         for this; if not, less is not tried.
         """
         if self.is_over:
@@ -99,7 +99,7 @@ class Fragmentation:
     def give_way(self, lacking_bytes: int) -> None:
         """Leave less, for good: no plan leaves as much.
 
-        `lacking_bytes`: what is to be left less, as far as that is known.
+        `lacking_bytes`: bytes by which plans leave too much, as far as that is known.
         """
         is_known = 0 < lacking_bytes < self.left_bytes and not self.is_over
         self.left_bytes -= lacking_bytes if is_known else self.left_bytes

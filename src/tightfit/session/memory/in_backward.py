@@ -25,7 +25,7 @@ from tightfit.torch_private.engine import hooks_of_gradient
 
 __all__ = ["StepsInBackward"]
 
-_LARGE = 2  # times a stretch: what a step works with that is taken in stretches
+_LARGE = 2  # times a stretch: the least workspace of steps that are taken in stretches
 _LOOKS = 2  # calls at which it is looked for gradient scalers
 
 
@@ -79,14 +79,14 @@ class StepsInBackward:
         every = (p for group in self.optimizer.param_groups for p in group["params"])
         return frozenset(map(id, taken or every))
 
-    # -- what a plan asks ---------------------------------------------------------------------
+    # -- questions of plans -------------------------------------------------------------------
 
     def takes(self, parameter: torch.Tensor) -> bool:
         """Whether it steps a parameter."""
         return id(parameter) in self._places()
 
     def needs(self, parameter: torch.Tensor) -> tuple[int, int]:
-        """Return the bytes of a parameter's state, and what its step works with besides.
+        """Return the bytes of a parameter's state, and the workspace of its step.
 
         Raises `BadInput` if that cannot be predicted.
         """
@@ -100,21 +100,21 @@ class StepsInBackward:
         return needs.state_bytes(parameter.device.type), passing_bytes
 
     def _predicted(self, parameter: torch.Tensor) -> StepNeeds:
-        """Return what a step of a parameter takes in memory."""
+        """Return the memory that a step of a parameter takes."""
         where = parameter.dtype, parameter.device
         key = self._places()[id(parameter)], parameter.shape, parameter.stride(), *where
         if key not in self._needs:
             needs = self._needed(parameter)
             if needs is None:
                 raise BadInput(
-                    f"what {self.name} takes to step one parameter cannot be predicted, so that no "
-                    "plan can have room for it. Way out: fit without update_in_backward"
+                    f"the memory of {self.name} for a step of one parameter cannot be predicted, "
+                    "so no plan can have room for it. Way out: fit without update_in_backward"
                 )
             self._needs[key] = needs
         return self._needs[key]
 
     def stretch(self, parameter: torch.Tensor) -> Stretch | None:
-        """Return by what stretches a parameter may be stepped, too; None: whole only."""
+        """Return the stretches in which a parameter may be stepped, too; None: whole only."""
         least_bytes = _LARGE * stretches.STRETCH * parameter.element_size()
         if self._predicted(parameter).passing_bytes < least_bytes:
             return None
@@ -134,7 +134,7 @@ class StepsInBackward:
         return Stretch(elements, needs.passing_bytes + state_bytes)
 
     def _needed(self, parameter: torch.Tensor, elements: int | None = None) -> StepNeeds | None:
-        """Return what steps of a parameter take, or of some of its elements."""
+        """Return the memory that steps of a parameter take, or of some of its elements."""
         group = self.optimizer.param_groups[self._places()[id(parameter)]]
         granularity = granularity_of(parameter.device.type)
         return needs_of_parameter(self.optimizer, group, parameter, granularity, elements)
@@ -146,9 +146,9 @@ class StepsInBackward:
     # -- steps --------------------------------------------------------------------------------
 
     def before_forward(self) -> None:
-        """Raise if the loop does what goes with a step after backward only.
+        """Raise if the loop does something that needs a step after backward.
 
-        Raises `TightfitError`: says what, and a way out; nothing has been changed then.
+        Raises `TightfitError`: names the cause, and a way out; nothing has been changed then.
         """
         if self._settings is not None:
             self._refuse(
@@ -220,9 +220,9 @@ class StepsInBackward:
         self.before_step(optimizer)
 
     def before_step(self, optimizer: Any) -> None:
-        """Note that the loop steps: what was stepped in backward has no gradient and stays.
+        """Note that the loop steps: parameters stepped in backward have no gradient and stay.
 
-        Raises `TightfitError` if the loop has changed what decides the step, or a gradient came
+        Raises `TightfitError` if the loop has changed a setting of the step, or a gradient came
         from outside the plan.
         """
         if not self.is_of(optimizer) or self._settings is None:
@@ -282,7 +282,7 @@ def _is_hooked(parameter: torch.Tensor) -> bool:
 
 
 def _settings_of(optimizer: Any) -> list[dict[str, Any]]:
-    """Return what decides an optimizer's steps besides parameters, gradients and state."""
+    """Return settings of an optimizer's steps other than parameters, gradients and state."""
     return [
         {key: _plain(value) for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups

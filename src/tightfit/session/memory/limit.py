@@ -24,7 +24,7 @@ _LOOKING_BYTES = 16 << 10
 
 
 def refuses(account: Account) -> bool:
-    """Whether what exceeds the limit of a callable is refused while it runs, not only noticed."""
+    """Whether requests above the limit of a callable are refused, not only noticed."""
     keeper = account.keeper
     if keeper is None or keeper.tally is None or keeper.limit_bytes is None:
         return False
@@ -32,7 +32,7 @@ def refuses(account: Account) -> bool:
 
 
 def name_budget(account: Account, needed_bytes: int) -> bool:
-    """Have what is refused from now on name a budget; return whether anything is refused."""
+    """Have errors of refused requests name a budget; return whether requests are refused."""
     keeper = account.keeper
     if keeper is None or keeper.tally is None or not refuses(account):
         return False
@@ -46,7 +46,7 @@ def raising(error: InfeasibleBudget) -> AbstractContextManager[None]:
 
 
 class Limit:
-    """Has the allocator refuse what would exceed a budget; says so in terms of a call.
+    """Has the allocator refuse requests above a budget; raises errors in terms of a call.
 
     `needs`: tells the least budget for steps like the last, as far as that is known. `is_copy`:
     whether the user has not asked for it: a copy keeps to nothing of its own until it trains.
@@ -139,7 +139,7 @@ class Limit:
 
     @contextlib.contextmanager
     def outside(self, limit_bytes: int | None, sharing: Sequence[Account]) -> Iterator[None]:
-        """Enforce the limit while something runs outside of every plan; say what was refused.
+        """Enforce the limit while code runs outside of every plan; raise errors of refusals.
 
         Parameters are those of `follow`.
         """
@@ -155,7 +155,7 @@ class Limit:
         """Begin a call."""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """End it; say what was refused in terms of the budget."""
+        """End it; raise an error of a refusal in terms of the budget."""
         if error is None:
             return
         self._account.rest()
@@ -169,7 +169,7 @@ class Limit:
             ) from error
 
     def _further_bytes(self, error: BaseException) -> int | None:
-        """Return what would have been asked for next, more likely than not; None: as for any."""
+        """Return the likely further need of the call; None: as for any."""
         if not self._is_looking:
             return None
         return max(_LOOKING_BYTES, likely_further_bytes(error))
@@ -190,7 +190,7 @@ class Limit:
 
 
 def _refused_as(message: str) -> AbstractContextManager[None]:
-    """Say what was running where a limit has refused a request."""
+    """Name the code that ran where a limit has refused a request."""
     return _refusals_as(lambda refusal: budget_exceeded(refusal, message))
 
 

@@ -17,14 +17,14 @@ from tightfit.session.memory.forecast import arguments_of, tensors_in
 __all__ = ["plain_step", "refuse_unless_one_by_one"]
 
 _STEPS = 3
-_LARGEST = 3  # elements in each dimension of what is tried
+_LARGEST = 3  # elements in each dimension of parameters that are tried
 _OUT = "Way out: fit without update_in_backward"
 
 
 def plain_step(optimizer: Any, groups: Sequence[Mapping[str, Any]], state: Any = None) -> None:
     """Take an optimizer's step with other groups than its own; hooks of steps are not called.
 
-    What the step writes down besides its state and its groups is discarded.
+    Attributes that the step writes, other than its state and its groups, are discarded.
 
     `state`: in place of its own.
     """

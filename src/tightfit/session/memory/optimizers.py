@@ -50,8 +50,9 @@ class InBackward(Protocol):
 class Optimizers:
     """The optimizers that hold any of some modules' parameters.
 
-    `given`: one that the user has named; others are found when they exist. `granularity_bytes`:
-    what the device's allocator rounds to. `looked`: how often it was looked for optimizers in vain.
+    `given`: one that the user has named; others are found when they exist. `granularity_bytes`: the
+    unit that the device's allocator rounds to. `looked`: how often it was looked for optimizers in
+    vain.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Optimizers:
         self._known: list[weakref.ref[Any]] = []
         self._given = given
         self._steps: InBackward | None = None
-        self._met: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._trains_ours: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self.looked = 0
         self._needs: weakref.WeakKeyDictionary[Any, tuple[bool, StepNeeds | None]] = (
             weakref.WeakKeyDictionary()
@@ -91,14 +92,14 @@ class Optimizers:
 
     def meet(self, optimizer: Any) -> bool:
         """Note an optimizer that is to step; return whether it holds any of the parameters."""
-        if optimizer not in self._met:
-            self._met[optimizer] = _holds_any(optimizer, self._own())
-            if self._met[optimizer]:
+        if optimizer not in self._trains_ours:
+            self._trains_ours[optimizer] = _holds_any(optimizer, self._own())
+            if self._trains_ours[optimizer]:
                 self._note(optimizer)
-        return self._met[optimizer]
+        return self._trains_ours[optimizer]
 
     def _note(self, optimizer: Any) -> None:
-        groups = optimizer.param_groups  # a wrapper shows those of what it wraps
+        groups = optimizer.param_groups  # a wrapper shows those of its optimizer
         if all(other.param_groups is not groups for other in self):
             self._known.append(weakref.ref(optimizer))
 
@@ -175,7 +176,7 @@ class Optimizers:
         return known[1]
 
     def passing_bytes(self) -> int:
-        """Return the most that a step of any of them holds besides state, as far as predicted.
+        """Return the most that a step of any of them holds beyond state, as far as predicted.
 
         Those that step in backward take nothing after it.
         """

@@ -33,11 +33,11 @@ class SinceLastCall:
         self.gradients_are_used = False
 
     def forward_ended(self, outputs: Iterable[Any]) -> None:
-        """Note what a call has returned: the caller may hold it until the next has ended."""
+        """Note outputs of a call: the caller may hold them until the next has ended."""
         self._returned = [weakref.ref(x) for x in outputs if isinstance(x, torch.Tensor)]
 
     def returned_bytes(self, tally: Tally | None) -> int | None:
-        """Return what is still held of what the last call has returned; None: there was none."""
+        """Return bytes still held of the last call's outputs; None: there was no call."""
         if self._returned is None or tally is None:
             return None
         there = (known() for known in self._returned)

@@ -1,7 +1,7 @@
 """The step of one parameter taken a stretch of its elements at a time: less memory, same bits.
 
-Most optimizers treat each element by itself. What they work with is as large as what they step, so
-a large parameter is stepped in stretches where there is little room.
+Most optimizers treat each element by itself. Their workspace is as large as the parameter, so a
+large one is stepped in stretches where there is little room.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ def _is_alike(value: Any, parameter: torch.Tensor) -> bool:
 
 
 def _part(value: Any, parameter: torch.Tensor, part: slice) -> Any:
-    """Return a part of a state; of what is not by element a copy, as each stretch changes it."""
+    """Return a part of a state; tensors not by element are copied: each stretch changes them."""
     if _is_alike(value, parameter):
         return _flat(value)[part]
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _put(value: Any, whole: Any, part: slice) -> Any:
-    """Return a state with what a stretch has made of it."""
+    """Return a state with the results of a stretch."""
     if not isinstance(value, torch.Tensor) or value.dim() == 0:
         return value
     mine = _flat(whole)[part]

@@ -30,7 +30,7 @@ __all__ = [
 aten = torch.ops.aten
 
 _TIMES_HELD = {aten._log_softmax.default: 1, aten.sigmoid.default: 2, aten.tanh.default: 2}
-"""How often the loss outside a plan holds what one of these has made, its gradient included."""
+"""How often a loss outside a plan holds the output of one of these, with its gradient."""
 
 _NUMBERS_BYTES = 4 << 10
 _NUMBERS_SHARE = 128  # of a small loop's budget they may be no more
@@ -38,13 +38,13 @@ _NUMBERS_SHARE = 128  # of a small loop's budget they may be no more
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a budget that one of several calls has."""
+    """The part of a budget for one of several calls."""
 
-    peak_bytes: int  # what may be held while it runs, all that is held besides included
-    others_bytes: int = 0  # what others may hold between its forward and its backward
-    # What is left for others that are to come and keep it until after its backward
+    peak_bytes: int  # may be held while it runs, other memory included
+    others_bytes: int = 0  # others' limit between its forward and its backward
+    # Left for later calls that keep it until after its backward
     reserved_bytes: int = 0
-    part: float = 1.0  # what it would have of each further byte of the budget, at least
+    part: float = 1.0  # its share of each further byte of the budget, at least
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Surroundings:
     # optimizer's state
     gradient_bytes: int
     state_bytes: int
-    # What user code, or another callable within the same budget, holds between forward and backward
+    # Held by user code, or by another callable of the budget, between forward and backward
     outside_bytes: int
-    others_bytes: int  # what is held the whole time that is neither of the step nor of its model
-    budget_bytes: int  # of the budget what the step may use, all of these included
+    others_bytes: int  # held the whole time, neither by the step nor by its model
+    budget_bytes: int  # the part of the budget for the step, all of these included
     whole_bytes: int  # the budget
-    # What the step may use of each further byte of it
+    # The step's share of each further byte of it
     part: float = field(default=1.0, compare=False)
     far: Far | None = None  # the far memory that its values may be moved to
 
@@ -104,7 +104,7 @@ class Surroundings:
             others=self.others_bytes,
             gradient_of_loss=root_bytes,
         )
-        # user code makes the losses' own gradients: they are of what it was seen to hold
+        # user code makes the losses' own gradients: they are part of its measured bytes
         return graph.with_outside(max(0, self.outside_bytes - root_bytes))
 
     def task(self, captured: Captured) -> Task:
@@ -120,10 +120,10 @@ class Surroundings:
 
 
 def assumed_outside_bytes(captured: Captured) -> int:
-    """Assume what a loss outside the plan holds until it is measured: three times the outputs.
+    """Assume the bytes of a loss outside the plan until measured: three times the outputs.
 
     So does `cross_entropy`. Logarithms of probabilities go into `nll_loss`, which holds their
-    gradient only, and what a sigmoid or tanh has made is compared element by element.
+    gradient only, and outputs of a sigmoid or tanh are compared element by element.
     """
     return sum(times * size for times, size in held_by_losses(captured))
 
@@ -131,7 +131,7 @@ def assumed_outside_bytes(captured: Captured) -> int:
 def expected_outside_bytes(captured: Captured) -> int:
     """Return the bytes that a loss outside the plan will probably hold, until it is measured.
 
-    The gradient of each output, and what a loss holds besides for one output at a time. The mean of
+    The gradient of each output, and further memory of a loss for one output at a time. The mean of
     squares holds an output four times, once more than is assumed of any loss.
     """
     held = held_by_losses(captured)
@@ -149,7 +149,7 @@ def held_by_losses(captured: Captured) -> list[tuple[int, int]]:
 
 
 def handed_out_bytes(captured: Captured) -> int:
-    """Return the bytes of what a forward returns: a loop may hold it until it has the next."""
+    """Return the bytes of outputs of a forward: a loop may hold them until the next."""
     granularity = captured.graph.device.granularity_bytes
     made = {
         storage_key(node.meta["val"]): rounded_up(storage_bytes(node.meta["val"]), granularity)
@@ -165,10 +165,10 @@ def handed_out_bytes(captured: Captured) -> int:
 
 
 def kept_by_loss_bytes(captured: Captured) -> int:
-    """Return what the number of a loss outside the plan may keep until the next is there.
+    """Return bytes that the result of a loss outside the plan may keep until the next.
 
     The numbers that `mse_loss` and `binary_cross_entropy` return keep as many bytes as were
-    compared. They compare what is shaped alike, as images and what was made of them.
+    compared. They compare tensors of one shape, such as images and their reconstructions.
     """
     pairs = zip(captured.joint.sources, captured.joint.placeholders, strict=True)
     held = [(source.kind, node.meta.get("val")) for source, node in pairs]

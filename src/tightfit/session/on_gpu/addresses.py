@@ -11,7 +11,7 @@ import torch
 
 from tightfit.allocator import meter_for
 from tightfit.allocator.cuda_arena_memory import CudaArenaMemory
-from tightfit.arenas.fillers import ArenaMemory, FilledStep, FillerPlacement, why_not_led
+from tightfit.arenas.fillers import ArenaMemory, FilledStep, FillerPlacement, placing_obstacle
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.execution.placing import placed_runner
 from tightfit.execution.runtime import Runner
@@ -40,8 +40,8 @@ class DeviceAddresses(DefaultAddresses):
 
     The places follow from the plan. Its program is written with a word before each op that
     requests much. Fillers, which are ordinary tensors, then leave nothing free in the arena but the
-    places of that op, so that PyTorch's own allocator gives out these. What plans leave of the
-    budget is what the layout is higher than they say.
+    places of that op, so that PyTorch's own allocator gives out these. Plans leave as much of the
+    budget as the layout is higher than their peak.
 
     `ground_for`: returns the memory of an arena that is so many bytes high. Raises `BadInput` if
     the device or its allocator cannot be led to addresses, or if plans are to be compiled.
@@ -56,7 +56,7 @@ class DeviceAddresses(DefaultAddresses):
     ) -> None:
         device = account.device
         if ground_for is None:
-            reason = _why_not_led(device) if device.type == "cuda" else "it is no CUDA device"
+            reason = _placing_obstacle(device) if device.type == "cuda" else "it is no CUDA device"
             if reason is not None:
                 raise BadInput(
                     f"arena=True is not available for {name}, which is on {device}: {reason}. "
@@ -75,13 +75,13 @@ class DeviceAddresses(DefaultAddresses):
         self._laid_out: dict[tuple[int, bool], _LaidOut] = {}
         self._left_bytes = 0
         self._rounds = 0
-        self._gave_way = self._said = False
+        self._gave_way = self._is_announced = False
         self._height_bytes = 0
 
     # -- steps --------------------------------------------------------------------------------
 
     def accept(self, planned: PlannedStep, options: Options) -> Options:
-        """Leave of the budget what a plan, laid out, holds more than there is."""
+        """Leave as much of the budget as the layout of a plan exceeds it."""
         assert planned.outcome.plan is not None
         laid_out = self._of(planned.number, planned.graph, planned.outcome.plan)
         room_bytes = (
@@ -104,7 +104,7 @@ class DeviceAddresses(DefaultAddresses):
         return dataclasses.replace(options, left_bytes=self._left_bytes)
 
     def runner_for(self, number: int, graph: Graph, plan: Plan, runner: Runner) -> Runner:
-        """Return what runs a plan at its places; anywhere if these take more than the budget."""
+        """Return a program that runs a plan at its places; anywhere if they exceed the budget."""
         laid_out = self._of(number, graph, plan)
         if not laid_out.is_placed:
             return runner
@@ -112,7 +112,7 @@ class DeviceAddresses(DefaultAddresses):
         return laid_out.runner(runner, plan)
 
     def _of(self, number: int, graph: Graph, plan: Plan) -> _LaidOut:
-        """Return what is known of a plan; it is laid out again if some of it had no room."""
+        """Return the layout of a plan; it is laid out again if some of it had no room."""
         with_gradients = not self._steering.outlived  # gone when the next step begins, it seems
         key = number, with_gradients
         known = self._laid_out.get(key)
@@ -139,19 +139,19 @@ class DeviceAddresses(DefaultAddresses):
         self._laid_out.clear()
         self._steering.leave()
 
-    # -- what is held -------------------------------------------------------------------------
+    # -- memory held --------------------------------------------------------------------------
 
     def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
-        """Leave nothing where no plan leaves so much: the allocator places what is too high."""
+        """Leave nothing where no plan leaves so much: the allocator places higher blocks."""
         if not self._left_bytes:
             raise error
         self._left_bytes, self._gave_way = 0, True
         return dataclasses.replace(options, left_bytes=0)
 
     def _announce_excess(self, over_bytes: int) -> None:
-        if self._said:
+        if self._is_announced:
             return
-        self._said = True
+        self._is_announced = True
         announce(
             f"{self._name}: at planned addresses a step takes {format_bytes(over_bytes)} more than "
             "the budget, and no plan was found that leaves as much: PyTorch's "
@@ -159,7 +159,7 @@ class DeviceAddresses(DefaultAddresses):
         )
 
     def added_to(self, report: Report) -> Report:
-        """Return a report with what happened in the arena, and what the device's allocator held."""
+        """Return a report with figures of the arena and of the device's allocator."""
         reserved_bytes = meter_for(self._account.device).held_bytes()
         tensor_bytes = self._account.lasting_bytes()
         held = Held(
@@ -176,9 +176,8 @@ class DeviceAddresses(DefaultAddresses):
 class _LaidOut:
     """The places of a plan, and the steps that use them.
 
-    `steering`: leads requests to them. `elsewhere`: instructions that had no room for what they
-    request. `is_placed`: whether its steps use them. `crowded`: further instructions that had no
-    room.
+    `steering`: leads requests to them. `elsewhere`: instructions whose requests had no room.
+    `is_placed`: whether its steps use them. `crowded`: further instructions that had no room.
     """
 
     def __init__(
@@ -221,7 +220,7 @@ def _of_one_kind(graph: Graph, plan: Plan, instructions: Iterable[int]) -> froze
 
 
 @functools.cache
-def _why_not_led(device: torch.device) -> str | None:
+def _placing_obstacle(device: torch.device) -> str | None:
     """Return why requests cannot be led on a GPU; None if they can, as they do from now on."""
     backend = torch.cuda.get_allocator_backend()
     if backend != "native":
@@ -229,4 +228,4 @@ def _why_not_led(device: torch.device) -> str | None:
     divide_coarsely()
     if segments_expand():
         return "its segments expand (expandable_segments:True), so that no block stays as it is"
-    return why_not_led(functools.partial(CudaArenaMemory, device=device))
+    return placing_obstacle(functools.partial(CudaArenaMemory, device=device))

@@ -1,4 +1,4 @@
-"""Steps that a GPU's allocator places, within what it may reserve."""
+"""Steps that a GPU's allocator places, within a limit of reserved bytes."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from tightfit.units import format_bytes
 __all__ = ["Reserved"]
 
 _LARGE_BYTES = 1 << 20  # up to this, PyTorch's CUDA allocator has segments for small requests
-_MOST_FIRST = 1 / 32  # of the limit: what the first plan leaves
+_MOST_FIRST = 1 / 32  # of the limit: left by the first plan
 _CALM_STEPS = 3  # in a row without a retry: nothing is learned any more
 _LOOKS_AGAIN = 16  # steps, whether there are retries after all
 
 
 class Reserved(DefaultAddresses):
-    """What the allocator of a GPU takes from the device for the steps of a callable.
+    """Bytes that the allocator of a GPU takes from the device for the steps of a callable.
 
     It takes more than it gives out, and its limit is the budget. While there are retries, steps are
-    looked at before each large request; plans then leave what was lost, and are made again.
+    looked at before each large request; plans then leave the bytes that were lost, and are made
+    again.
     """
 
     def __init__(self, name: str, account: Account, allocator: CachingAllocator) -> None:
@@ -84,7 +85,7 @@ class Reserved(DefaultAddresses):
         return self._looking[number]
 
     def look(self, inputs: Iterable[Any], options: Options) -> Options:
-        """Learn from the step before; leave what was lost."""
+        """Learn from the step before; leave the bytes that were lost."""
         step, self._step = self._step, None
         if not self._has_begun and options.is_alone:
             return self._begun(options)
@@ -109,14 +110,14 @@ class Reserved(DefaultAddresses):
         return options
 
     def _begun(self, options: Options) -> Options:
-        """Leave room for what an allocator caches: pages are taken whole."""
+        """Leave room for an allocator's cache: pages are taken whole."""
         self._has_begun = True
         first_bytes = min(self._allocator.page_bytes, round(_MOST_FIRST * options.limit_bytes))
         self._fragmentation = Fragmentation(first_bytes)
         return dataclasses.replace(options, left_bytes=first_bytes) if first_bytes else options
 
     def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
-        """Leave what the least plan leaves."""
+        """Leave as much as the least plan leaves."""
         if not options.left_bytes:
             raise error
         least_bytes = error.call_bytes
@@ -132,7 +133,7 @@ class Reserved(DefaultAddresses):
         return dataclasses.replace(options, left_bytes=left_bytes)
 
     def added_to(self, report: Report) -> Report:
-        """Return a report with what was reserved in the last step that was looked at."""
+        """Return a report with bytes reserved in the last step that was looked at."""
         reserved_bytes = self._reserved_bytes
         if reserved_bytes is None:
             reserved_bytes = self._state().reserved_bytes
@@ -143,7 +144,7 @@ class Reserved(DefaultAddresses):
         return self._calm >= _CALM_STEPS
 
     def _state(self) -> AllocatorState:
-        """Return the allocator's state, without what others had before."""
+        """Return the allocator's state, without bytes that others had before."""
         now, others = self._allocator.state(), self._others
         return AllocatorState(
             max(0, now.allocated_bytes - others.allocated_bytes),

@@ -28,10 +28,10 @@ __all__ = ["PartStep", "PartsAgain"]
 
 @dataclass(frozen=True, eq=False)
 class PartStep:
-    """What a call of a part runs: the part is not held, as a buffer of it may hold the call."""
+    """Program of a call of a part: the part is not held, as a buffer of it may hold the call."""
 
     part: weakref.ref[Part]
-    kind: Kind  # what was captured
+    kind: Kind  # the captured step
     key: Any  # of calls that are alike
 
     @property
@@ -63,7 +63,7 @@ class _Steps(Protocol):
         ...
 
     def looking(self) -> AbstractContextManager[None]:
-        """Leave out of all steps what is done to find out what is to run."""
+        """Leave work to find the program of a call out of all steps."""
         ...
 
 
@@ -78,7 +78,7 @@ class PartsAgain:
         self.name = steps.name
 
     def function(self, step: PartStep) -> Callable[..., Any]:
-        """Return what runs the graphs of a part."""
+        """Return the object that runs the graphs of a part."""
         return self._part(step).function
 
     def modules(self, step: PartStep) -> Mapping[str, nn.Module]:
@@ -91,7 +91,7 @@ class PartsAgain:
         return placeholder_tensors(step.captured.joint, self._part(step).modules, leaves)
 
     def serves(self, step: PartStep, given: Arguments) -> bool:
-        """Whether what was captured is that of a call, as modules and inputs are now."""
+        """Whether the captured step is that of a call, as modules and inputs are now."""
         part = self._part(step)
         leaves = step.kind.inputs(given.leaves)
         decides = step.captured.joint.decisions.hold(leaves, part.modules)
@@ -99,15 +99,15 @@ class PartsAgain:
 
     def may_repeat(self, step: PartStep) -> bool:
         """Whether calls may be run again: so they were, or none has been seen."""
-        return self._there().known.may_repeat(step.key)
+        return self._living_steps().known.may_repeat(step.key)
 
     def note_repeated(self, step: PartStep) -> None:
         """Note that a call is run again."""
-        self._there().known.note_repeated(step.key)
+        self._living_steps().known.note_repeated(step.key)
 
     def replanned(self, step: PartStep, given: Arguments) -> Planned:
         """Capture a call again, with the gradients that its outputs have, and plan it."""
-        steps, part = self._there(), self._part(step)
+        steps, part = self._living_steps(), self._part(step)
         call = steps.known.known(part, given) or steps.captured_again(part, given)
         if not _have_the_same_placeholders(call.kind, step.kind):
             late = step.captured.joint.detached - call.kind.captured.joint.detached
@@ -116,7 +116,7 @@ class PartsAgain:
         return self._planned(part, call.kind)
 
     def planned_once_more(self, step: PartStep, inputs: list[Any]) -> Planned:
-        """Plan a call for one backward more, with what is held now."""
+        """Plan a call for one backward more, with memory held now."""
         return self._planned(self._part(step), step.kind)
 
     def planned_forward(self, step: PartStep, inputs: list[Any]) -> Planned:
@@ -124,8 +124,8 @@ class PartsAgain:
         return step.kind.runner(step.kind.least)
 
     def _planned(self, part: Part, kind: Kind) -> Planned:
-        """Return what runs a call within the current step; the least plan where none is."""
-        steps = self._there()
+        """Return a program of a call within the current step; the least plan where none is."""
+        steps = self._living_steps()
         writer = steps.writer
         if writer is None:
             return kind.runner(kind.least)
@@ -138,7 +138,7 @@ class PartsAgain:
             raise self._gone()
         return part
 
-    def _there(self) -> _Steps:
+    def _living_steps(self) -> _Steps:
         steps = self._steps()
         if steps is None:
             raise self._gone()
@@ -171,7 +171,7 @@ class _Measured(Planned):
 
     def _forward(self, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
         _, saved = self._runner.program.forward(inputs)
-        del _  # what it returns is not needed
+        del _  # outputs are not needed
         self._writer.forward_ended(self._call)
         self._writer.backward_begins(self._call)
         return [], saved

@@ -38,11 +38,11 @@ class PartPlans:
 
     kinds: Mapping[Kind, Holding]  # with which all calls fit
     calls: tuple[Holding, ...]  # for each call of the step: the same, or a cheaper one
-    menus: Mapping[Kind, Sequence[Holding]]  # what was found for each kind
+    menus: Mapping[Kind, Sequence[Holding]]  # holdings of the plans found for each kind
 
     @property
     def overhead(self) -> float:
-        """What the calls cost more than with nothing recomputed, a fraction."""
+        """Extra cost of the calls over nothing recomputed, a fraction."""
         return overhead_of(self.calls)
 
     def spread(self, ledger: StepLedger[Kind], limit_bytes: int) -> PartPlans:
@@ -55,7 +55,7 @@ def choose(
 ) -> PartPlans | None:
     """Return the plans that make a step cheapest within a limit.
 
-    `limit_bytes`: what is held at the begin of the step included. `options`: say which planner
+    `limit_bytes`: bytes held at the begin of the step included. `options`: say which planner
     searches, and how long. `apart`: whether another process searches, while this process trains.
     Returns None if no choice was found that fits.
     """
@@ -74,7 +74,7 @@ def choose(
 def choose_at_once(
     ledger: StepLedger[Kind], limit_bytes: int, options: Options
 ) -> PartPlans | None:
-    """Return the cheapest choice out of what was found before and what is found in a second.
+    """Return the cheapest choice out of plans found before and plans found in a second.
 
     `ledger`, `limit_bytes`, `options`: as `choose` takes them. Returns None if no choice was found
     that fits.
@@ -138,7 +138,7 @@ class _Menus:
                         plans.append(holding)
 
     def _planned(self, kind: Kind, saved_bytes: int, room_bytes: int) -> Holding | None:
-        """Return the cheapest plan found that keeps to what may be saved and held at the peak."""
+        """Return the cheapest plan found within limits of saved bytes and of bytes at the peak."""
         graph = kind.captured.graph
         outside_bytes = max(0, room_bytes - saved_bytes - kind.most.output_bytes)
         if room_bytes <= 0:

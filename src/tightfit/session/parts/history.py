@@ -21,7 +21,7 @@ _MOST_SITUATIONS = 16
 class Situation:
     """The history of steps with the same inputs that begin with about as much held.
 
-    `held_bytes`: at the begin, with what is yet to come to stay. `ledger`: the last such step of
+    `held_bytes`: at the begin, with memory that will come and stay. `ledger`: the last such step of
     those in which most parts have run. `plans`: the plans of the parts; None while they are learned
     about. `planned`: the step that they are for: all parts run that may. `planned_bytes`: the peak
     that follows.
@@ -55,7 +55,7 @@ class Situation:
         return self._searches.pop().result()
 
     def ended(self, ledger: StepLedger[Kind]) -> None:
-        """Note what such a step has held, unless one is known in which more parts have run.
+        """Note bytes held by such a step, unless one is known in which more parts have run.
 
         To leave a call out of a measured step is more exact than to put one in.
         """
@@ -95,8 +95,8 @@ class Situation:
         Bytes that code between the parts holds now and frees before their backward are counted in
         the measured step. So no more need be free than the plans leave.
 
-        `held_bytes`: with what is yet to come to stay. `limit_bytes`: of the whole step: what the
-        plans leave of it may be held besides.
+        `held_bytes`: with memory that will come and stay. `limit_bytes`: of the whole step: other
+        memory may use as much of it as the plans leave.
         """
         assert self.plans is not None
         expected_bytes = self.planned.begin_of(self._turn - 1, self.plans.calls)
@@ -114,9 +114,9 @@ class Situations:
         self._known: dict[Any, list[Situation]] = {}
 
     def of(self, signature: Any, held_bytes: int, alike_bytes: int) -> Situation:
-        """Return what is known of steps that begin with as much held; one begins now.
+        """Return the history of steps that begin with as many bytes held; one begins now.
 
-        `alike_bytes`: what two steps may differ by at their begin and still be alike.
+        `alike_bytes`: how much two steps may differ by at their begin and still be alike.
         """
         known = self._known.setdefault(signature, [])
         forget_oldest(self._known)

@@ -43,8 +43,8 @@ _MOST_NUMBERS = 2  # other numbers with which a graph is planned, before it runs
 class InGraphs(PartsRoute):
     """Runs a callee, each of its graphs by a plan for whole steps.
 
-    `callee`, `options`, `account`: what is run, what the user asked for, and what is held between
-    steps. `followed`: hands over the graphs of calls.
+    `callee`, `options`, `account`: the callable, the user's wishes, and memory between steps.
+    `followed`: hands over the graphs of calls.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class InGraphs(PartsRoute):
         self._account = account
         self._followed = followed
         self._resident = _Resident(account)
-        gc.collect()  # what is freed during a step would look like room
+        gc.collect()  # memory freed during a step would look like room
         outside = followed.outside
         steps = PartSteps(
             callee.name,
@@ -74,7 +74,7 @@ class InGraphs(PartsRoute):
 
     @staticmethod
     def may_run(options: Options, account: Account) -> bool:
-        """Whether what the user asked for can be done graph by graph."""
+        """Whether the user's options can be followed graph by graph."""
         is_alone = options.shared is None and not options.compile
         return is_alone and meter_for(account.device) is not None
 
@@ -112,7 +112,7 @@ class InGraphs(PartsRoute):
         return output
 
     def looking(self) -> AbstractContextManager[None]:
-        """Return what is around while it is found out what is to run: it belongs to no step."""
+        """Return a context in which graphs are looked for: its work belongs to no step."""
         return self.steps.looking()
 
     def _note_numbers(self, graph: HandedGraph) -> None:
@@ -177,7 +177,7 @@ class InGraphs(PartsRoute):
         """Do nothing: graphs are planned while the callable takes its first step."""
 
     def report(self) -> Report:
-        """Return what the plans promise and what the last complete step held.
+        """Return promises of the plans and bytes held by the last complete step.
 
         Raises `BadInput` if nothing has been planned yet.
         """
@@ -188,7 +188,7 @@ class InGraphs(PartsRoute):
 
 
 def _way_out(outside: Outside) -> str:
-    """Return what a user who is short of memory may do."""
+    """Return advice for a user who is short of memory."""
     reasons = "; ".join(f"{place}: {why}" for place, why in outside.reasons().items())
     return f"change the code that keeps the callable from being planned as a whole ({reasons})"
 
@@ -214,15 +214,15 @@ class _Resident:
         return self._account.coming_state_bytes()
 
     def stepping_bytes(self) -> int:
-        """Return what is held while the optimizer steps, as far as that is predicted."""
+        """Return bytes held while the optimizer steps, as far as predicted."""
         account = self._account
         lasting_bytes = account.lasting_bytes() + account.expected_bytes()
         return lasting_bytes + account.optimizers.passing_bytes()
 
     def rest(self) -> None:
-        """End the step: its budget is for what comes now."""
+        """End the step: its budget is for the code that follows."""
         self._account.rest()
 
     def name_budget(self, needed_bytes: int) -> bool:
-        """Have what is refused from now on name a budget; return whether anything is refused."""
+        """Have errors of refused requests name a budget; return whether requests are refused."""
         return name_budget(self._account, needed_bytes)

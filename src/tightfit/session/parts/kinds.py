@@ -74,11 +74,11 @@ class Part:
         self._calls = GraphCalls(self.function)
 
     def given(self, graph: HandedGraph, inputs: Sequence[Any]) -> GraphArguments:
-        """Return what to call the part with for a call of a graph."""
+        """Return the arguments of the part for a call of a graph."""
         return self.function.arguments(graph, inputs)
 
     def key(self, given: Arguments) -> Any:
-        """Return what is the same of calls that run the same on members of the same names."""
+        """Return a key that is equal for calls that run the same on members of the same names."""
         number = given.args[-1]
         if number not in self._keys:
             self._keys[number] = graph_key(self.function, number)
@@ -93,7 +93,7 @@ class Part:
         return any(x.requires_grad for x in tensors) or bool(self.function.leaves(given.args[-1]))
 
     def is_as_it_was(self, given: Arguments, key: Any) -> bool:
-        """Whether a call with these inputs would run now what the call with a key has run."""
+        """Whether a call with these inputs would now run the step of the call with a key."""
         if self.key(given) != key:
             return False
         return not isinstance(given, GraphArguments) or self._calls.is_as_it_was(given, key[0])
@@ -108,7 +108,7 @@ class PartCall:
     """One call of a part."""
 
     key: Any  # of calls that are alike
-    kind: Kind  # what is known of those
+    kind: Kind  # the captured step of those, with its plans
     given: Arguments  # its inputs
 
 
@@ -213,7 +213,7 @@ class KnownCalls:
 
 
 def forget_oldest(known: dict[Any, Any]) -> None:
-    """Keep no more than some entries of what is known of calls, the latest ones."""
+    """Keep no more than some entries about calls, the latest."""
     while len(known) > _MOST_KEPT:
         del known[next(iter(known))]
 
@@ -221,7 +221,7 @@ def forget_oldest(known: dict[Any, Any]) -> None:
 _AT_ONCE_S = 1.0  # for the plan of the first steps: a step waits for it
 _LEAST_SHARE = 0.3  # of a search's time
 _MOST_FOUND = 64
-_OUTSIDE_SHARES = (0.0, 0.5, 1.0)  # of what the part holds itself with nothing recomputed
+_OUTSIDE_SHARES = (0.0, 0.5, 1.0)  # of the part's own bytes with nothing recomputed
 
 
 @dataclass(eq=False)
@@ -305,5 +305,5 @@ def least_plan(graph: Graph, alike: int, limits: Limits) -> Plan:
 
 
 def _held_bytes(holding: Holding, alike: int) -> int:
-    """Return what that many parts hold, one of them at its peak."""
+    """Return the bytes of that many parts, one of them at its peak."""
     return holding.peak_bytes + (alike - 1) * holding.staying_bytes

@@ -30,15 +30,15 @@ __all__ = ["Circumstances", "StepPlans"]
 
 _WORTH_A_SEARCH = 0.001  # of overhead
 _LEARNED = 8  # steps that are alike; later ones are checked, and peaks are the user's
-_ALIKE = 0.005  # of the budget: what two steps may differ by at their begin and still be alike
+_ALIKE = 0.005  # of the budget: two steps that differ by less at their begin are alike
 
 
 @dataclass(frozen=True)
 class Circumstances:
     """The interface that depends on how a model is divided into parts.
 
-    `late_bytes`: of the budget, what plans leave unused for memory that other threads free in their
-    own time. `way_out`: what a user who is short of memory may do besides.
+    `late_bytes`: the part of the budget that plans leave unused for memory that other threads free
+    in their own time. `way_out`: further advice for a user who is short of memory.
     """
 
     late_bytes: int = 0
@@ -48,7 +48,7 @@ class Circumstances:
 class StepPlans:
     """The plans of the parts of a model, chosen for whole steps.
 
-    `circumstances`: what a model's parts need besides their plans.
+    `circumstances`: objects that a model's parts need in addition to their plans.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class StepPlans:
 
     @property
     def latest(self) -> Mapping[Part, Kind]:
-        """What kind the last call of each part was."""
+        """The kind of the last call of each part."""
         return self._latest
 
     def change_options(self, options: Options) -> None:
-        """Plan the next step with other options; what was captured stays."""
+        """Plan the next step with other options; captured steps stay."""
         self.options = options
         self._situations = Situations()
 
@@ -96,8 +96,8 @@ class StepPlans:
     def begin(self, signature: Any, coming_bytes: int, stepping_bytes: int) -> None:
         """Make sure that there are plans for the step that begins.
 
-        `signature`: of the model's inputs. `coming_bytes`: what will stay once it exists: the
-        optimizer's state. `stepping_bytes`: what is held while the optimizer steps.
+        `signature`: of the model's inputs. `coming_bytes`: memory that will stay once it exists:
+        the optimizer's state. `stepping_bytes`: memory held while the optimizer steps.
         """
         self._coming_bytes, self._stepping_bytes = coming_bytes, stepping_bytes
         held = self._guard.held_bytes() + coming_bytes
@@ -167,7 +167,7 @@ class StepPlans:
     def _plan(self, situation: Situation, worst: StepLedger[Kind]) -> None:
         """Make sure that there are plans for a step of such calls, the worst that may come.
 
-        Known plans stay as long as they fit at all: what is late is measured now here, now there,
+        Known plans stay as long as they fit at all: late frees are measured now here, now there,
         and all ranks are to run the same.
         """
         most_bytes = self.limit_bytes
@@ -323,7 +323,7 @@ class StepPlans:
         return self._situation.is_as_foreseen(held_bytes, self.limit_bytes)
 
     def _unseen_bytes(self, part: Part, kind: Kind) -> int:
-        """Return what parts of the same class keep that no step has called yet."""
+        """Return the bytes that parts of the same class keep and that no step has called yet."""
         seen = sum(other.is_of_class(part) for other in {*self._latest, part})
         return max(0, part.alike - seen) * kind.least.staying_bytes
 
@@ -343,6 +343,6 @@ def _peak_at_least(ledger: StepLedger[Kind]) -> int:
 
 
 def _fit(plans: PartPlans, ledger: StepLedger[Kind], most_bytes: int) -> bool:
-    """Whether plans are there for all calls of a step, and keep to what it may hold."""
+    """Whether plans are there for all calls of a step, and keep to its limit."""
     known = all(kind in plans.kinds for kind in ledger.calls)
     return known and ledger.peak_with(plans.kinds) <= most_bytes

@@ -17,7 +17,7 @@ __all__ = ["PartsRoute"]
 class PartsRoute:
     """A way to run a callable whose steps consist of planned parts.
 
-    `outside`: notes what runs as plain Python.
+    `outside`: notes frames that run as plain Python.
     """
 
     is_used = True
@@ -38,7 +38,7 @@ class PartsRoute:
         return []
 
     def outside_of_plans(self) -> bool:
-        """Whether what is around a call asks that it runs as it is; then that is noted."""
+        """Whether code around a call asks that it runs as it is; then that is noted."""
         return self.outside.is_called_within()
 
     def settle(self) -> None:
@@ -46,14 +46,14 @@ class PartsRoute:
         self.close_step()
 
     def report(self) -> Report:
-        """Return what the plans promise and what the last complete step held."""
+        """Return promises of the plans and bytes held by the last complete step."""
         return msgspec.structs.replace(self.steps.report(), outside=self.outside.reasons())
 
     def close_step(self) -> StepPeaks | None:
-        """End the measured window of the last step now; return what it held."""
+        """End the measured window of the last step now; return its peaks."""
         return self.steps.close_step()
 
     def change_options(self, options: Options) -> None:
-        """Plan the next step with other options; what was captured stays."""
+        """Plan the next step with other options; captured steps stay."""
         self.options = options
         self.steps.change_options(options)

@@ -38,9 +38,9 @@ __all__ = ["ShardedModel", "group_of", "late_bytes", "sharded_parts"]
 class ShardedModel(PartsRoute):
     """Runs a model whose sharded modules are planned, each by itself.
 
-    `parts`: by name, none inside another. `options`, `account`: the user's, and what the model
-    holds between steps. `group`: the processes that train the model together. `late_bytes`: of the
-    budget, what plans leave unused for memory that other threads free in their own time.
+    `parts`: by name, none inside another. `options`, `account`: the user's, and the model's memory
+    between steps. `group`: the processes that train the model together. `late_bytes`: the part of
+    the budget that plans leave unused for memory that other threads free in their own time.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ShardedModel(PartsRoute):
 
 
 class _Metered:
-    """What a sharded model holds: what it held when it was fitted, and what the meter saw since."""
+    """Memory of a sharded model: bytes it held when fitted, and bytes metered since."""
 
     def __init__(self, account: Account) -> None:
         self._account = account
@@ -122,11 +122,11 @@ class _Metered:
         return 0
 
     def stepping_bytes(self) -> int:
-        """Return nothing: what a step of the optimizer takes is seen once it runs."""
+        """Return nothing: memory of the optimizer's step is measured once it runs."""
         return 0
 
     def rest(self) -> None:
-        """End the step: its budget is for what comes now."""
+        """End the step: its budget is for the code that follows."""
         self._account.rest()
 
     def name_budget(self, needed_bytes: int) -> bool:
@@ -171,8 +171,8 @@ class _Unit:
 def sharded_parts(model: nn.Module) -> dict[str, nn.Module]:
     """Return the innermost modules that were given to `fully_shard`, by name; often none.
 
-    Their parameters are gathered whole while their forward runs. A module around other such
-    modules runs eagerly in what it does itself.
+    Their parameters are gathered whole while their forward runs. A module around other such modules
+    runs its own code eagerly.
     """
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
@@ -202,7 +202,7 @@ def group_of(model: nn.Module) -> Any:
 
 
 def late_bytes(parts: dict[str, nn.Module]) -> int:
-    """Return what collectives on a CPU may hold longer than they run: a part's gathered parameters.
+    """Return bytes that collectives on a CPU hold after they run: a part's gathered parameters.
 
     There threads of the process group free buffers; on a GPU the stream's order does.
     """
@@ -212,7 +212,7 @@ def late_bytes(parts: dict[str, nn.Module]) -> int:
 
 
 def _refuse_options(options: Options) -> None:
-    """Refuse what is not done part by part, and name it."""
+    """Refuse options that are not supported part by part, and name them."""
     wanted = {
         "budget='device'": options.budget_bytes is None,
         "a shared Budget": options.shared is not None,

@@ -1,8 +1,8 @@
 """Steps of a model whose parts are planned one by one, all within one budget.
 
-What runs between the parts stays eager: it is measured in a first step, in which every part runs
+Code between the parts stays eager: it is measured in a first step, in which every part runs
 the plan that holds least. Then each kind of part has the plan that makes the whole step cheapest
-within the budget. A part that was not foreseen is judged by what is held when it starts.
+within the budget. A part that was not foreseen is judged by bytes held when it starts.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Resident(Protocol):
         ...
 
     def coming_bytes(self) -> int:
-        """Return what will stay once it exists: the optimizer's state."""
+        """Return bytes that will stay once they exist: the optimizer's state."""
         ...
 
     def stepping_bytes(self) -> int:
-        """Return what is held while the optimizer steps, as far as that is predicted."""
+        """Return bytes held while the optimizer steps, as far as predicted."""
         ...
 
     def rest(self) -> None:
@@ -58,15 +58,15 @@ class Resident(Protocol):
         ...
 
     def name_budget(self, needed_bytes: int) -> bool:
-        """Have what is refused from now on name a budget; return whether anything is refused."""
+        """Have errors of refused requests name a budget; return whether requests are refused."""
         ...
 
 
 class PartSteps:
     """Runs the parts of a model by their plans.
 
-    `capture`: given a call and a name, returns the captured step of a part. `circumstances`: what
-    a model's parts need besides their plans.
+    `capture`: given a call and a name, returns the captured step of a part. `circumstances`:
+    objects that a model's parts need in addition to their plans.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class PartSteps:
         return self._writer
 
     def change_options(self, options: Options) -> None:
-        """Plan the next step with other options; what was captured stays."""
+        """Plan the next step with other options; captured steps stay."""
         self.plans.change_options(options)
         self.guard.change_budget(self.plans.limit_bytes)
 
@@ -149,7 +149,7 @@ class PartSteps:
         self.guard.abandon()
 
     def report(self) -> Report:
-        """Return what the plans promise and what the last complete step held.
+        """Return promises of the plans and bytes held by the last complete step.
 
         Raises `BadInput` if no step has been taken yet.
         """
@@ -173,7 +173,7 @@ class PartSteps:
         )
 
     def least_bytes(self) -> int:
-        """Return what a step like the last complete one holds with the least plan of every part.
+        """Return the bytes of a step like the last complete one with the least plan of every part.
 
         Parts count that this step has left out and another may not.
 
@@ -196,7 +196,7 @@ class PartSteps:
     # -- parts --------------------------------------------------------------------------------
 
     def kind_of(self, part: Part, given: Arguments) -> PartCall | None:
-        """Return what kind of part a call is, captured the first time; None without a gradient.
+        """Return the kind of a call of a part, captured the first time; None without a gradient.
 
         Raises `BadInput` or `CaptureError` or `OpaqueChanged` if the part cannot be captured.
         """
@@ -208,13 +208,13 @@ class PartSteps:
         return self.captured_again(part, given)
 
     def captured_again(self, part: Part, given: Arguments) -> PartCall:
-        """Capture a call; what that takes belongs to no step."""
+        """Capture a call; memory for that belongs to no step."""
         with self.looking(), self.guard.paused():
             return self.known.capture(part, given, self.plans.options)
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
-        """Leave out of all steps what is done to find out what is to run."""
+        """Leave work to find the program of a call out of all steps."""
         if self._writer is not None:
             self._writer.between()
         with left_out():
@@ -223,14 +223,15 @@ class PartSteps:
     def run(self, part: Part, call: PartCall | None, given: Arguments) -> Any:
         """Run one forward of a part by its plan; its own forward if nothing needs a gradient.
 
-        Where no plan fits what is left it runs as plain PyTorch, if its limit holds all the same.
+        Where no plan fits the rest of the budget it runs as plain PyTorch, if its limit still
+        holds.
 
         Raises `InfeasibleBudget` if that does not fit either.
         """
         writer = self._writer
         if call is None or writer is None:
             return part.function(*given.args, **given.kwargs)
-        kind, key = call.kind, call.key  # what waits for its backward must not hold the inputs
+        kind, key = call.kind, call.key  # a call that awaits its backward must not hold the inputs
         try:
             holding = self.plans.holding_for(part, kind)
         except InfeasibleBudget as error:
@@ -240,7 +241,7 @@ class PartSteps:
         def started(run: Run) -> None:
             self.known.learn_outputs(part, key, run)
             if run.reached.backwards > 1:
-                return  # what is run again is a call of its own
+                return  # a forward that runs again is a call of its own
             is_first = not writer.has_turned
             writer.backward_begins(number)
             if is_first:
@@ -253,7 +254,7 @@ class PartSteps:
                 self._writer.backward_ended()
                 if self._writer.is_complete:
                     self.guard.after_backward()
-            is_last = run.state is not RunState.DIFFERENTIATED  # else what derives of it is to come
+            is_last = run.state is not RunState.DIFFERENTIATED  # else derived calls are to come
             if is_last and not self.is_under_way:
                 self._resident.rest()
 
@@ -278,13 +279,13 @@ class PartSteps:
         return kind.captured.joint.structure.filled(outputs)
 
     def _run_plainly(self, part: Part, given: Arguments, error: InfeasibleBudget) -> Any:
-        """Run a part that no plan has room for as it is: what exceeds the limit is refused."""
+        """Run a part that no plan has room for as it is: requests above the limit are refused."""
         if not self._resident.name_budget(error.minimum_bytes or 0):
             raise error
         if part not in self._plainly:
             self._plainly.add(part)
             announce(
-                f"part {part.name!r}: no plan fits what is left of the budget. It runs as plain "
+                f"part {part.name!r}: no plan fits the rest of the budget. It runs as plain "
                 "PyTorch there; requests beyond the budget are refused"
             )
         with raising(error):
@@ -292,7 +293,7 @@ class PartSteps:
 
 
 def _drop(writer: LedgerWriter, guard: Guard, call: int) -> None:
-    """Note that nothing is left of what a call returned."""
+    """Note that no output of a call is left."""
     if writer.awaits(call):
         writer.dropped(call)
         if writer.has_turned and writer.is_complete:

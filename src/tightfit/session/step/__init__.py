@@ -1,7 +1,7 @@
 """One limit for all planned calls of a step, whichever graphs and callables they are of.
 
-`holding.py` says what a call holds under a plan, `ledger.py` what a step held and would hold with
-other plans, `edits.py` what it would hold with other calls. `observed.py` writes the ledger of the
+`holding.py` has the bytes of a call under a plan, `ledger.py` those of a step, measured and with
+other plans, `edits.py` those of a step with other calls. `observed.py` writes the ledger of the
 current step, and `shares.py` is the one rule that divides a limit. `window.py` predicts which calls
-a step will have, and `presumed.py` what those may keep that were not measured yet.
+a step will have, and `presumed.py` the bytes that calls not measured yet may keep.
 """

@@ -48,7 +48,7 @@ class CallRepeater(Protocol[_Any]):
         ...
 
     def function(self, step: _Any) -> Callable[..., Any]:
-        """Return what a call runs where there is no plan."""
+        """Return the program of a call where there is no plan."""
         ...
 
     def modules(self, step: _Any) -> Mapping[str, nn.Module]:
@@ -60,7 +60,7 @@ class CallRepeater(Protocol[_Any]):
         ...
 
     def serves(self, step: _Any, given: Arguments) -> bool:
-        """Whether what was captured is that of a call, as modules and inputs are now."""
+        """Whether the captured step is that of a call, as modules and inputs are now."""
         ...
 
     def may_repeat(self, step: _Any) -> bool:
@@ -72,11 +72,11 @@ class CallRepeater(Protocol[_Any]):
         ...
 
     def replanned(self, step: _Any, given: Arguments) -> Planned:
-        """Plan a call as what is known by now of the gradients of its outputs asks for."""
+        """Plan a call by the latest knowledge of gradients of its outputs."""
         ...
 
     def planned_once_more(self, step: _Any, inputs: list[Any]) -> Planned:
-        """Plan a call, on tensors, for one backward more, with what is held now."""
+        """Plan a call, on tensors, for one backward more, with memory held now."""
         ...
 
     def planned_forward(self, step: _Any, inputs: list[Any]) -> Planned:
@@ -87,10 +87,10 @@ class CallRepeater(Protocol[_Any]):
 class RepeatableCall(Generic[_Step]):
     """One planned call, to be run again if its backward is differentiated, or not the only one.
 
-    It runs what the call was captured from, on what the call was given, as long as all of that is
-    what it was. The model is not held: its buffers may hold this call.
+    It runs the call's callable on the call's inputs, as long as none of them has changed. The model
+    is not held: its buffers may hold this call.
 
-    `given`: what the call was given: a plan counts it until its backward.
+    `given`: inputs of the call: a plan counts them until its backward.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class RepeatableCall(Generic[_Step]):
         self._as_they_were: list[Any] = []
 
     def _owner(self) -> CallRepeater[_Step]:
-        """Return what knows how calls are run again.
+        """Return the object that knows how calls are run again.
 
         Raises `TightfitError` if the callable is gone.
         """
@@ -121,7 +121,7 @@ class RepeatableCall(Generic[_Step]):
         return found
 
     def noted(self, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
-        """Note how the placeholders are once the forward has run; return what it has given."""
+        """Note the state of the placeholders after the forward; return its outputs."""
         self._as_they_were = _state_of(inputs)
         return outputs
 
@@ -141,7 +141,7 @@ class RepeatableCall(Generic[_Step]):
     def plainly(self, instead: Instead) -> RanPlainly:
         """Run the forward again under autograd, on stand-ins for its inputs.
 
-        It draws what it drew. What it writes goes into copies: it has been written.
+        It draws the same random numbers. Its writes go into copies: they were done before.
         """
         owner, step = self._owner(), self._step
         owner.note_repeated(step)
@@ -156,7 +156,7 @@ class RepeatableCall(Generic[_Step]):
         written = {position for _, position in step.captured.joint.write_backs}
         reason = self._why_not_plainly() or self._obstacle(given, made, written)
         if reason is not None or given is None:
-            raise _cannot(self._name, reason or "")
+            raise _unrepeatable(self._name, reason or "")
         with torch.enable_grad(), tools.WithoutDynamo():
             inputs = owner.inputs(step, given)
             copies = {id(inputs[p]): inputs[p].detach().clone() for p in written}
@@ -178,10 +178,10 @@ class RepeatableCall(Generic[_Step]):
         return "it returns numbers" if joint.structure.numbers else None
 
     def replanned(self, came: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | None]:
-        """Run the call with a plan for the gradients of outputs that came, drawing what it drew.
+        """Run the call with a plan for the gradients of outputs that came.
 
-        What it writes goes into copies: it has been written. Returns the gradients of
-        placeholders.
+        It draws the same random numbers. Its writes go into copies: they were done before. Returns
+        the gradients of placeholders.
         """
         given = self._given_once_more()
         if isinstance(given, str):
@@ -194,16 +194,16 @@ class RepeatableCall(Generic[_Step]):
     def once_more(
         self, came: dict[int, torch.Tensor], begun: Callable[[int, torch.Tensor], torch.Tensor]
     ) -> Iterator[dict[int, torch.Tensor | None]]:
-        """Run the call with its plan for a further backward, drawing what it drew.
+        """Run the call with its plan for a further backward.
 
-        What it writes goes into copies: it has been written. Returns what runs the backward and
-        yields the gradients of placeholders.
+        It draws the same random numbers. Its writes go into copies: they were done before. Returns
+        an iterator that runs the backward and yields the gradients of placeholders.
         """
         planned, inputs = self._planned_once_more(self._owner().planned_once_more)
         return self._drawing_the_same(lambda: gradients_in_turn(planned, inputs, came, begun))
 
     def outputs_once_more(self) -> list[Any]:
-        """Run the forward once more, drawing what it drew; return its raw outputs."""
+        """Run the forward once more, with the same random numbers; return its raw outputs."""
         planned, inputs = self._planned_once_more(self._owner().planned_forward)
         ready = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
         del inputs
@@ -225,9 +225,9 @@ class RepeatableCall(Generic[_Step]):
             return plan(self._step, inputs), inputs
 
     def _given_once_more(self) -> Arguments | str:
-        """Return what to run the planned forward on once more, or why it cannot be.
+        """Return inputs to run the planned forward on once more, or why it cannot be.
 
-        What it was given by another call and is gone, or was written into, that call makes again.
+        An input from another call that is gone, or was written into, is made again by that call.
         """
         joint = self._step.captured.joint
         if self._before is None and self._step.captured.draws:
@@ -255,7 +255,7 @@ class RepeatableCall(Generic[_Step]):
         return f"its forward writes {late[0]} and reads it, too" if late else given
 
     def _inputs_once_more(self, given: Arguments) -> list[Any]:
-        """Return the placeholders; what is written has been written, and is a copy."""
+        """Return the placeholders; written ones are copies: the writes were done before."""
         inputs = list(self._owner().inputs(self._step, given))
         for _, position in self._step.captured.joint.write_backs:
             inputs[position] = inputs[position].detach().clone()
@@ -273,12 +273,12 @@ class RepeatableCall(Generic[_Step]):
             now.restore()
 
     def _obstacle(
-        self, given: Arguments | None, made: Container[int], besides: Set[int] = frozenset()
+        self, given: Arguments | None, made: Container[int], exempt: Set[int] = frozenset()
     ) -> str | None:
-        """Return what keeps the call from being run as it was.
+        """Return the reason why the call cannot be run as it was.
 
-        `given`: what it is to be run on; None: some of it is gone. `made`: the identities of what
-        was made again. `besides`: placeholders that may be others.
+        `given`: inputs to run it on; None: some are gone. `made`: identities of tensors made again.
+        `exempt`: placeholders that may be others.
         """
         owner, step = self._owner(), self._step
         if given is None:
@@ -291,7 +291,7 @@ class RepeatableCall(Generic[_Step]):
             changed = (
                 i for i, (x, one, other) in enumerate(now) if one != other and id(x) not in made
             )
-            if not besides.issuperset(changed):
+            if not exempt.issuperset(changed):
                 return (
                     "a parameter, buffer or input was changed since the call: change it after "
                     "backward"
@@ -300,7 +300,7 @@ class RepeatableCall(Generic[_Step]):
 
 
 class _OnCopies(nn.Module):
-    """Runs a callable with copies in the place of what it writes.
+    """Runs a callable with copies in the place of tensors that it writes.
 
     `copies`: by the identity of inputs and of buffers of the modules.
     """
@@ -320,7 +320,7 @@ class _OnCopies(nn.Module):
         return self._function(*args, **kwargs)
 
     def run(self, given: Arguments) -> Any:
-        """Return what it gives."""
+        """Return its outputs."""
         args = tuple(self._copies.get(id(x), x) for x in given.args)
         buffers = self.named_buffers(remove_duplicate=False)
         written = {name: self._copies[id(x)] for name, x in buffers if id(x) in self._copies}
@@ -335,7 +335,7 @@ def _is_captured_by_cuda() -> bool:
 
 
 def _state_of(inputs: Sequence[Any]) -> list[Any]:
-    """Return what shows whether tensors were changed in place or their memory replaced."""
+    """Return marks by which tensors changed in place, or with other memory, are found."""
     return [
         (x._version, x.data_ptr()) if isinstance(x, torch.Tensor) else x  # pyright: ignore
         for x in inputs
@@ -350,14 +350,14 @@ def _only_once(name: str, reason: str) -> TightfitError:
     )
 
 
-def _cannot(name: str, reason: str) -> TightfitError:
+def _unrepeatable(name: str, reason: str) -> TightfitError:
     return TightfitError(
         f"the backward of {name} is to be differentiated itself (create_graph=True): for that its "
         f"forward is run again, plainly, and here it cannot be, as {reason}. Take the derivative "
-        f"inside of what is planned (tightfit.step{_SINCE}), leave the part that needs it out of "
+        f"inside of the planned code (tightfit.step{_SINCE}), leave the part that needs it out of "
         f"the fitted module, or tightfit.unfit(model) first. {WITHOUT_A_PLAN}"
     )
 
 
 _DREW = "its forward drew random numbers while a CUDA graph was captured"
-_SINCE = "" if DERIVATIVES.is_here else f"; it needs PyTorch {DERIVATIVES.name} or later"
+_SINCE = "" if DERIVATIVES.is_available else f"; it needs PyTorch {DERIVATIVES.name} or later"

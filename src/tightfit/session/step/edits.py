@@ -1,8 +1,8 @@
 """The ledger of a step in which other parts run than in the measured step.
 
-A model may leave parts out of one step and not out of the next. What a call changes is known: it
-holds what its plan keeps from its forward to its backward, and leaves new gradients behind. So
-calls can be put into a measured step, and taken out of it again.
+A model may leave parts out of one step and not out of the next. The effect of a call is known: it
+holds the tensors saved by its plan from its forward to its backward, and leaves new gradients
+behind. So calls can be put into a measured step, and taken out of it again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["PossibleCall", "as_called", "with_call", "with_calls", "without_call
 class PossibleCall(Generic[CallKind]):
     """A call that a step did not have and may have."""
 
-    # kind, holding: of the part, and what it holds
+    # kind, holding: of the part, and its bytes
     kind: CallKind
     holding: Holding
     gradient_bytes: int  # new gradients of its parameters
@@ -35,7 +35,7 @@ def with_calls(
 ) -> StepLedger[CallKind]:
     """Return the ledger of a step in which more parts run, each in its turn.
 
-    `order`: in which order parts run; what is not in it runs last.
+    `order`: in which order parts run; parts that are not in it run last.
     """
     last = len(order)
     for part, each in further.items():
@@ -50,10 +50,10 @@ def as_called(
     wanted: StepLedger[CallKind],
     further: Mapping[Any, PossibleCall[CallKind]],
 ) -> StepLedger[CallKind] | None:
-    """Return what a measured step would have held with the calls of another.
+    """Return the ledger of a measured step as if it had the calls of another.
 
-    `wanted`: the other, of which nothing is read but which parts it calls. `further`: by part,
-    what is known of calls that the measured step has not had. Returns None if a part is not known.
+    `wanted`: the other, of which only the called parts are read. `further`: by part, kinds and
+    bytes of calls that the measured step has not had. Returns None if a part is not known.
     """
     parts = wanted.parts
     changes = SequenceMatcher(None, ledger.parts, parts, autojunk=False).get_opcodes()
@@ -119,7 +119,7 @@ def without_call(ledger: StepLedger[CallKind], call: int) -> StepLedger[CallKind
     for interval in intervals[begin + 1 : turn]:
         kept.append(_shifted(interval, -stays, tuple(c for c in interval.open if c != call)))
     if turn is not None:
-        after = min(turn + 2, len(intervals) - 1)  # what the call gave others is freed by then
+        after = min(turn + 2, len(intervals) - 1)  # the call's outputs are freed by then
         grown = intervals[after].begin_bytes - intervals[turn].begin_bytes + stays
         kept += [
             _shifted(interval, -max(0, grown), interval.open) for interval in intervals[turn + 1 :]

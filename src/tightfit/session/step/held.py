@@ -18,8 +18,9 @@ __all__ = ["GivenToCall", "Instead", "release_retained"]
 
 Others: TypeAlias = Literal["none", "data", "all"]
 Instead: TypeAlias = Callable[[Any, Run, int], Any]
-"""Given an input, or None if it is gone, and which output of which call it was: what stands for it;
-None: itself."""
+"""A function of an input (None if it is gone), the call that made it, and the number of the output.
+
+Returns a stand-in for the input; None: the input itself."""
 
 
 class GivenToCall:
@@ -38,7 +39,7 @@ class GivenToCall:
                 self._makers[place] = weakref.ref(made[0]), made[1]
 
     def hold_only(self, kept: Set[int], written: Set[int], others: Others) -> None:
-        """Hold only some of the inputs from now on, and what is no tensor.
+        """Hold only some of the inputs from now on, and values that are no tensors.
 
         `kept`: the flattened inputs that the plan keeps. `written`: those that the call writes
         into: they may have its own history. `others`: which to hold of those that no call can make
@@ -61,23 +62,23 @@ class GivenToCall:
         ]
 
     def hold_all(self) -> None:
-        """Hold all that is there: what other calls can make again as long as there is room."""
+        """Hold all inputs: those that other calls can make again as long as there is room."""
         if self._given is None:
             for place in self._places:
-                there = self._there()[place]
+                there = self._present_inputs()[place]
                 if there is not None and place not in self._written:
                     self._inputs[place] = there
             _RETAINED.add(self)
 
     def release(self) -> None:
-        """Free what other calls can make again."""
+        """Free inputs that other calls can make again."""
         for place in self._makers:
             x = self._inputs[place]
             self._inputs[place] = weakref.ref(x) if isinstance(x, torch.Tensor) else x
 
     def now(self, instead: Instead = lambda given, run, output: None) -> Arguments | None:
-        """Return it, with stand-ins for what other calls have made; None if any of it is gone."""
-        inputs = self._there()
+        """Return the inputs, with stand-ins for outputs of other calls; None if any is gone."""
+        inputs = self._present_inputs()
         for place, (reference, output) in self._makers.items():
             run = reference()
             other = instead(inputs[place], run, output) if run is not None else None
@@ -96,7 +97,7 @@ class GivenToCall:
         """Which inputs others hold."""
         return [place for place, x in enumerate(self._inputs) if isinstance(x, weakref.ref)]
 
-    def _there(self) -> list[Any]:
+    def _present_inputs(self) -> list[Any]:
         """Return all that the graph was called with; None where it is gone."""
         if self._given is not None:
             return [*self._given.inputs]
@@ -104,11 +105,11 @@ class GivenToCall:
 
 
 _RETAINED: weakref.WeakSet[GivenToCall] = weakref.WeakSet()
-"""Of the calls that a further backward may come to, and that hold what others can make again."""
+"""Of calls that may have a further backward, and that hold outputs others can make again."""
 
 
 def release_retained() -> None:
-    """Free what is held for further backwards and can be made again."""
+    """Free tensors held for further backwards that can be made again."""
     while _RETAINED:
         _RETAINED.pop().release()
 

@@ -1,4 +1,4 @@
-"""The bytes that one call of a step holds under a plan."""
+"""The bytes that a call of a step holds under a plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Holding:
     output_bytes: int
     tangent_bytes: int
     forward_bytes: int  # peak of its forward
-    rise_bytes: int  # peak of its backward above what is held when that begins
+    rise_bytes: int  # peak of its backward above bytes held when that begins
     # cost_s, baseline_cost_s: its cost, and that with nothing recomputed
     cost_s: float
     baseline_cost_s: float
@@ -44,12 +44,12 @@ class Holding:
 
     @property
     def needed_bytes(self) -> int:
-        """The most on top of what is held when its forward begins: others drop its outputs."""
+        """The most on top of bytes held when its forward begins: others drop its outputs."""
         return max(self.forward_bytes, self.rise_bytes + self.saved_bytes + self.tangent_bytes)
 
 
 def holding_of(graph: Graph, plan: Plan) -> Holding:
-    """Return what a call holds by a plan; the graph is without what is resident around the call."""
+    """Return the bytes of a call by a plan; the graph is without memory around the call."""
     simulation = simulate(graph, plan)
     crossing, constant = simulation.crossing_index, graph.constant_bytes
     outputs = sum(value.size_bytes for value in graph.values if value.fate == "returned")
@@ -68,6 +68,6 @@ def holding_of(graph: Graph, plan: Plan) -> Holding:
 
 
 def overhead_of(holdings: Sequence[Holding]) -> float:
-    """Return what calls cost more than with nothing recomputed, a fraction."""
+    """Return the extra cost of calls over nothing recomputed, a fraction."""
     least_s = sum(holding.baseline_cost_s for holding in holdings)
     return sum(holding.cost_s for holding in holdings) / least_s - 1 if least_s > 0 else 0.0

@@ -1,10 +1,9 @@
-"""What the planned calls of a step hold, stretch by stretch; and what they would hold with other
-plans.
+"""Bytes that the planned calls of a step hold, stretch by stretch, also with other plans.
 
 A step lasts from its first planned forward until no backward is awaited any more. Between its
-calls other code runs: eager modules, the loss, collectives with their buffers. What that holds
-does not depend on the plans of the calls and is measured; what the calls hold follows from their
-plans. So one measured step tells the peak under any other choice of plans.
+calls other code runs: eager modules, the loss, collectives with their buffers. Its bytes do not
+depend on the plans of the calls and are measured; those of the calls follow from their plans. So
+one measured step tells the peak under any other choice of plans.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ class Interval:
 
     @property
     def is_planned(self) -> bool:
-        """Whether plans decide what it holds: not where no call holds anything."""
+        """Whether plans decide how much it holds: not where no call holds anything."""
         return bool(self.open) or self.phase != "between"
 
     @property
     def holding(self) -> tuple[int, ...]:
-        """The calls that hold what they have saved."""
+        """The calls that hold their saved tensors."""
         return (*self.open, self.call) if self.phase == "backward" else self.open
 
     def rise_bytes(self, holdings: Sequence[Holding]) -> int:
-        """Return what its own call holds at most above its begin."""
+        """Return the most that its own call holds above its begin."""
         if self.phase == "between":
             return 0
         own = holdings[self.call]
@@ -57,11 +56,11 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class Stretches:
-    """The stretches in which plans decide what is held, a row each; the last is the begin."""
+    """The stretches in which plans decide how much is held, a row each; the last is the begin."""
 
-    # The peak, without what calls have saved and without what the own call adds
+    # The peak, without saved tensors of calls and without bytes of the own call
     fixed_bytes: Numbers
-    holds: Numbers  # which calls hold what they have saved, a column each
+    holds: Numbers  # which calls hold their saved tensors, a column each
     # forward, backward: whose forward or backward it is
     forward: Numbers
     backward: Numbers
@@ -72,11 +71,12 @@ class StepLedger(Generic[CallKind]):
     """A step, measured or presumed."""
 
     calls: tuple[CallKind, ...] = ()  # the kind of each call, in order
-    holdings: tuple[Holding, ...] = ()  # what each call held by its plan
+    holdings: tuple[Holding, ...] = ()  # bytes of each call by its plan
     intervals: tuple[Interval, ...] = ()  # the stretches of the step, in order
     # Which part of a model each call was of, for steps that may leave parts out
     parts: tuple[Any, ...] = ()
-    # Held at its begin, with what is yet to come to stay: constants of all calls, each storage once
+    # Held at its begin, with memory that will come and stay: constants of all calls, each storage
+    # once
     base_bytes: int = 0
 
     def with_base(self, base_bytes: int) -> StepLedger[CallKind]:
@@ -110,7 +110,7 @@ class StepLedger(Generic[CallKind]):
         return peaks + every.backward @ [holding.rise_bytes for holding in new]
 
     def begin_of(self, call: int, new: Sequence[Holding]) -> int:
-        """Return what is held when a call's forward begins, with another plan for each call."""
+        """Return bytes held when a call's forward begins, with another plan for each call."""
         own = next(i for i in self.intervals if i.phase == "forward" and i.call == call)
         moved = (new[other].saved_bytes - self.holdings[other].saved_bytes for other in own.open)
         return self.base_bytes + own.begin_bytes + sum(moved)
@@ -118,12 +118,12 @@ class StepLedger(Generic[CallKind]):
     def rooms(self, saved_bytes: Mapping[CallKind, int], limit_bytes: int) -> dict[CallKind, int]:
         """Return how much each call of a kind may hold at its peak.
 
-        `saved_bytes`: what calls of each kind may hold from forward to backward.
+        `saved_bytes`: bytes that calls of each kind may hold from forward to backward.
         """
         every = self.stretches
         saved = numpy.array([saved_bytes[kind] for kind in self.calls])
         left = limit_bytes - self.base_bytes - every.fixed_bytes - every.holds @ saved
-        # what it has saved and its ends are its own when its backward begins
+        # its saved tensors and its ends are its own when its backward begins
         left += every.backward @ (saved + [own.ends_bytes for own in self.holdings])
         return {
             kind: int(left[(every.forward + every.backward)[:, own].any(axis=1)].min())
@@ -140,7 +140,7 @@ class StepLedger(Generic[CallKind]):
 
     @cached_property
     def planned(self) -> tuple[Interval, ...]:
-        """The stretches in which plans decide what is held."""
+        """The stretches in which plans decide how much is held."""
         return tuple(each for each in self.intervals if each.is_planned)
 
     @cached_property
@@ -157,7 +157,7 @@ class StepLedger(Generic[CallKind]):
         return Stretches(fixed - held, holds, forward, backward)
 
     def _fixed_bytes(self, interval: Interval) -> int:
-        """Return the peak of a stretch but for what its own plan makes of it."""
+        """Return the peak of a stretch without the bytes of its own plan."""
         if interval.phase == "between":
             return interval.peak_bytes
         unforeseen = interval.peak_bytes - interval.begin_bytes

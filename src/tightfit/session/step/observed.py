@@ -11,7 +11,7 @@ __all__ = ["LedgerWriter", "PeakMeter"]
 
 
 class PeakMeter(Protocol):
-    """Reads what is held above the begin of the step that it measures."""
+    """Reads bytes held above the begin of the step that it measures."""
 
     def live_bytes(self) -> int:
         """Return the bytes held now."""
@@ -78,11 +78,11 @@ class LedgerWriter:
         self._open.remove(call)
 
     def between(self) -> None:
-        """End the current stretch: what follows is not part of it."""
+        """End the current stretch: code that follows is not part of it."""
         self._turn("between", -1)
 
     def ledger(self, base_bytes: int) -> StepLedger[Any]:
-        """End the step; return its ledger, with what was held at its begin."""
+        """End the step; return its ledger, with bytes held at its begin."""
         self._turn("between", -1)
         return StepLedger(
             tuple(self._calls),

@@ -19,7 +19,7 @@ class KeptRange:
     # everything
     least_bytes: int
     most_bytes: int
-    working_bytes: int  # the most that a forward or a backward of either holds besides
+    working_bytes: int  # the most that a forward or a backward of either holds in addition
 
     @property
     def span_bytes(self) -> int:
@@ -31,7 +31,7 @@ class KeptRange:
         return KeptRange(calls * self.least_bytes, calls * self.most_bytes, self.working_bytes)
 
     def at(self, fraction: float) -> Holding:
-        """Return what a plan holds that keeps so much of the way from the least to the most."""
+        """Return the bytes of a plan that keeps a fraction between the least and the most."""
         kept = self.least_bytes + int(fraction * self.span_bytes)
         working = self.working_bytes
         return Holding(None, kept, 0, 0, kept + working, working, 1.0 - fraction, 0.0)
@@ -55,15 +55,15 @@ def presumed(
 def evenly(ranges: Mapping[CallKind, KeptRange], base_bytes: int, limit_bytes: int) -> float:
     """Return how far from the least to the most each of some calls to come may keep.
 
-    `ranges`: what each of them may keep. `base_bytes`: held when the first of them begins.
-    `limit_bytes`: what all together may hold. Returns 1: everything; 0 also if not even the least
-    fits.
+    `ranges`: the bytes that each of them may keep. `base_bytes`: held when the first of them
+    begins. `limit_bytes`: the limit of all together. Returns 1: everything; 0 also if not even the
+    least fits.
     """
     least, most = ([each.at(part) for each in ranges.values()] for part in (0.0, 1.0))
     ledger = presumed([*ranges], least, base_bytes)
     peaks = ledger.peaks_of(least)
     if peaks.max() > limit_bytes:
         return 0.0
-    rises = ledger.peaks_of(most) - peaks  # in proportion to what more is kept
+    rises = ledger.peaks_of(most) - peaks  # in proportion to additional bytes kept
     parts = (limit_bytes - peaks)[rises > 0] / rises[rises > 0]
     return float(parts.min(initial=1.0))

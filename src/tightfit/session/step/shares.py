@@ -1,11 +1,11 @@
 """The one rule that divides a limit among the planned calls of a step.
 
-Calls hold what they have saved at the same time, but only one of them is at its peak. Saving more
+Calls hold their saved tensors at the same time, but only one of them is at its peak. Saving more
 in every call leaves less room for the peak of each. Calls of one kind have a menu of plans. One
 number, how far each kind goes from the least to the most that it may save, gives combinations to
 start from. Plans of one or two kinds at a time are then exchanged for others as long as the step
-gets cheaper. What is still free goes to single calls: the later one begins, the shorter it holds
-what it saves.
+gets cheaper. Bytes that are still free go to single calls: a later call holds its saved tensors for
+less time.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def shares(
 ) -> tuple[Holding, ...] | None:
     """Return a holding for each call of a step, such that the step is cheap and keeps to a limit.
 
-    `limit_bytes`: what it may hold, what is held at its begin included. `menus`: for each kind of
-    call what it may hold. Returns one for each call, out of the menu of its kind; None if no
+    `limit_bytes`: its limit, bytes held at its begin included. `menus`: for each kind of call the
+    holdings to choose from. Returns one for each call, out of the menu of its kind; None if no
     combination was found that fits.
     """
     kinds = by_kind(ledger, limit_bytes, menus)
@@ -49,7 +49,7 @@ def by_kind(
     """Return the best combination found with the same holding for all calls of a kind.
 
     That is the combination from which the step gets cheapest once the last calls run cheaper plans.
-    Parameters and what None means are those of `shares`.
+    Parameters and the meaning of None are those of `shares`.
     """
     step = _Combinations(ledger, limit_bytes, menus)
     starts = {step.at(tried / _FRACTIONS) for tried in range(_FRACTIONS + 1)}
@@ -94,7 +94,7 @@ def _with_last(
 ) -> tuple[list[int], list[Holding]]:
     """Give as many calls out of some as fit another holding, the last first.
 
-    Returns the calls that did not get it. Also returns for every call what it has.
+    Returns the calls that did not get it. Also returns the holding of every call.
     """
 
     def with_last(count: int) -> list[Holding]:
@@ -116,10 +116,10 @@ _Choice: TypeAlias = tuple[int, ...]
 
 
 class _Combinations(Generic[CallKind]):
-    """What a step holds and costs under every combination of one holding a kind.
+    """Peak and cost of a step under every combination of one holding a kind.
 
-    The peak of a stretch is a sum: what is fixed, what calls hold that await their backward, and
-    what its own call holds at most. Arrays have a row for each plan and a column for each stretch.
+    The peak of a stretch is a sum: fixed bytes, bytes of calls that await their backward, and the
+    most that its own call holds. Arrays have a row for each plan and a column for each stretch.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class _Combinations(Generic[CallKind]):
         return dict(zip(self.kinds, (menu[i] for menu, i in chosen), strict=True))
 
     def badness(self, choice: _Choice) -> tuple[int, float]:
-        """Return how far a combination exceeds the limit, then what it costs."""
+        """Return how far a combination exceeds the limit, then its cost."""
         cost_s = sum(costs[i] for costs, i in zip(self.cost_s, choice, strict=True))
         return max(0, int(self._over_bytes(choice).max())), float(cost_s)
 

@@ -40,7 +40,7 @@ class Window(Generic[CallKind]):
     def __init__(self) -> None:
         self.left_bytes: int | None = None
         self._calls: list[tuple[weakref.ref[Any], CallKind]] = []
-        self._met: set[Together] = set()
+        self._combinations: set[Together] = set()
         self._is_noted = False
         self._steps: deque[frozenset[Together]] = deque(maxlen=_REMEMBERED)
         self._known: tuple[frozenset[Together], ...] = ()  # of them, each once: most are alike
@@ -54,11 +54,11 @@ class Window(Generic[CallKind]):
         """Note a call; return whether others await their backward."""
         together = (*self.open, kind)
         if len(together) == 1:
-            self._calls, self._met, self._is_noted = [], set(), False
+            self._calls, self._combinations, self._is_noted = [], set(), False
         self._calls = [known for known in self._calls if known[0]() is not None]
         self._calls.append((weakref.ref(call), kind))
-        if not _begin_so(self._met, together):
-            self._met = {*self._met, together} - {together[:-1]}
+        if not _begin_so(self._combinations, together):
+            self._combinations = {*self._combinations, together} - {together[:-1]}
         return len(together) > 1
 
     def leaves(self, live_bytes: int | None) -> None:
@@ -67,8 +67,8 @@ class Window(Generic[CallKind]):
 
     def ended(self) -> None:
         """Note that a backward has ended; with the last the step is known."""
-        if self._met and not self._is_noted and not self.open:
-            self._note(frozenset(self._met))
+        if self._combinations and not self._is_noted and not self.open:
+            self._note(frozenset(self._combinations))
             self._is_noted = True
 
     def _note(self, met: frozenset[Together]) -> None:
@@ -90,7 +90,7 @@ class Window(Generic[CallKind]):
     @property
     def was_alone(self) -> bool:
         """Whether no call of the last step has awaited its backward along with another."""
-        return all(len(together) == 1 for together in self._met)
+        return all(len(together) == 1 for together in self._combinations)
 
     def has_only(self, kind: CallKind) -> bool:
         """Whether no call awaits its backward, and all steps known had one such call, no other."""
@@ -106,7 +106,7 @@ class Window(Generic[CallKind]):
     ) -> Sequence[CallKind]:
         """Return the most calls that may follow one before the backward of those open now.
 
-        `alike`: whether what followed one kind is expected after another.
+        `alike`: whether a successor of one kind is expected after another.
         """
         together = (*self.open, kind)
         found = (each for met in self._known for each in _begin_so(met, together, alike))

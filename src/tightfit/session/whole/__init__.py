@@ -2,7 +2,7 @@
 
 `steps.py` runs the calls. `captures.py` owns the captured steps, by signature; a `Specialisation`
 is one captured step with its plans. `plans.py` chooses the plan of a call, `call_shares.py` its
-part of the budget, and `planning.py` finds a plan for what is resident around a step now.
+part of the budget, and `planning.py` finds a plan for memory resident around a step now.
 `comparing.py` compares alternatives between steps. `learning.py` measures steps and learns from
 them; `compiling.py` tries compiled plans.
 """

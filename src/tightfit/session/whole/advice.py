@@ -37,8 +37,8 @@ _QUICKLY = Limits(seconds=2.0)
 class OpenCalls:
     """Other calls that are open at the same time as one."""
 
-    waiting: int  # how many of the same callable before it await their backward
-    least_bytes: int  # what those to come keep, at least
+    waiting: int  # calls of the same callable before it that await their backward
+    least_bytes: int  # kept by calls to come, at least
     company_bytes: int  # a size with room for all calls of the step, where others share the budget
 
     @property
@@ -57,17 +57,17 @@ def advised(
 ) -> InfeasibleBudget:
     """Return an error that names a budget which holds for further steps of the same kind.
 
-    What is held at an instant counts at that instant: what a forward returned until the next
-    has ended, gradients that an optimizer has used until the backward. Of a loop that no optimizer
-    has stepped in yet, calls may add to gradients before one does.
+    Memory held at an instant counts at that instant: outputs of a forward until the next has ended,
+    gradients that an optimizer has used until the backward. Of a loop that no optimizer has stepped
+    in yet, calls may add to gradients before one does.
 
-    `error`: names the least budget of the call that was asked for. `less`: what is resident.
-    `open_calls`: its other calls that are open at the same time.
+    `error`: names the least budget of the call that was asked for. `less`: memory resident around
+    it. `open_calls`: its other calls that are open at the same time.
     """
     error = _with_more_room(error, spec, less.around)
     coming = less.likely_to_come()
     returned_bytes = account.since.returned_bytes(account.tally)
-    if returned_bytes is None:  # what the loop holds of it is unknown yet
+    if returned_bytes is None:  # bytes that the loop holds of it are unknown yet
         returned_bytes = handed_out_bytes(spec.captured) + kept_by_loss_bytes(spec.captured)
     each = replace(coming, passing_bytes=max(coming.passing_bytes, returned_bytes))
     new_bytes = account.new_gradient_bytes() + less.used_gradient_bytes
@@ -108,7 +108,7 @@ def advised(
 def needed_by_steps(spec: Specialisation, around: Surroundings, account: Account) -> int:
     """Return the least budget for steps like one that has run, the optimizer's own left out.
 
-    `around`: what was resident around it, with all that was to come.
+    `around`: memory resident around it, with all expected memory.
     """
     returned_bytes = account.since.returned_bytes(account.tally) or 0
     outside_bytes = spec.user_code.seen_bytes
@@ -125,7 +125,7 @@ def _needed(spec: Specialisation, passing: Passing) -> int:
 
 
 def _in_words(most: str, open_calls: OpenCalls) -> str:
-    """Return what the advice adds to the text of an error."""
+    """Return the advice as text to add to an error."""
     text = ""
     if most != "this call":
         verb = "needs" if most == "the optimizer's step" else "need"
@@ -163,7 +163,7 @@ def _with_more_ways(spec: Specialisation, around: Surroundings) -> _More | None:
 
 
 def _compared_bytes(captured: Captured, beyond: Graph) -> int:
-    """Return what the largest comparison takes: what both ways read, what the default makes."""
+    """Return bytes of the largest comparison: inputs of both ways, outputs of the default."""
     taken = [0]
     for op, more, calls in zip(captured.graph.ops, beyond.ops, captured.calls, strict=True):
         if len(more.alternatives) == len(op.alternatives):

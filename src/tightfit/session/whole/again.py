@@ -17,10 +17,10 @@ from tightfit.session.whole.specialisation import Specialisation
 __all__ = ["PlanOnceMore", "Replan", "StepRepeater"]
 
 Replan: TypeAlias = Callable[[Specialisation, Arguments], Planned]
-"""Plans a call as what is known by now of the gradients of its outputs asks for."""
+"""Plans a call by the latest knowledge of gradients of its outputs."""
 
 PlanOnceMore: TypeAlias = Callable[[Specialisation, list[Any]], Planned]
-"""Plans a call for what is held now."""
+"""Plans a call for the memory held now."""
 
 
 class StepRepeater:
@@ -71,17 +71,17 @@ class StepRepeater:
 
     def replanned(self, step: Specialisation, given: Arguments) -> Planned:
         """Plan a call again: its outputs have other gradients than expected."""
-        return self._there(self._replan)(step, given)
+        return self._alive(self._replan)(step, given)
 
     def planned_once_more(self, step: Specialisation, inputs: list[Any]) -> Planned:
-        """Plan a call for one backward more, with what is held now."""
-        return self._there(self._plan_once_more)(step, inputs)
+        """Plan a call for one backward more, with memory held now."""
+        return self._alive(self._plan_once_more)(step, inputs)
 
     def planned_forward(self, step: Specialisation, inputs: list[Any]) -> Planned:
         """Plan a call of which only the forward runs."""
         return self.planned_once_more(step, inputs)
 
-    def _there(self, reference: weakref.ref[Callable[..., Planned]]) -> Callable[..., Planned]:
+    def _alive(self, reference: weakref.ref[Callable[..., Planned]]) -> Callable[..., Planned]:
         found = reference()
         if found is None:
             raise TightfitError(

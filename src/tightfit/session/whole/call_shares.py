@@ -30,34 +30,34 @@ _REMEMBERED = 8
 class _Kind:
     """The calls of one captured step; it does not keep the step alive."""
 
-    owner: weakref.ref[Account]  # what their callable holds, weakly
+    owner: weakref.ref[Account]  # of their callable, weakly
     input_bytes: int
-    # What came since the call before when the last few began: of its inputs those that were not
-    # there before, each once, and what the code between holds
+    # Bytes that came since the call before when the last few began: new inputs, each once, and
+    # memory of the code between
     arrived_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    # What plans may keep, by what gradients there are
+    # Bytes that plans may keep, by the kind of gradients
     ranges: dict[tuple[Gradients, bool], KeptRange] = field(default_factory=dict)
 
     def learn(self, key: tuple[Gradients, bool], found: KeptRange) -> None:
-        """Note what plans of it may keep, for some gradients."""
+        """Note the bytes that plans of it may keep, for some gradients."""
         self.ranges[key] = found
 
     def follows(self, arrived_bytes: int) -> None:
-        """Note what came between such a call and the previous call."""
+        """Note the bytes that came between such a call and the previous call."""
         self.arrived_bytes.append(arrived_bytes)
 
     @property
     def arriving_bytes(self) -> int:
-        """What comes with such a call besides what its plan holds."""
+        """Bytes that come with such a call in addition to those of its plan."""
         return max(self.arrived_bytes, default=self.input_bytes)
 
     def forget(self) -> None:
-        """Find out again what its plans may keep."""
+        """Forget which bytes its plans may keep."""
         self.ranges.clear()
 
     @property
     def most_needed(self) -> KeptRange | None:
-        """The most of what its plans keep and work with, for any gradients."""
+        """The most that its plans keep and work with, for any gradients."""
         known = self.ranges.values()
         if not known:
             return None
@@ -74,7 +74,7 @@ _Window: TypeAlias = Window[_Kind]
 class CallShares:
     """Divides a budget among the calls of one step, those of other callables included.
 
-    Each call works in addition to what the others keep, in whichever order their backwards come,
+    Each call works in addition to tensors kept by others, in whichever order their backwards come,
     and to the gradients that another backward of the callable has made. Calls that were seen to
     follow have room left; so have a few more after the very first call, where that can be.
     """
@@ -103,7 +103,7 @@ class CallShares:
     def is_new(self, spec: Specialisation, options: Options) -> bool:
         """Whether a call comes for the first time after those before: with least memory.
 
-        What others that are called before its backward will hold is unknown yet.
+        Memory of others that are called before its backward is unknown yet.
         """
         return options.is_in_company and not self.window(options).knows(self._kind(spec))
 
@@ -166,7 +166,7 @@ class CallShares:
         """Whether the call leaves room only to see whether another comes."""
         return self._looked is not None and not self._open
 
-    def look_no_more(self) -> None:
+    def stop_expecting_call(self) -> None:
         """Leave no room for a call that might have come: there is none to leave."""
         self._presumed, self._to_come, self._looked = 0, [], None
 
@@ -174,10 +174,10 @@ class CallShares:
         """Forget a call that was only planned: the next that runs leaves room as a first call."""
         if runs_next:
             spec.forget_plans()
-            self.look_no_more()
+            self.stop_expecting_call()
 
     def forget_needs(self, spec: Specialisation) -> None:
-        """Find out again what a step needs; divide again what was divided for a step never seen."""
+        """Forget the needs of a step; divide shares again that were made for a step never seen."""
         self._kind(spec).forget()
         self._presumed = 0
 
@@ -211,7 +211,7 @@ class CallShares:
     def share(self, spec: Specialisation, alone: Surroundings, options: Options) -> Share:
         """Return the part of the call that has begun.
 
-        `alone`: what is resident around it, what earlier calls keep included.
+        `alone`: memory resident around it, tensors kept by earlier calls included.
         """
         own = self._own([*self._open, *self._to_come])
         if not own and not self._to_come:
@@ -241,7 +241,7 @@ class CallShares:
         return Share(budget_bytes, others_bytes, reserved_bytes, part)
 
     def open_calls(self, spec: Specialisation, alone: Surroundings, options: Options) -> OpenCalls:
-        """Return the other open calls of one; with what they take gradients of another."""
+        """Return the other open calls of one; with memory of gradients of another."""
         own, kinds = self._own(self._open), [*self._to_come]
         if not self._open and not kinds:
             return OpenCalls(0, 0, 0)
@@ -260,7 +260,7 @@ class CallShares:
     ) -> int:
         """Return a size with room for all calls of the step.
 
-        Calls that are open hold what they keep already. A callable that is called a second time
+        Calls that are open hold their kept tensors already. A callable that is called a second time
         before a backward may be called once more, and its gradients are added up.
         """
         members = [self._account, *options.others_in_budget(self._account)]
@@ -286,7 +286,7 @@ class CallShares:
     def _ranges(
         self, spec: Specialisation, alone: Surroundings, options: Options
     ) -> dict[_Kind, KeptRange]:
-        """Return what calls of the step may keep: all that await their backward or are to come."""
+        """Return bytes that calls of the step may keep: those awaiting backward or to come."""
         own = self._range_of(spec, alone, options)
         others = {each: each.most_needed or own for each in (*self._open, *self._to_come)}
         return others | {self._kind(spec): own}
@@ -311,17 +311,17 @@ class CallShares:
         if found is None:
             return
         input_bytes = self._kind(spec).input_bytes
-        calls = min(_MOST_LOOKED_FOR, _most_that_fit(room_bytes, found, input_bytes))
+        calls = min(_MOST_LOOKED_FOR, _fitting_calls(room_bytes, found, input_bytes))
         if calls > 1:
             self._kind(spec).learn((alone.gradients, new_bytes == 0), found)
             self._presumed, self._looked = calls, spec
 
     def _leave_rest(self, spec: Specialisation, alone: Surroundings, options: Options) -> None:
-        """Presume a few calls besides those that left no room, for there may be more."""
+        """Presume a few more calls than those that left no room, for there may be more."""
         room_bytes = self._room_bytes(spec, alone, options)
         found, calls = self._range_of(spec, alone, options), len(self._open)
         most = max(1, _MOST_LOOKED_FOR - calls)
-        fit = _most_that_fit(room_bytes, found, self._kind(spec).input_bytes)
+        fit = _fitting_calls(room_bytes, found, self._kind(spec).input_bytes)
         self._presumed = calls + max(0, min(most, fit))
 
     def _room_bytes(self, spec: Specialisation, alone: Surroundings, options: Options) -> int:
@@ -330,7 +330,7 @@ class CallShares:
         return max(0, room_bytes)
 
     def _gradients_of_another(self) -> int:
-        """Return what another call's gradients take while autograd has yet to add them up."""
+        """Return bytes of another call's gradients until autograd has added them up."""
         return self._account.new_gradient_bytes() + self._account.gradient_bytes()
 
 
@@ -339,7 +339,7 @@ def _of_one_callable(one: _Kind, other: _Kind) -> bool:
     return one.owner == other.owner
 
 
-def _most_that_fit(room_bytes: int, found: KeptRange, input_bytes: int) -> int:
+def _fitting_calls(room_bytes: int, found: KeptRange, input_bytes: int) -> int:
     """Return how many calls fit if each keeps as little as it can; inputs of one are there."""
     room_bytes += input_bytes - found.working_bytes
     return room_bytes // max(1, found.least_bytes + input_bytes)

@@ -35,14 +35,14 @@ Detached = frozenset[int]
 
 
 class Captures:
-    """The captured steps of a callee, and what is known by now for capturing further ones."""
+    """The captured steps of a callee, and knowledge for capturing further steps."""
 
     def __init__(self, callee: Callee) -> None:
         self.callee = callee
         self._by_signature: dict[Any, list[Specialisation]] = {}  # several if inputs decide
         self._detached: dict[Any, Detached] = {}
         self._usage = Usage()
-        self._takes_more = False  # than a loss, of what a call returns
+        self._takes_more = False  # whether outputs other than a loss had gradients
         self._shown: weakref.WeakKeyDictionary[Specialisation, frozenset[int]]
         self._shown = weakref.WeakKeyDictionary()  # which outputs had gradients the last time
         self._repeated: set[Any] = set()  # signatures of calls with several backwards
@@ -91,13 +91,13 @@ class Captures:
         return not isinstance(given, GraphArguments) or self._graphs.is_as_it_was(given, spec.key)
 
     def _holds(self, spec: Specialisation, given: Arguments) -> bool:
-        """Whether what a step has read, besides its signature, is what it was."""
+        """Whether values that a step has read, in addition to its signature, are unchanged."""
         joint = spec.captured.joint
         decides = joint.decisions.hold(given.leaves, self.callee.modules)
         return decides and self._fulfils(spec, given)
 
     def _fulfils(self, spec: Specialisation, given: Arguments) -> bool:
-        """Whether parameters are what the alternatives of a step ask of them."""
+        """Whether parameters meet the conditions of the alternatives of a step."""
         return not spec.captured.conditions or _fulfils(spec.captured, self.inputs(spec, given))
 
     def other_plans(self) -> list[Plan]:
@@ -105,7 +105,7 @@ class Captures:
         return [plan for spec in self for plan in spec.known.all()]
 
     def change(self, key: Any, given: Arguments) -> str | None:
-        """Say what has changed of what forward reads since a signature was last captured for."""
+        """Name values read by forward that changed since a signature was last captured for."""
         alike = sorted(self._by_signature.get(key, ()), key=lambda spec: -spec.used)
         if alike and not self._fulfils(alike[0], given):
             return "weights of a norm have come near zero, whose gradients were made of its output"
@@ -151,7 +151,7 @@ class Captures:
     ) -> Specialisation:
         """Capture a call, whose number is `now`; those not used for long are freed.
 
-        `room_bytes`: what finding out costs may hold while a step waits for it; None: no step
+        `room_bytes`: memory for measuring costs while a step waits for it; None: no step
         waits.
         """
         neighbour = self._neighbour(key)

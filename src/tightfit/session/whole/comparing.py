@@ -29,7 +29,7 @@ class Comparing:
         self._addresses = addresses
         self._began: float | None = None
         self._step_s = math.inf
-        self._saved_s = 0.0  # of what steps have allowed for; less than 0: spent ahead
+        self._saved_s = 0.0  # of the time that steps have allowed for; less than 0: spent ahead
 
     def room_bytes(self, options: Options) -> int:
         """Return the bytes that measuring operators may hold now."""
@@ -62,7 +62,7 @@ class Comparing:
         self._saved_s -= time.perf_counter() - began
 
     def end(self, spec: Specialisation, options: Options) -> None:
-        """Compare what is left and use what keeps its promise."""
+        """Compare the alternatives left and use those that are as exact as promised."""
         if spec.postponed is not None:
             with left_out():
                 spec.use_compared(options, self.room_bytes(options))

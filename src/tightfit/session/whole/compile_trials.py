@@ -1,8 +1,8 @@
 """Plans compiled and measured, one after the other, at most three.
 
-The first is ours for the budget, the next ours for the budget plus what the last held less
-than planned. Where that promises nothing more, the next is what PyTorch's own partitioner would
-keep: it counts on fusion, which our costs of single operators do not know.
+The first is ours for the budget, the next ours for the budget plus the bytes by which the last
+stayed below its plan. Where that promises nothing more, the next is the choice of PyTorch's own
+partitioner: it counts on fusion, which our costs of single operators do not know.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ _NO_EXTRA = 0.001  # of compute: another plan would not be faster
 _USED_UP = 0.005  # of the activations' part of the budget: another plan would not keep more
 _CAUTION = 0.1  # of the difference between plan and measurement is left as a margin
 _UNLIMITED = 1 << 60
-_SHARES = (1.0, 0.75, 0.5, 0.25)  # of what the partitioner saves
+_SHARES = (1.0, 0.75, 0.5, 0.25)  # of the bytes that the partitioner saves
 
 
 @dataclass(frozen=True)
 class CompiledPlan:
-    """A plan, its compiled program, and what a trial run of it held."""
+    """A plan, its compiled program, and the measured peaks of a trial run."""
 
     captured: Captured  # the step with the graph that was planned
-    outcome: Outcome  # the plan. Its peak is what the operators of the plan would hold one by one.
+    outcome: Outcome  # the plan. Its peak is that of the plan's operators run one by one.
     program: Program  # compiled
     trial: TrialPeaks  # measured
 
     @property
     def gradients(self) -> Gradients:
-        """What the plan takes gradients for: fresh or accumulated."""
+        """The kind of gradients of the plan: fresh or accumulated."""
         return _plan_of(self.outcome).gradients
 
     def peak_bytes(self, graph: Graph) -> int:
-        """Return the measured peak with what a graph says is resident around the step."""
+        """Return the measured peak with bytes that are resident around the step by a graph."""
         outside = max((s.outside_bytes for s in graph.segments if s.phase == "backward"), default=0)
         return graph.constant_bytes + self.trial.above_constants(outside)
 
@@ -116,7 +116,7 @@ class _Tries:
         return tried
 
     def _next(self) -> Outcome | None:
-        """Return what to try next; None where another plan could hardly be faster."""
+        """Return a plan to try next; None where another plan could hardly be faster."""
         last = self.tried[-1]
         if last.outcome.bound_source == "given":
             return None
@@ -131,7 +131,7 @@ class _Tries:
         return self._partitioned(last)
 
     def _corrected(self, last: CompiledPlan) -> Outcome | None:
-        """Plan for the budget plus what the last plan held less than planned, or minus it.
+        """Plan for the budget plus the bytes that the last plan held less than planned, or minus.
 
         Where a plan of that size has exceeded the budget: for half of the way there.
         """
@@ -147,12 +147,12 @@ class _Tries:
             return None
 
     def _partitioned(self, last: CompiledPlan) -> Outcome | None:
-        """Return what the partitioner keeps at the largest share that seems to fit."""
+        """Return the partitioner's choice at the largest share that seems to fit."""
         difference = last.outcome.peak_bytes - self._peak_bytes(last)
         for share in _SHARES:
             try:
                 schedule = min_cut_schedule(self.captured, share)
-            except BadInput:  # it would compute again what may not be
+            except BadInput:  # it would compute an op again that may not be
                 return None
             plan = assemble(
                 self.captured.graph,

@@ -41,11 +41,10 @@ def fastest_plan(
 ) -> Planned:
     """Return the plan that was measured to be the fastest within the budget.
 
-    `spec`: what is known about the step; what was decided before holds again where it fits. `task`:
-    the step's graph with what is resident around it, the budget, the gradients. `inputs`: the
-    tensors of the placeholders, for the trial runs. Raises `InfeasibleBudget` if no plan holds the
-    budget, neither compiled nor operator by operator. Raises `CompileError` if the step cannot be
-    compiled.
+    `spec`: knowledge about the step; an earlier decision holds again where it fits. `task`: the
+    step's graph with memory resident around it, the budget, the gradients. `inputs`: the tensors of
+    the placeholders, for the trial runs. Raises `InfeasibleBudget` if no plan holds the budget,
+    neither compiled nor operator by operator. Raises `CompileError` if the step cannot be compiled.
     """
     known = _known(spec, task)
     if known is not None:
@@ -54,7 +53,7 @@ def fastest_plan(
     full = spec.captured.with_graph(task.graph)
     step = _for_the_compiler(full, options)
     uncompiled = full if options.plan is None else step
-    if _was_beaten(spec, task):
+    if _compiled_was_slower(spec, task):
         return _one_by_one(spec, uncompiled, task, options, True)
     tried = compiled_tries(step, task, options, inputs, name)
     holding = [plan for plan in tried if plan.peak_bytes(task.graph) <= task.budget_bytes]
@@ -110,7 +109,7 @@ def _fastest(
     inputs: Sequence[Any],
     name: str,
 ) -> Planned:
-    """Run what holds the budget in turns; return the fastest."""
+    """Run plans within the budget in turns; return the fastest."""
     programs = [plan.program for plan in holding]
     if single is not None:
         programs.append(single.runner.program)
@@ -142,7 +141,7 @@ def _known(spec: Specialisation, task: Task) -> CompiledPlan | None:
     return None
 
 
-def _was_beaten(spec: Specialisation, task: Task) -> bool:
+def _compiled_was_slower(spec: Specialisation, task: Task) -> bool:
     """Whether compiled plans were slower in surroundings that leave about as much room."""
     room_bytes = task.budget_bytes - task.graph.constant_bytes
     for planned in spec.plans.values():
@@ -157,9 +156,9 @@ def _was_beaten(spec: Specialisation, task: Task) -> bool:
 def still_fits(
     planned: Planned, budget_bytes: int, *, assumed_bytes: int, outside_bytes: int
 ) -> bool:
-    """Whether a plan holds what user code was measured to hold and wastes little on assumptions.
+    """Whether a plan has room for measured memory of user code and wastes little.
 
-    `assumed_bytes`, `outside_bytes`: what user code holds between forward and backward: assumed and
+    `assumed_bytes`, `outside_bytes`: memory of user code between forward and backward: assumed and
     measured.
     """
     assert planned.outcome.plan is not None

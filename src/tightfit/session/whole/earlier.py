@@ -13,7 +13,7 @@ from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.planners.registry import DEFAULT
 from tightfit.session.options import Options
 
-__all__ = ["Role", "earlier_plan", "earlier_plans", "keep_for_later", "keep_least_for_later"]
+__all__ = ["Role", "earlier_plan", "earlier_plans", "store_least_plan", "store_plan"]
 
 Role = Literal["first", "last", "least", "thrifty"]
 """The use of a plan: the first plan of a step, its last plan, the plan of the least budget, or the
@@ -22,13 +22,13 @@ _NO_COST = -1.0  # the overhead of a plan that takes no time at all
 _RAN: tuple[Role, ...] = ("last", "first")
 
 
-def keep_for_later(graph: Graph, role: Role, outcome: Outcome, options: Options) -> None:
+def store_plan(graph: Graph, role: Role, outcome: Outcome, options: Options) -> None:
     """Keep a plan on disk for its use, in place of the plan that had this use before."""
     if outcome.plan is not None and _keeps(options):
         _cache().store(_key(graph, role, outcome.plan.gradients, options), outcome)
 
 
-def keep_least_for_later(graph: Graph, role: Role, least: MinimumBudget, options: Options) -> None:
+def store_least_plan(graph: Graph, role: Role, least: MinimumBudget, options: Options) -> None:
     """Keep the plan of a least budget, which was verified where it was found."""
     outcome = Outcome(
         plan=least.plan,
@@ -39,7 +39,7 @@ def keep_least_for_later(graph: Graph, role: Role, least: MinimumBudget, options
         seconds=least.seconds,
         peak_bytes=least.found_bytes,
     )
-    keep_for_later(graph, role, outcome, options)
+    store_plan(graph, role, outcome, options)
 
 
 def earlier_plan(graph: Graph, role: Role, gradients: Gradients, options: Options) -> Plan | None:
@@ -64,7 +64,7 @@ def _cache() -> PlanCache:
 
 
 def _keeps(options: Options) -> bool:
-    """Whether the plans of a process are what another would begin with."""
+    """Whether another process would begin with the plans of a process."""
     usual = options.planner == DEFAULT and options.plan is None and not options.compile
     return usual and options.cache and options.ranks is None
 

@@ -58,7 +58,7 @@ class KnownPlans:
     ) -> None:
         """Retire all plans, with the numbers that alternatives have in another graph of the step.
 
-        `hoped`: what those were made for that keep least.
+        `hoped`: the graph that the plans which keep least were made for.
         """
         self._retired = _among(after, before, (*running, *self.all()))
         self._thrifty = {p.gradients: p for p in _among(after, hoped, self._thrifty.values())}

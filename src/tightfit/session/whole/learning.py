@@ -1,4 +1,4 @@
-"""Measures the steps of a callee, and learns from them what the user did not specify."""
+"""Measures the steps of a callee, and learns facts that the user did not specify."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _LEARNED = 8  # steps of a shape; later ones are checked, and peaks are the user
 
 @dataclass(frozen=True)
 class LastStep:
-    """The step before: what is learned from it."""
+    """The step before, to learn from."""
 
-    planned: Planned  # what it ran
+    planned: Planned  # its plan
     is_alone: bool  # whether no other call of the callee awaited its backward during it
-    more_bytes: int  # what was held more at its begin than its plan was made for
+    more_bytes: int  # held at its begin beyond the bytes its plan was made for
 
 
 class StepMonitor:
-    """Measures every step against the budget; what the first showed replaces assumptions.
+    """Measures every step against the budget; figures of the first replace assumptions.
 
-    `name`: of the callee, for messages. `account`: what the callee holds between steps; learns the
+    `name`: of the callee, for messages. `account`: memory of the callee between steps; learns the
     optimizer's state here. `guard`: None until the first step.
     """
 
@@ -74,7 +74,7 @@ class StepMonitor:
         account, graph = self._account, spec.captured.graph
         budget_bytes = options.usable_bytes
         if self.guard is None:
-            gc.collect()  # what is freed during the first step would hide what it holds
+            gc.collect()  # memory freed during the first step would hide its bytes
             self.guard = Guard(
                 str(account.device), options.on_exceed, unmetered_bytes=account.before_bytes
             )
@@ -93,7 +93,7 @@ class StepMonitor:
         self.guard.before_forward(
             constant_bytes, budget_bytes, options.shared, runs, is_known=begun > _LEARNED
         )
-        if earlier_bytes:  # of the peak, but not of what the limit counts
+        if earlier_bytes:  # of the peak, but not counted by the limit
             self.guard.change_budget(budget_bytes + earlier_bytes)
         if self.guard.steps and last is not None:
             self._learn(spec, options, last, self.guard)
@@ -126,7 +126,7 @@ class StepMonitor:
             self.guard.leave_out_garbage()
 
     def restart(self) -> None:
-        """Restart the measured window: what happened in it so far belongs to no step."""
+        """Restart the measured window: its peaks so far belong to no step."""
         if self.guard is not None:
             self.guard.restart()
 
@@ -136,7 +136,7 @@ class StepMonitor:
             self.guard.abandon()
 
     def close(self) -> StepPeaks | None:
-        """End the measured window of the last step now; return what it held."""
+        """End the measured window of the last step now; return its peaks."""
         return self.guard.close() if self.guard is not None else None
 
     def forget(self) -> None:
@@ -161,11 +161,11 @@ class StepMonitor:
         if step is learned_from:
             return  # the step before was run without its plan, and this record is older
         if step.others_ran:
-            return  # what others held meanwhile is not its own
+            return  # memory of others meanwhile is not its own
         if not (options.arena and self._account.device.type == "cuda"):
             # fillers of an arena there count as given out: plans leave room for them already
             spec.saw_backward(last, step.constant_bytes + step.backward_bytes - before.more_bytes)
-        # what is held between forward and backward of one in company is theirs, too
+        # memory held between forward and backward of a step in company is theirs, too
         if step.has_freed_between and self._freed < _MOST_FREED:  # garbage of another model, say
             self._freed += 1
             return
@@ -188,7 +188,7 @@ class StepMonitor:
     def _learn_outside(
         self, spec: Specialisation, options: Options, last: Planned, guard: Guard
     ) -> None:
-        """Replace what was assumed of user code by what it held; plan again if that matters."""
+        """Replace assumed bytes of user code by measured bytes; plan again if that matters."""
         outside_bytes = _held_outside(last.graph, guard.steps[-1], guard.growth_bytes)
         outside_bytes = _agreed(spec, options, "outside", outside_bytes)
         outside_bytes = spec.user_code.saw(outside_bytes, has_grown=guard.growth_bytes > 0)
@@ -207,10 +207,10 @@ class StepMonitor:
 
 
 def _held_outside(graph: Graph, step: StepPeaks, growth_bytes: int) -> int:
-    """Return what user code held in a step between forward and backward, on top of its begin.
+    """Return bytes of user code in a step between forward and backward, on top of its begin.
 
-    What was freed meanwhile has hidden as much. What came to stay, as the state of another model's
-    optimizer, is there when the next step begins.
+    Memory freed meanwhile has hidden as much. Memory that came to stay, such as the state of
+    another model's optimizer, still exists when the next step begins.
     """
     tangents = sum(v.size_bytes for v in graph.values if v.role == "tangent")
     left_bytes = step.entered_bytes - step.boundary_bytes - tangents
@@ -219,6 +219,6 @@ def _held_outside(graph: Graph, step: StepPeaks, growth_bytes: int) -> int:
 
 
 def _agreed(spec: Specialisation, options: Options, label: str, own_bytes: int) -> int:
-    """Return what the first rank measured, but at least the own: all then plan alike."""
+    """Return bytes measured by the first rank, but at least the own: all then plan alike."""
     key = f"{label} bytes {fingerprint(spec.captured.graph)}"
     return max(own_bytes, agreed(options.ranks, key, int, lambda: own_bytes))

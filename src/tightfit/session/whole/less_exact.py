@@ -1,4 +1,4 @@
-"""What the next, less exact class of alternatives would gain: planned on request."""
+"""The gain of the next, less exact class of alternatives: planned on request."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["planned_less_exactly"]
 
 
 def planned_less_exactly(whole: WholeSteps) -> LessExact:
-    """Return what a plan with the next class would cost within the budget of the last step.
+    """Return the cost of a plan with the next class within the budget of the last step.
 
     It is searched as long as the user allows a search, and then forgotten: the plan that runs
-    stays. What that has not measured yet of the further alternatives is measured within the budget.
+    stays. Further alternatives that were not measured yet are measured within the budget.
 
     Raises `BadInput` if there is no less exact class, a step is running, plans are compiled, or
     the last plan is not in use any more.
@@ -46,7 +46,7 @@ def planned_less_exactly(whole: WholeSteps) -> LessExact:
 
 
 def _last(whole: WholeSteps) -> tuple[Specialisation, Planned]:
-    """Return the plan of the last step and what it was made for."""
+    """Return the plan of the last step and its task."""
     last = whole.last
     for spec in whole.captures:
         if last is not None and any(plan is last for plan in spec.plans.values()):

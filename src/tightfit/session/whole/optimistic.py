@@ -2,8 +2,8 @@
 
 Before a step has run, the bytes of a loss outside and of the optimizer's state are unknown. So is
 whether memory held now is freed before the backward. Where no plan has room for the worst of it,
-the step runs by one that counts on less. The limit holds all the same: the allocator refuses what
-exceeds it.
+the step runs by one that counts on less. The limit holds all the same: the allocator refuses
+requests above it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Passing:
     """A step during which something is released: between its forward and its backward."""
 
     around: Surroundings  # of its backward
-    passing_bytes: int  # what is held in its forward besides
+    passing_bytes: int  # held in its forward in addition
 
     def needed(self, spec: Specialisation, limits: Limits = _QUICKLY) -> int:
-        """Return the least budget that was found for it, with what passes."""
+        """Return the least budget that was found for it, with memory that passes."""
         graph = self.around.around(spec.hoped.with_predicted(_PREDICTED))
         plans = [minimum_budget(graph, self.around.gradients, limits, SILENT).plan]
         if self.passing_bytes:  # of plans with the same peak, that which leaves most room for it
@@ -52,25 +52,25 @@ class Passing:
         return min(self._held(graph, plan) for plan in plans)
 
     def _held(self, graph: Graph, plan: Plan) -> int:
-        """Return the most that is held by a plan, what passes included."""
+        """Return the most that a plan holds, memory that passes included."""
         forward_bytes = graph.constant_bytes + holding_of(graph, plan).forward_bytes
         return max(simulate(graph, plan).peak_bytes, forward_bytes + self.passing_bytes)
 
 
 @dataclass(frozen=True)
 class LessExpected:
-    """A step with less around it than what may come."""
+    """A step with less around it than may come."""
 
     around: Surroundings  # with all that may come
-    # Without what was not seen yet: what a loss outside holds, state that is to come
+    # Without memory not seen yet: that of a loss outside, state that is to come
     unseen: Surroundings
     stale: Passing  # as if gradients that an optimizer has used were gone before the backward
-    likely: Passing  # as if what the call before has returned were gone, too
+    likely: Passing  # as if outputs of the call before were gone, too
     # As if all that others hold now, and the gradients that exist, were gone before the backward
     all: Passing
     used_gradient_bytes: int  # gradients that exist and that an optimizer has used
-    outside_bytes: int  # what user code is expected to hold between forward and backward
-    held_bytes: Mapping[str, int]  # what is expected to be held besides the step, by what holds it
+    outside_bytes: int  # expected memory of user code between forward and backward
+    held_bytes: Mapping[str, int]  # expected bytes other than the step's, by holder
 
     def expected(self, spec: Specialisation) -> Expected:
         """Return the text about it in an error."""
@@ -91,7 +91,7 @@ class LessExpected:
         return replace(self.likely, around=around)
 
     def in_words(self) -> str:
-        """Say what there is no room for."""
+        """Name memory that there is no room for."""
         amounts = [
             f"{format_bytes(n)} of {holder}" for holder, n in self.held_bytes.items() if n > 0
         ]
@@ -107,8 +107,8 @@ class LessExpected:
         """Return a plan that leaves as much room as can be; None: no plan fits however little.
 
         `plan`: plans the step for some surroundings, at least as well as a known plan. `plan_as`:
-        returns a given plan for some surroundings, ready to run, if it is one. `budget_bytes`: what
-        may be held at any time.
+        returns a given plan for some surroundings, ready to run, if it is one. `budget_bytes`: the
+        limit at any time.
         """
 
         def fits(planned: Planned | None, way: Passing) -> bool:
@@ -125,7 +125,7 @@ class LessExpected:
                 continue
             if spec.postponed is None:
                 spec.known.remember(least.plan)
-            roomy, thrifty = self._roomy(spec, around)
+            roomy, thrifty = self._most_room(spec, around)
             for each, known in ((roomy, thrifty), (around, least.plan)):
                 with contextlib.suppress(InfeasibleBudget):
                     planned = plan(each, known)
@@ -136,7 +136,7 @@ class LessExpected:
                     return planned
         return None
 
-    def _roomy(self, spec: Specialisation, around: Surroundings) -> tuple[Surroundings, Plan]:
+    def _most_room(self, spec: Specialisation, around: Surroundings) -> tuple[Surroundings, Plan]:
         """Return the same with as much room for user code as there can be, and a plan for it."""
         graph = around.around(spec.hoped)
         thrifty = _thrifty(graph, around.gradients, around.budget_bytes)
@@ -146,14 +146,14 @@ class LessExpected:
         return around.with_outside(room_bytes), thrifty
 
     def _by_room(self, spec: Specialisation) -> Iterator[Passing]:
-        """Yield for what to plan."""
+        """Yield steps to plan, with ever more memory that may pass before the backward."""
         yield Passing(self.unseen, 0)
         passed_bytes = 0
         for way in (self.stale, self.likely, self.all):
             if way.passing_bytes > passed_bytes:
                 passed_bytes = way.passing_bytes
                 yield way
-        # as plain PyTorch runs it, where the caller frees what the forward returns
+        # as plain PyTorch runs it, where the caller frees outputs of the forward
         least = self._certain
         peak_bytes = self.plain_bytes(spec)
         returned = sum(v.size_bytes for v in spec.captured.graph.values if v.fate == "returned")
@@ -161,7 +161,7 @@ class LessExpected:
             yield Passing(replace(least, budget_bytes=peak_bytes), self.all.passing_bytes)
 
     def plain_bytes(self, spec: Specialisation) -> int:
-        """Return what plain PyTorch takes for the step at least, as far as its operators say."""
+        """Return the least memory of plain PyTorch for the step, as far as its operators say."""
         return _plain_bytes(spec, self._certain)
 
     def plain_bytes_now(self, spec: Specialisation) -> int:
@@ -170,12 +170,12 @@ class LessExpected:
 
     @property
     def _certain(self) -> Surroundings:
-        """What is held in every backward, also where user code holds nothing."""
+        """Bytes held in every backward, also where user code holds nothing."""
         return replace(self.all.around, outside_bytes=0)
 
 
 def without_expected(around: Surroundings, standing: Standing) -> Surroundings:
-    """Return what is resident around a step without what is only expected."""
+    """Return memory resident around a step without memory that is only expected."""
     return replace(
         around, state_bytes=standing.state_bytes, others_bytes=standing.others_bytes, part=1.0
     )
@@ -188,7 +188,7 @@ def less_expected(
     standing: Standing,
     options: Options,
 ) -> LessExpected:
-    """Return the surroundings of a step with less than what may come.
+    """Return the surroundings of a step with less than may come.
 
     `around`: with all that may come.
     """
@@ -211,9 +211,9 @@ def less_expected(
         "memory of user code between forward and backward": around.outside_bytes,
         "optimizer state that is to come": coming_bytes - made_bytes,
         "gradients that exist now": standing.gradient_bytes,
-        "what else is held now": standing.others_bytes,
+        "other memory held now": standing.others_bytes,
         "memory of others within the budget": standing.others_coming_bytes,
-        "what other calls may hold": options.planned_bytes - around.budget_bytes,
+        "memory of other calls": options.planned_bytes - around.budget_bytes,
         "workspaces that there is no room to measure": spec.hoped.predicted_bytes,
     }
     outside_bytes = spec.user_code.seen_bytes
@@ -223,9 +223,9 @@ def less_expected(
 
 
 def without(around: Surroundings, *, others_bytes: int, gradient_bytes: int) -> Passing:
-    """Return a step before whose backward some of what is held now is freed.
+    """Return a step before whose backward some memory held now is freed.
 
-    `others_bytes`, `gradient_bytes`: what is freed.
+    `others_bytes`, `gradient_bytes`: freed bytes.
     """
     passing_bytes = others_bytes + gradient_bytes
     left = replace(
@@ -239,14 +239,14 @@ def without(around: Surroundings, *, others_bytes: int, gradient_bytes: int) -> 
 
 
 def _plain_bytes(spec: Specialisation, around: Surroundings) -> int:
-    """Return what plain PyTorch takes for a step, as far as its operators say."""
+    """Return memory of plain PyTorch for a step, as far as its operators say."""
     return eager_peak_bytes(around.around(spec.captured), gradients=around.gradients)
 
 
 def _thrifty(graph: Graph, gradients: Gradients, crowd_bytes: int) -> Plan:
     """Return a plan that keeps little between forward and backward.
 
-    `crowd_bytes`: as if so much came between them that what is kept decides.
+    `crowd_bytes`: as if so much came between them that kept bytes decide.
     """
     return minimum_budget(graph.with_outside(crowd_bytes), gradients, _QUICKLY, SILENT).plan
 

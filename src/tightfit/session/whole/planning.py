@@ -33,7 +33,7 @@ from tightfit.session.processes import agreed
 from tightfit.session.stages import cached_outcome, plan_at_once, plan_step
 from tightfit.session.step.presumed import KeptRange
 from tightfit.session.whole.compiling import fastest_plan
-from tightfit.session.whole.earlier import earlier_plan, keep_for_later, keep_least_for_later
+from tightfit.session.whole.earlier import earlier_plan, store_least_plan, store_plan
 from tightfit.session.whole.specialisation import Moves, Planned, Specialisation
 
 __all__ = [
@@ -85,7 +85,7 @@ def planned_for(spec: Specialisation, around: Surroundings, request: PlanRequest
     steps once a search in the background has found it. Only where no known plan fits, a plan is
     searched at once. A compiled plan is tried on the inputs and waited for.
 
-    `around`: what is resident around it now. Raises `NeedsComparing` if a plan may need
+    `around`: memory resident around it now. Raises `NeedsComparing` if a plan may need
     alternatives that were left for later.
     """
     options, name = request.options, request.name
@@ -134,7 +134,7 @@ def _first_planned(spec: Specialisation, around: Surroundings, request: PlanRequ
 def planned_as(
     spec: Specialisation, around: Surroundings, plan: Plan, options: Options
 ) -> Planned | None:
-    """Return a plan of a step ready to run; None: it is none, or uses what is still compared."""
+    """Return a plan of a step ready to run; None: invalid, or with alternatives not compared."""
     task = around.task(spec.captured)
     if spec.postponed is not None:
         return None
@@ -179,7 +179,8 @@ def _for_more_growth(
 ) -> Planned | None:
     """Return a plan with room for as much growth again as was seen, where more is held than before.
 
-    What grows from step to step, as the history of LBFGS does, would need a new plan each time.
+    Memory that grows from step to step, as the history of LBFGS does, would need a new plan each
+    time.
     """
     grown_bytes = spec.grown_bytes(around)
     if grown_bytes == 0 or options.plan is not None:
@@ -202,7 +203,7 @@ def _leaving_room(
     *,
     once: bool,
 ) -> Outcome | None:
-    """Return a first plan that leaves room for what the forward before returned, if there is one.
+    """Return a first plan with room for outputs of the forward before, if there is one.
 
     A loop may hold that while this forward runs.
     """
@@ -281,8 +282,8 @@ def _quick_outcome(
     """Return the best plan that is known in about a second.
 
     Candidates are the plan that an earlier process kept and plans of this and other shapes, each
-    verified on this graph. Where none of them is good enough, the default planner adds what it
-    finds at once. Plans that were searched for the same step before its costs were learned are.
+    verified on this graph. Where none of them is good enough, the default planner adds plans that
+    it finds at once. Plans that were searched for the same step before its costs were learned are.
 
     Returns None if none of them fits. Returns whether no search can find a better one, or has not
     found it before.
@@ -333,7 +334,7 @@ def _lowered(spec: Specialisation, graph: Graph, outcome: Outcome, options: Opti
         verify(plan, graph)
         outcome = msgspec.structs.replace(outcome, plan=plan)
     spec.known.remember(outcome.plan)
-    keep_for_later(spec.captured.graph, "last" if spec.plans else "first", outcome, options)
+    store_plan(spec.captured.graph, "last" if spec.plans else "first", outcome, options)
     clock = spec.tuner.clock if spec.tuner is not None else None
     program = lower(spec.captured, outcome.plan, clock=clock)
     if outcome.plan.far is None:
@@ -347,7 +348,7 @@ def _lowered(spec: Specialisation, graph: Graph, outcome: Outcome, options: Opti
 def smallest_budget(spec: Specialisation, around: Surroundings, options: Options) -> MinimumBudget:
     """Find the smallest budget with a plan; the plan is kept in mind.
 
-    Alternatives that are still to be compared count as if they kept what they promise.
+    Alternatives that are still to be compared count as if they were as exact as promised.
     """
     graph = around.around(spec.hoped)
     least = minimum_budget(graph, around.gradients, options.limits, options.progress)
@@ -363,22 +364,22 @@ def quick_range(
     new_gradient_bytes: int,
     limits: Limits = _QUICKLY,
 ) -> KeptRange:
-    """Return what the plans of a step may keep, found while the step waits."""
+    """Return the bytes that plans of a step may keep, found while the step waits."""
     least = smallest_budget(spec, around, dataclasses.replace(options, limits=limits))
     graph = around.around(spec.hoped)
-    # as if so much came between forward and backward that what is kept decides
+    # as if so much came between forward and backward that kept bytes decide
     crowded = graph.with_outside(least.found_bytes - graph.constant_bytes)
     thrifty = minimum_budget(crowded, around.gradients, limits, options.progress)
     spec.known.remember_thrifty(thrifty.plan)
-    keep_least_for_later(spec.hoped.graph, "least", least, options)
-    keep_least_for_later(spec.hoped.graph, "thrifty", thrifty, options)
+    store_least_plan(spec.hoped.graph, "least", least, options)
+    store_least_plan(spec.hoped.graph, "thrifty", thrifty, options)
     return _range_of(graph, thrifty.plan, new_gradient_bytes)
 
 
 def rough_range(
     spec: Specialisation, around: Surroundings, options: Options, new_gradient_bytes: int
 ) -> KeptRange | None:
-    """Return what the plans of a step may keep, as far as is known or found in a moment.
+    """Return the bytes that plans of a step may keep, as far as known or quickly found.
 
     None: the step is too large for that.
     """
@@ -398,7 +399,7 @@ def rough_range(
 
 
 def _fitting_anything(graph: Graph, plan: Plan | None) -> Plan | None:
-    """Return a plan of a graph if it is one, for a budget of just what it holds."""
+    """Return a plan of a graph if it is one, for a budget that is just its peak."""
     if plan is None:
         return None
     task = Task(graph=graph, budget_bytes=sys.maxsize, gradients=plan.gradients)
@@ -409,15 +410,15 @@ def _fitting_anything(graph: Graph, plan: Plan | None) -> Plan | None:
 def most_kept(
     spec: Specialisation, around: Surroundings, new_gradient_bytes: int
 ) -> tuple[int, int]:
-    """Return the peak of the plan that keeps everything, and what it keeps for its backward."""
+    """Return peak and kept bytes of the plan that keeps everything for its backward."""
     graph = around.around(spec.captured)
     return _most(graph, around.gradients, new_gradient_bytes)
 
 
 def _range_of(graph: Graph, thrifty: Plan, new_gradient_bytes: int) -> KeptRange:
-    """Return what plans of a step may keep; its inputs are there before it.
+    """Return the bytes that plans of a step may keep; its inputs exist before it.
 
-    `graph`: the step with what is resident around it. `thrifty`: the plan that keeps least for its
+    `graph`: the step with memory resident around it. `thrifty`: the plan that keeps least for its
     backward.
     """
     least_peak, least_kept = _peak_and_kept(graph, thrifty, new_gradient_bytes)
@@ -434,6 +435,6 @@ def _most(graph: Graph, gradients: Gradients, new_gradient_bytes: int) -> tuple[
 
 
 def _peak_and_kept(graph: Graph, plan: Plan, new_gradient_bytes: int) -> tuple[int, int]:
-    """Return the peak of a plan and what is alive between forward and backward, no constants."""
+    """Return a plan's peak and its bytes between forward and backward, without constants."""
     result, constant = simulate(graph, plan), graph.constant_bytes
     return result.peak_bytes - constant - new_gradient_bytes, result.crossing_bytes - constant

@@ -1,4 +1,4 @@
-"""Chooses the plan that a call of a whole step runs, for what is resident around it now."""
+"""Chooses the plan of a call of a whole step, for memory resident around it now."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from tightfit.session.whole.specialisation import Planned, Specialisation
 
 __all__ = ["FitsPlainly", "Plans"]
 
-_NEARLY = 1.03  # of the budget: what plain PyTorch is expected to take may be so much less
+_NEARLY = 1.03  # of the budget: plain PyTorch may take so much less than expected
 
 
 class FitsPlainly(Exception):
-    """No plan fits, and plain PyTorch may: what is known of its peak is about the budget.
+    """No plan fits, and plain PyTorch may: its estimated peak is about the budget.
 
-    `error`: what to raise if it does not fit either.
+    `error`: to be raised if it does not fit either.
     """
 
     def __init__(self, error: InfeasibleBudget) -> None:
@@ -55,7 +55,7 @@ class _LastChoice:
     """The plan of a call that was alone: that of the next call like it need not be looked up."""
 
     spec: Specialisation  # the step
-    around: Surroundings  # what was resident around it
+    around: Surroundings  # memory that was resident around it
     planned: Planned  # its plan
     plans: int  # how many there were
 
@@ -71,8 +71,8 @@ class Plans:
     """The plans that calls of a callee run: one of the known plans is chosen again for each call.
 
     `addresses`: of its steps in memory. `shares`: divides the budget among calls that await
-    their backward at once. `more_bytes`: held now, or reserved for others, beyond what was held
-    when the last plan was made.
+    their backward at once. `more_bytes`: held now, or reserved for others, beyond bytes held when
+    the last plan was made.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Plans:
         if all(planned is not each for each in known):
             self._monitor.leave_out_garbage()  # making a plan makes Python collect it
             if options.compile:
-                self._monitor.restart()  # what compiling and trying took belongs to no step
+                self._monitor.restart()  # memory of compiling and trials belongs to no step
         if self.shares.is_alone(spec, options):
             self._settled = _LastChoice(spec, alone(), planned, len(spec.plans))
         return planned
@@ -191,7 +191,7 @@ class Plans:
             planned = planned_for(spec, around, first)
         except InfeasibleBudget as error:
             if self.shares.looks:
-                self.shares.look_no_more()
+                self.shares.stop_expecting_call()
                 return self._fitting(spec, inputs, options, waits=waits)
             return self._with_less_expected(spec, around, request, error)
         self.more_bytes = spec.held_more(planned, around) + share.reserved_bytes
@@ -214,16 +214,16 @@ class Plans:
         may_try = refuses(account) and options.ranks is None and options.plan is None
         may_try = may_try and not (options.compile or options.arena)
         most_bytes = int(_NEARLY * options.planned_bytes)
-        if self.shares.has_company:  # others need room, too: only what plain PyTorch has room for
+        if self.shares.has_company:  # others need room, too: only where plain PyTorch has room
             may_try = may_try and less.plain_bytes_now(spec) <= most_bytes
         planned = None
         if may_try:
 
-            def as_well_as(around: Surroundings, known: Plan) -> Planned:
+            def planned_from(around: Surroundings, known: Plan) -> Planned:
                 return planned_for(spec, around, replace(request, others=lambda: (known,)))
 
             plan_as = partial(planned_as, spec, options=options)
-            planned = less.planned(spec, as_well_as, plan_as, options.planned_bytes)
+            planned = less.planned(spec, planned_from, plan_as, options.planned_bytes)
         if planned is None:
             open_calls = self.shares.open_calls(spec, around, options)
             self._monitor.abandon()
@@ -251,7 +251,7 @@ class Plans:
 def _around_step(
     spec: Specialisation, inputs: list[Any], account: Account, options: Options
 ) -> Surroundings:
-    """Return what is resident around a step now, if all of the budget is for it."""
+    """Return memory resident around a step now, if all of the budget is for it."""
     standing = account.standing(inputs, options.others_in_budget(account), spec.input_bytes)
     return Surroundings(
         gradients=_gradients(spec.captured, inputs, account),
@@ -266,7 +266,7 @@ def _around_step(
 
 
 def _gradients(captured: Captured, inputs: list[Any], account: Account) -> Gradients:
-    """Return whether gradients outlive their hand-over, or go into what exists before."""
+    """Return whether gradients outlive their hand-over, or are added to existing ones."""
     missing = [
         owner
         for _, position in captured.joint.gradients

@@ -24,7 +24,7 @@ def may_postpone(options: Options) -> bool:
 class Postponed:
     """The alternatives of a step that no plan may use yet.
 
-    `hoped`: the step with all alternatives, priced as if they kept what they promise. `is_done`:
+    `hoped`: the step with all alternatives, priced as if they were as exact as promised. `is_done`:
     whether all were compared, as far as there was room.
     """
 
@@ -38,7 +38,7 @@ class Postponed:
         self.is_done = self.is_done or self._turns.go_on(seconds, room_bytes)
 
     def compared(self, options: Options, room_bytes: int) -> Captured:
-        """Return the step with those that keep what they promise; compare what was not yet."""
+        """Return the step with those as exact as promised; compare the others first."""
         self.go_on(float("inf"), room_bytes)
         if self.hoped.graph.device.kind != "cpu":
             return measured_costs(self.hoped, options.progress).captured

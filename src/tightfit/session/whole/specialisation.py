@@ -55,14 +55,14 @@ class Moves:
 class Planned:
     """A plan ready to run."""
 
-    graph: Graph  # what was planned, with what is resident around the step
+    graph: Graph  # the planned graph, with memory resident around the step
     outcome: Outcome  # the plan
     runner: Runner  # runs it
-    # What was measured of the compiled plan; None: it runs operator by operator
+    # Measurements of the compiled plan; None: it runs operator by operator
     compiled: CompiledPlan | None = None
     # Whether it runs operator by operator because that was faster than compiled plans
     beats_compiled: bool = False
-    moves: Moves | None = None  # what its steps move to far memory; None: nothing
+    moves: Moves | None = None  # bytes its steps move to far memory; None: none
     # Tells it from all other plans of the process
     number: int = field(default_factory=itertools.count().__next__)
 
@@ -72,9 +72,9 @@ class Planned:
         return self.compiled.peak_bytes(self.graph) if self.compiled is not None else None
 
     def report(self, more_bytes: int, budget_bytes: int, steps: Sequence[StepPeaks]) -> Report:
-        """Return what it promises and what the last of some steps held.
+        """Return its promises and bytes held by the last of some steps.
 
-        `more_bytes`: what is held more now than when the plan was made.
+        `more_bytes`: held now beyond bytes held when the plan was made.
         """
         compiled = self.compiled_peak_bytes
         known = report_of(
@@ -92,15 +92,15 @@ class Planned:
 
 
 class Specialisation:
-    """Everything made for one signature of inputs and modules, and for what data decided.
+    """Everything made for one signature of inputs and modules, and for decisions by data.
 
     `key`: the signature, as it is once the step is captured. `is_further`: whether the same call
-    was captured before: its first plan must not wait. `user_code`: what user code holds between
-    forward and backward. `surplus_bytes`: what a backward was seen to hold beyond its plan: user
-    code holds it until its end. `tuner`: times the first steps; None when costs are final. `used`:
-    the number of the last call that used it. `postponed`: alternatives that are still to be
-    compared; None: there are none. `places`: which inputs of a handed graph its placeholders are,
-    where all are; None: not known yet.
+    was captured before: its first plan must not wait. `user_code`: memory of user code between
+    forward and backward. `surplus_bytes`: bytes that a backward held beyond its plan: user code
+    holds them until its end. `tuner`: times the first steps; None when costs are final. `used`: the
+    number of the last call that used it. `postponed`: alternatives that are still to be compared;
+    None: there are none. `places`: which inputs of a handed graph its placeholders are, where all
+    are; None: not known yet.
     """
 
     def __init__(self, key: Any, captured: Captured, *, is_further: bool = False) -> None:
@@ -149,7 +149,7 @@ class Specialisation:
         return MappingProxyType(self._plans)
 
     def seen_around(self, around: Surroundings) -> Surroundings:
-        """Return for what to plan: for what user code was seen to hold, unless a plan is there."""
+        """Return surroundings to plan for: with measured bytes of user code, or of a known plan."""
         seen_bytes = self.user_code.seen_bytes
         if around in self._plans or seen_bytes is None:
             return around
@@ -192,13 +192,13 @@ class Specialisation:
         return planned
 
     def optimistic(self, around: Surroundings) -> Planned | None:
-        """Return the plan that leaves no room for what is only expected, where no other fits."""
+        """Return the plan without room for memory only expected, where no other fits."""
         alike = (p for other, p in self._optimistic.items() if _alike(around, other))
         return self._optimistic.get(around) or next(alike, None)
 
     @property
     def was_optimistic(self) -> bool:
-        """Whether any plan leaves no room for what is only expected."""
+        """Whether any plan leaves no room for memory that is only expected."""
         return bool(self._optimistic)
 
     def take_optimistic(self, around: Surroundings, planned: Planned) -> Planned:
@@ -225,7 +225,7 @@ class Specialisation:
         self._searches[around] = Search(plan)
 
     def ended_search(self, around: Surroundings) -> tuple[Surroundings, Search[Outcome]] | None:
-        """Return a search whose plan fits if it has just ended, and for what; only once."""
+        """Return a search whose plan fits if it has just ended, and its surroundings; only once."""
         for made_for, search in self._searches.items():
             fits = made_for == around or _leaves_more(around, made_for)
             if fits and search.is_done:
@@ -280,9 +280,9 @@ class Specialisation:
         return self.postponed is not None and costs and not self.postponed.is_done
 
     def use_compared(self, options: Options, room_bytes: int) -> None:
-        """Use alternatives that were left for later, those that keep what they promise.
+        """Use alternatives that were left for later, if they are as exact as promised.
 
-        `room_bytes`: what a comparison may take of those that are still to be made.
+        `room_bytes`: memory for each comparison that is still to be made.
         """
         if self.postponed is None:
             return
@@ -299,7 +299,7 @@ class Specialisation:
         self.forget_plans()
 
     def saw_backward(self, planned: Planned, peak_bytes: int) -> None:
-        """Note what a backward of one of the plans has held, constants of that plan included."""
+        """Note bytes held by a backward of one of the plans, constants of that plan included."""
         if any(planned is own for own in self._plans.values()):
             self.surplus_bytes = max(self.surplus_bytes, peak_bytes - planned.outcome.peak_bytes)
 
@@ -310,7 +310,7 @@ def _cancel(searches: dict[Surroundings, Search[Outcome]]) -> None:
     searches.clear()
 
 
-_ALIKE = 1 / 64  # of the budget: what room may differ by without another search
+_ALIKE = 1 / 64  # of the budget: room may differ by so much without another search
 
 
 def _fits(planned: Planned, made_for: Surroundings, around: Surroundings) -> bool:
@@ -333,7 +333,7 @@ def _leaves_more(around: Surroundings, other: Surroundings) -> bool:
 
 
 def _alike(one: Surroundings, other: Surroundings) -> bool:
-    """Whether plans for the one are about as good in the other."""
+    """Whether plans for one task are about as good for the other."""
     close = _ALIKE * one.budget_bytes
     return (
         (one.gradients, one.far) == (other.gradients, other.far)

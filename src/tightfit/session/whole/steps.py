@@ -116,7 +116,7 @@ class WholeSteps:
         """Do nothing: the report is of the last step that has ended."""
 
     def report(self) -> Report:
-        """Return what the current plan promises and what the last step held.
+        """Return promises of the current plan and bytes held by the last step.
 
         Raises `BadInput` if nothing has been planned yet.
         """
@@ -129,11 +129,11 @@ class WholeSteps:
         )
 
     def close_step(self) -> StepPeaks | None:
-        """End the measured window of the last step now; return what it held."""
+        """End the measured window of the last step now; return its peaks."""
         return self.monitor.close()
 
     def change_options(self, options: Options) -> None:
-        """Plan the next step with other options; what was captured and priced stays."""
+        """Plan the next step with other options; captured and priced steps stay."""
         if _plans_are_outdated(options, self.options):
             for spec in self.captures:
                 spec.forget_plans()
@@ -145,7 +145,7 @@ class WholeSteps:
         self.monitor.forget()
 
     def capture_again(self) -> None:
-        """Capture again: what was found out alone does not count."""
+        """Capture again: results of this process alone do not count."""
         self.captures.forget_all()
         self.measure_again()
 
@@ -169,11 +169,11 @@ class WholeSteps:
     # -- one step -----------------------------------------------------------------------------
 
     def _specialisation(self, given: Arguments, *, waits: bool = False) -> Specialisation:
-        """Return what was captured for the inputs and modules as they are now."""
+        """Return the captured step for the inputs and modules as they are now."""
         return self._captured(self.captures.signature(given), given, waits=waits)
 
     def _captured(self, key: Any, given: Arguments, *, waits: bool = True) -> Specialisation:
-        """Return what was captured for a signature, captured now if new; `waits`: a step does."""
+        """Return the captured step of a signature, captured now if new; `waits`: a step does."""
         spec = self.captures.find(key, given)
         if spec is None:
             if waits and self.options.ranks is None and self.captures.varies(key, given):
@@ -186,20 +186,20 @@ class WholeSteps:
         return spec
 
     def _varies(self) -> None:
-        """Note that numbers decide in every call what it runs: each is planned again."""
+        """Note that numbers decide in every call which code runs: each is planned again."""
 
     def _capture(self, key: Any, call: TracedCall, *, waits: bool) -> Specialisation:
         if self.options.shared is not None:
             self.options.shared.close_steps()
         else:
-            self.close_step()  # what capture and measurements take belongs to no step
+            self.close_step()  # memory of capture and measurements belongs to no step
         self.account.locate()
         room_bytes = self._plans.looking_bytes(self.options) if waits else None
         with left_out(), fewer_collections():
             return self.captures.capture(key, call, self.options, self._calls, room_bytes)
 
     def _begin(self, spec: Specialisation, inputs: list[Any]) -> None:
-        """Begin to measure a step of what was captured."""
+        """Begin to measure a captured step."""
         alone = not self.waiting and self._plans.shares.was_alone(self.options)
         more_bytes = self._plans.more_bytes
         last = None if self.last is None else LastStep(self.last, alone, more_bytes)
@@ -211,9 +211,9 @@ class WholeSteps:
         """Run a forward, planned again if a leaf of its graph has kept more than was measured.
 
         A forward that ends early has changed nothing: buffers are written at its end, and
-        generators are put back. Returns what was run in the end, and flat outputs.
+        generators are put back. Returns the step that ran in the end, and flat outputs.
 
-        Raises `OpaqueVaries` if no plan holds, for what a leaf returns is another matter in every
+        Raises `OpaqueVaries` if no plan holds, for a leaf returns other kinds of outputs in every
         step. Raises `OpaqueChanged` if a leaf keeps more each time it runs.
         """
         for attempt in range(_MOST_ATTEMPTS):
@@ -271,7 +271,7 @@ class WholeSteps:
         return planned.runner
 
     def _planned_once_more(self, spec: Specialisation, inputs: list[Any]) -> Runner:
-        """Return what runs a call again for a further backward, with what is held now."""
+        """Return an object that runs a call again for a further backward, with memory held now."""
         return self._planned(spec, inputs).runner
 
     def _planned(self, spec: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
@@ -293,7 +293,7 @@ class WholeSteps:
         is_open = self.waiting if shared is None else shared.open_members()
         if (
             run.state is not RunState.DIFFERENTIATED and not is_open
-        ):  # else what is derived of it is to come
+        ):  # else derived calls are to come
             for member in (self.account,) if shared is None else shared.members():
                 member.rest()
 
@@ -306,14 +306,14 @@ class WholeSteps:
                 self._under_way.note_differentiated()
             self.monitor.before_backward()
         else:
-            self.monitor.close()  # the planned step is over; what comes belongs to none
+            self.monitor.close()  # the planned step is over; later work belongs to none
         self.captures.learn_outputs(spec, run)
 
 
 def _while_alive(
     method: weakref.WeakMethod[Callable[..., None]], *args: Any
 ) -> Callable[[Run], None]:
-    """Return what tells a method of a run, and does not keep alive whose method it is.
+    """Return a callable that passes on to a method of a run, and does not keep its object alive.
 
     A buffer of the model may hold the history of a call, which could not be released then.
     """
@@ -332,7 +332,7 @@ def _why_new_plan(name: str, change: str | None) -> str:
 
 
 def _plans_are_outdated(options: Options, before: Options) -> bool:
-    """Whether plans that were made before are not what would be made now."""
+    """Whether plans that were made before differ from plans made now."""
     return any(
         getattr(options, name) != getattr(before, name)
         for name in ("budget_bytes", "reserve_bytes", "planner", "limits", "plan", "compile")
@@ -340,7 +340,7 @@ def _plans_are_outdated(options: Options, before: Options) -> bool:
 
 
 def _begun(spec: Specialisation, planned: Planned, addresses: DefaultAddresses) -> Runner:
-    """Return what runs a plan at its addresses; while operators are timed, begin with that."""
+    """Return a program of a plan at its addresses; it begins by timing operators if asked."""
     plan = planned.outcome.plan
     if spec.tuner is not None:
         spec.tuner.begin_step()

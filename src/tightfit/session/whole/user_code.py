@@ -1,8 +1,8 @@
 """Memory of user code between a planned forward and its backward: assumed, measured, predicted.
 
-An allocator that refuses a request does not know what would have been asked for next. By then more
-is known of the step and of others like it: how much user code holds between forward and backward,
-and the memory of the backward and the optimizer's step.
+An allocator that refuses a request does not know later requests. More is known of the step and of
+others like it. That is the memory of user code between forward and backward, of the backward, and
+of the optimizer's step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["OpenCall", "PlannedForward", "UserCode"]
 class UserCode:
     """The memory of user code between forward and backward: assumed at first, then measured.
 
-    `assumed_bytes`: as long as it was not seen. `planned_bytes`: what plans leave room for.
+    `assumed_bytes`: as long as it was not seen. `planned_bytes`: bytes that plans leave room for.
     """
 
     def __init__(self, assumed_bytes: int) -> None:
@@ -50,11 +50,11 @@ class UserCode:
         return not self.is_known or self._looks_again
 
     def saw(self, outside_bytes: int, *, has_grown: bool) -> int:
-        """Note what it held in the last step; plans that are there stay in use.
+        """Note bytes it held in the last step; existing plans stay in use.
 
         `has_grown`: whether more is held after the last step than before it, as after the first
-        step, which makes an optimizer's state. A second step shows what is held without that.
-        Returns what to plan for.
+        step, which makes an optimizer's state. A second step shows the bytes without that. Returns
+        the bytes to plan for.
         """
         before = self.seen_bytes
         if before is not None:
@@ -65,7 +65,7 @@ class UserCode:
         return outside_bytes
 
     def plan_for(self, outside_bytes: int) -> None:
-        """Make the next plan for what it was seen to hold."""
+        """Make the next plan for the bytes it was seen to hold."""
         self.planned_bytes = outside_bytes
 
 
@@ -74,8 +74,8 @@ class PlannedForward:
     """A forward that has run by a plan."""
 
     captured: Captured  # the step
-    user_code: UserCode  # what is known of what follows it
-    graph: Graph  # what was planned, with what is resident around the step
+    user_code: UserCode  # memory of code that follows it
+    graph: Graph  # the planned graph, with memory resident around the step
     plan: Plan | None  # the plan; None: it was compiled
 
 
@@ -101,7 +101,7 @@ class OpenCall:
         self._entered_bytes = self._held_bytes()
 
     def note_differentiated(self) -> None:
-        """Note that its backward is differentiated: what is derived of it is still to come."""
+        """Note that its backward is differentiated: derived calls are still to come."""
         self._is_differentiated = True
 
     def is_over(self) -> None:
@@ -112,7 +112,7 @@ class OpenCall:
             self._named = None
 
     def name_budget(self) -> None:
-        """Have a refused request name what the step needs, as far as that is known."""
+        """Have a refused request name the bytes that the step needs, as far as known."""
         keeper, call = self._account.keeper, self._call
         if keeper is None or keeper.tally is None or call is None:
             return
@@ -130,7 +130,7 @@ class OpenCall:
         return keeper.held_bytes() if keeper is not None else 0
 
     def _stepping_bytes(self, captured: Captured) -> int:
-        """Return what will be held in the optimizer's step, at least."""
+        """Return bytes to be held in the optimizer's step, at least."""
         account = self._account
         held_bytes = account.lasting_bytes() + account.expected_bytes()
         held_bytes += captured.graph.constants_bytes["inputs"] + handed_out_bytes(captured)
@@ -138,7 +138,7 @@ class OpenCall:
 
 
 def _outside_bytes(call: PlannedForward, used_bytes: int) -> int:
-    """Return what user code will hold between forward and backward."""
+    """Return bytes of user code between forward and backward."""
     if call.user_code.seen_bytes is not None:
         return max(call.user_code.seen_bytes, used_bytes)
     sizes = [size for _, size in held_by_losses(call.captured)]
@@ -153,7 +153,7 @@ def _outside_bytes(call: PlannedForward, used_bytes: int) -> int:
 
 
 def _rise_bytes(call: PlannedForward) -> int:
-    """Return how far a planned backward rises above what is held at its begin."""
+    """Return how far a planned backward rises above bytes held at its begin."""
     if call.plan is None:
         return 0
     simulation = simulate(call.graph, call.plan)
@@ -163,7 +163,7 @@ def _rise_bytes(call: PlannedForward) -> int:
 
 
 def _kept_bytes(call: PlannedForward) -> int:
-    """Return what plain PyTorch may hold in a call that is differentiated, and in what follows.
+    """Return bytes of plain PyTorch in a call that is differentiated, and in code after it.
 
     All that the call makes is kept, and the backward of the derivative makes about as much again.
     """

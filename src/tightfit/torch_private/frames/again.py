@@ -36,23 +36,23 @@ __all__ = ["KeptFrames", "ReusingConversion", "unique_names"]
 
 
 class KeptFrames(Protocol):
-    """What keeps frames for other processes."""
+    """A store that keeps frames for other processes."""
 
     def key(self, frame: Any) -> str | None:
-        """Return what a frame is kept under; None if it is not to be kept."""
+        """Return the key of a frame; None if it is not to be kept."""
         ...
 
     def find(self, key: str, frame: Any) -> tuple[Frame, Callable[..., Any]] | None:
-        """Return what was kept of a frame and what runs its graph, if all holds again."""
+        """Return the kept result for a frame and a callable of its graph, if all guards hold."""
         ...
 
     def keep(self, key: str, frame: Any, found: Frame, graph: Any) -> None:
-        """Keep what was found of a frame; the graph is what the backend has made of it."""
+        """Keep the result for a frame; the graph is the backend's result."""
         ...
 
 
 class _RecordingBackend:
-    """A backend that notes what Dynamo knows of the frame of a graph.
+    """A backend that notes Dynamo's knowledge of the frame of a graph.
 
     Dynamo never frees a backend: this backend keeps neither frames nor modules alive.
     """
@@ -63,7 +63,7 @@ class _RecordingBackend:
         self.made: list[tuple[Any, Any]] = []  # while Dynamo follows a frame
 
     def __call__(self, module: Any, examples: Any) -> Any:
-        """Return what runs a graph."""
+        """Return a callable of a graph."""
         made = self._backend(module, examples)
         if self._notes:
             self.made.append((InstructionTranslator.current_tx().output, made))
@@ -92,8 +92,8 @@ class ReusingConversion:
         self._convert: Any = None
         self.is_asked = True
 
-    def stand_before(self, converting: Any) -> None:
-        """Take the place of what Dynamo converts a frame with once it is not to be skipped."""
+    def replace_converter(self, converting: Any) -> None:
+        """Take the place of Dynamo's converter of frames that are not skipped."""
         if self._kept is not None:
             self._convert, converting._inner_convert = converting._inner_convert, self
 
@@ -102,7 +102,7 @@ class ReusingConversion:
         return getattr(self._convert, name)
 
     def __call__(self, frame: Any, entry: Any, hooks: Any, state: Any, **others: Any) -> Any:
-        """Return what was kept of a frame, or what Dynamo makes of it."""
+        """Return the kept result for a frame, or Dynamo's."""
         assert self._kept is not None
         key = self._kept.key(frame) if self.is_asked else None
         if key is None:
@@ -121,7 +121,7 @@ class ReusingConversion:
         return result
 
     def _end(self, found: list[tuple[Frame, Any]], guards_: GuardsSet) -> None:
-        """Note what Dynamo has found of a frame, before it forgets."""
+        """Note Dynamo's result for a frame, before it forgets."""
         for output, graph in self.backend.made[-1:]:
             if output.guards is guards_:
                 with contextlib.suppress(NotReusable):
@@ -131,11 +131,11 @@ class ReusingConversion:
 def _made_again(
     frame: Any, found: Frame, graph: Callable[..., Any], state: Any
 ) -> ConvertFrameReturn | None:
-    """Return what Dynamo would make of a frame; None if a guard does not hold."""
+    """Return the result that Dynamo would have for a frame; None if a guard does not hold."""
     held = frame.f_globals
     backend, builtins = found.names
     held.update(imported(found))
-    graph = torch._dynamo.disable(graph, reason="it is what Dynamo has handed over")
+    graph = torch._dynamo.disable(graph, reason="it is a graph that Dynamo has handed over")
     cleanups = [
         utils.CleanupHook.create(held, name, value)
         for name, value in ((backend, graph), (builtins, builtins_of(frame)))

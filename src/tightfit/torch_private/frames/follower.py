@@ -28,7 +28,7 @@ class Follower(Protocol):
     """Who is asked while Dynamo follows the Python of a callable."""
 
     def call(self) -> tuple[int, Any]:
-        """Return the number of the current call, and what it was given."""
+        """Return the number of the current call, and its inputs."""
         ...
 
     def leaves(self) -> Mapping[Any, Callable[..., Any]]:
@@ -49,12 +49,12 @@ class Follower(Protocol):
     def try_as_one_op(self, forward: Any, given: Given | None) -> None:
         """Decide whether a forward is not to be followed from now on.
 
-        `given`: what a call is given, on fake tensors. None: it cannot be a leaf.
+        `given`: inputs of a call, on fake tensors. None: it cannot be a leaf.
         """
         ...
 
     def follow_all_again(self) -> bool:
-        """Follow what was decided to be no longer followed; return whether there is anything."""
+        """Follow code again that was no longer followed; return whether there is any."""
         ...
 
     def ended(self, end: End) -> None:
@@ -62,11 +62,11 @@ class Follower(Protocol):
         ...
 
     def following(self) -> AbstractContextManager[None]:
-        """Return what is around while a frame is looked at."""
+        """Return the context in which a frame is looked at."""
         ...
 
     def entered_inner_frame(self) -> None:
-        """Note that a module's forward is traced by itself: Python runs what calls it."""
+        """Note that a module's forward is traced by itself: Python runs its caller."""
         ...
 
     def skipped(

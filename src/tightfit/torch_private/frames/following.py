@@ -1,4 +1,4 @@
-"""What Dynamo does differently from its configuration while it follows. Private names of torch."""
+"""Changes of Dynamo beyond its configuration while it follows. Private names of torch."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from torch._dynamo.variables.user_defined import UserDefinedTupleVariable
 
 from tightfit.torch_private.patches import Patch
 
-__all__ = ["DerivativeOutside", "following_ours", "follows_derivatives"]
+__all__ = ["DerivativeOutside", "following_for_plans", "follows_derivatives"]
 
 
 class DerivativeOutside(BaseException):
-    """Ends following: a graph would end at the derivative of what it has computed itself.
+    """Ends following: a graph would end at the derivative of a value it has computed itself.
 
-    Of its outputs none is computed from another for autograd, so Python would find no way from
-    what is differentiated to what it is differentiated by.
+    Of its outputs none is computed from another for autograd, so Python would find no way from the
+    differentiated output to the tensor it is differentiated by.
     """
 
     def __init__(self, reason: str, *, is_in_frame: bool) -> None:
@@ -46,7 +46,7 @@ def follows_derivatives() -> bool:
 
 
 @contextlib.contextmanager
-def following_ours() -> Iterator[None]:
+def following_for_plans() -> Iterator[None]:
     """Have Dynamo follow as plans need it."""
     with (
         _derivatives_inside(),
@@ -85,7 +85,7 @@ def _signs_of_zeros() -> Iterator[None]:
 def _own_numbers_drawn_by_python() -> Iterator[None]:
     """Have a `random.Random` that the user made end a graph where it draws.
 
-    Dynamo would draw in every call what was drawn while it followed the first.
+    Dynamo would draw in every call the numbers drawn while it followed the first.
     """
     with _SUPPORTED_GENERATORS.by(lambda is_supported, value: False):
         yield
@@ -93,7 +93,7 @@ def _own_numbers_drawn_by_python() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _collectives_left_to_python() -> Iterator[None]:
-    """Have what talks to other ranks end a graph.
+    """Have calls that talk to other ranks end a graph.
 
     Dynamo would put functions in its place that have other gradients.
     """
@@ -179,7 +179,7 @@ def _derivatives_inside() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _derivatives_outside() -> Iterator[None]:
-    """Have following end where a graph would end at a derivative by what the graph has computed."""
+    """Have following end where a graph would end at a derivative by values of the graph."""
 
     def derivative(handle: Any, self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -39,7 +39,7 @@ __all__ = [
 _RELATIONS = frozenset({"DUPLICATE_INPUT", "GRAD_MODE", "DETERMINISTIC_ALGORITHMS", "GLOBAL_STATE"})
 _RELATIONS |= {"TORCH_FUNCTION_STATE", "DEFAULT_DEVICE", "SHAPE_ENV"}
 _RELATIONS |= {"AUTOGRAD_SAVED_TENSORS_HOOKS"}
-"""Guards on no value: of two values, or of what is around, which the key of a file holds."""
+"""Guards on no value: of two values, or of the surroundings, which a file's key holds."""
 _OF_TENSORS = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
 _OF_TENSORS += ("_dynamo_unbacked_indices", "_dynamo_strict_unbacked_indices")
 _OF_TENSORS += ("_dynamo_static_indices",)
@@ -55,7 +55,7 @@ class GuardOf:
 
     source: Source  # where its value is found from the frame
     kind: str  # which of Dynamo's guards it is
-    # What else it is made with; another source among it for a guard on two
+    # Its other arguments; another source among them for a guard on two
     settings: Mapping[str, Any]
 
 
@@ -63,8 +63,8 @@ class GuardOf:
 class Frame:
     """Dynamo's result for one frame: one graph, no break."""
 
-    code: types.CodeType  # what runs in its place
-    guards: tuple[GuardOf, ...]  # what it depends on, in the order in which they are made
+    code: types.CodeType  # runs in its place
+    guards: tuple[GuardOf, ...]  # its conditions, in the order in which they are made
     sizes: Mapping[Source, tuple[Any, Any]]  # shape and strides of each tensor
     ordered: tuple[Source, ...]  # dicts whose order counts
     imports: Mapping[str, str]  # Python modules by the names under which guards and code find them
@@ -74,7 +74,7 @@ class Frame:
 
 
 def found_in(output: Any) -> Frame:
-    """Return what Dynamo has found of a frame; what runs in its place is not known yet.
+    """Return Dynamo's result for a frame; the code in its place is not known yet.
 
     Raises `NotReusable` if something of it means nothing in another process.
     """
@@ -85,7 +85,7 @@ def found_in(output: Any) -> Frame:
     if any(around) or output.current_device is not None or output.dual_level != NO_LEVEL:
         raise NotReusable("something is around the call")
     if any(of_sizes) or output.installed_globals - {builtins} != backends or len(backends) != 1:
-        raise NotReusable("sizes that change, or what code finds by an identity")
+        raise NotReusable("sizes that change, or objects that code finds by an identity")
     (backend,) = backends
     return Frame(
         code=_NO_CODE,
@@ -123,7 +123,7 @@ def global_state() -> Any:
 
 
 def configuration() -> str:
-    """Return how Dynamo is set up, where that is not as ever.
+    """Return the setup of Dynamo, where that is not the usual one.
 
     A setting that was put back (`config.patch`) is held as one of the user's, with PyTorch's value.
     """
@@ -167,7 +167,7 @@ _READINGS: tuple[tuple[str, str, Callable[[Any, Any, Any], Any]], ...] = (
     ("local_name", "L[{!r}]", lambda places, _, name: places["L"][name]),
     ("global_name", "G[{!r}]", lambda places, _, name: places["G"][name]),
 )
-"""Fields of sources, what sources with them are written as, and the same without `eval`."""
+"""Fields of sources, the text of sources with them, and the same without `eval`."""
 
 
 def imported(found: Frame) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def builtins_of(frame: Any) -> dict[str, Any]:
 
 
 def facts_of(guard: GuardOf, value: Any) -> tuple[Any, ...]:
-    """Return what a guard asks of its value, as PyTorch's own `GuardCheckSpec` of its kind says.
+    """Return a guard's condition on its value, as PyTorch's `GuardCheckSpec` of its kind says.
 
     Raises `NotReusable` if that is unknown, or does not hold.
     """
@@ -209,7 +209,7 @@ def facts_of(guard: GuardOf, value: Any) -> tuple[Any, ...]:
 
 
 def fields_of(of: Source) -> tuple[str, tuple[Any, ...]]:
-    """Return the class of a source and what it is made with."""
+    """Return the class of a source and its arguments."""
     fields = (getattr(of, f.name) for f in dataclasses.fields(of) if f.init)
     return type(of).__name__, tuple(fields)
 

@@ -37,7 +37,7 @@ __all__ = [
 
 
 class ArgumentsKnown(BaseException):
-    """Ends following where it is known what a forward is given."""
+    """Ends following where inputs of a forward are known."""
 
     def __init__(self, forward: Any, given: Given) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ _OF_LEAVES = (
 
 
 def asking(forward: Any) -> dict[Any, Callable[..., Any]]:
-    """Return a leaf that tells what it is given, if a forward is asked about."""
+    """Return a leaf that tells its inputs, if a forward is asked about."""
 
     def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         raise ArgumentsKnown(forward, Given(module, args, kwargs))

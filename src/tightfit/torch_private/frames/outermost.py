@@ -1,4 +1,4 @@
-"""The outermost frame that Dynamo follows: it notes what a callable returns along with its loss."""
+"""The outermost frame that Dynamo follows: it notes values returned along with a loss."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch._dynamo.variables.base import (
 )
 from torch._dynamo.variables.tensor import TensorVariable
 
-__all__ = ["changed_variables", "in_a_frame_of_its_own", "is_returned_with_loss"]
+__all__ = ["changed_variables", "is_returned_with_loss", "with_own_frame"]
 
 
-def in_a_frame_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_own_frame(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function around another, whose code is its own: Dynamo keeps graphs by code.
 
-    While Dynamo follows it, it notes what the other returns along with a loss.
+    While Dynamo follows it, it notes values that the other returns along with a loss.
     """
 
     def inner(*args: Any, **kwargs: Any) -> Any:
@@ -52,7 +52,7 @@ def _note_returned_with_loss(context: Any) -> None:
 
 
 def changed_variables(effects: Any) -> list[VariableTracker]:
-    """Return what was there before Dynamo followed a frame, and is changed by its Python."""
+    """Return objects that existed before Dynamo followed a frame, and that its Python changes."""
     existing = AttributeMutationExisting | ValueMutationExisting
     return [
         each
@@ -66,7 +66,7 @@ def _variable(seen: Any) -> VariableTracker:
 
 
 def _made_in(variables: Any, effects: Any) -> set[fx.Node]:
-    """Return the nodes of the tensors in what Dynamo knows of values."""
+    """Return the nodes of the tensors in Dynamo's record of values."""
     found: set[fx.Node] = set()
 
     def note(variable: VariableTracker) -> None:
@@ -81,5 +81,5 @@ _RETURNED_WITH_LOSS = "tightfit_beside_loss"
 
 
 def is_returned_with_loss(node: fx.Node) -> bool:
-    """Whether the callable returns what a node makes along with its loss, and keeps it nowhere."""
+    """Whether the callable returns a node's value along with its loss, and keeps it nowhere."""
     return _RETURNED_WITH_LOSS in node.meta

@@ -25,14 +25,13 @@ __all__ = ["AnswerChanged", "Answers"]
 
 
 class AnswerChanged(BaseException):
-    """Ends following: a graph would end in what code does only where it is not compiled."""
+    """Ends following: a graph would end in code that runs only where it is not compiled."""
 
 
 class Answers:
     """The answers to code outside of PyTorch that asks whether it is compiled, in one frame.
 
-    No, for that is what plain PyTorch runs; but yes to those of libraries that would then end
-    the graph.
+    No, as in plain PyTorch; but yes to those of libraries that would then end the graph.
 
     `looks_at_data`: the file and line of the first caller that got "yes" because of data; "": there
     is none.
@@ -45,22 +44,22 @@ class Answers:
         self._end: str | None = None  # why following ended before any caller got "yes"
 
     def around(self) -> contextlib.AbstractContextManager[None]:
-        """Return what is around following a frame."""
+        """Return the context of following a frame."""
         self._asked = []
         return _answering(self._answer)
 
     def change(self, end: str) -> bool:
-        """Tell yes to who has asked last, if it was no; return whether to follow once more.
+        """Answer yes to the last caller, if it was no; return whether to follow once more.
 
         `end`: why following would end. If it is why it would have before, none is the cause.
         """
-        told_no = [place for place in self._asked if place not in self._compiled]
-        if not told_no or end == self._end:
+        refused = [place for place in self._asked if place not in self._compiled]
+        if not refused or end == self._end:
             return False
         self._end = end
-        self._compiled.add(told_no[-1])
+        self._compiled.add(refused[-1])
         if end.startswith(_OF_DATA):
-            self.looks_at_data = self.looks_at_data or told_no[-1]
+            self.looks_at_data = self.looks_at_data or refused[-1]
         return True
 
     def _answer(self, file: str, line: int) -> bool:
@@ -81,7 +80,7 @@ def _answering(is_compiled: Callable[[str, int], bool]) -> Iterator[None]:
 
     Where plain PyTorch would look at a tensor that no input decides, its value is computed.
 
-    `is_compiled`: given the file and line of who asks, returns the answer.
+    `is_compiled`: given the file and line of the caller, returns the answer.
     """
 
     def answer(go_on: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -92,7 +91,7 @@ def _answering(is_compiled: Callable[[str, int], bool]) -> Iterator[None]:
             return go_on(self, tx, args, kwargs)
         asking = tx
         while asking.parent is not None and asking.f_code.co_name.startswith("is_"):
-            asking = asking.parent  # who calls `is_tracing`, say
+            asking = asking.parent  # the caller of `is_tracing`, say
         answered = is_compiled(asking.f_code.co_filename, asking.lineno)
         return ConstantVariable.create(answered)
 
@@ -152,7 +151,7 @@ def _asks_of_capturing(function: Any) -> bool:
 
 def _decides_a_jump() -> bool:
     """Whether Dynamo asks because a jump depends on it, which keeps nothing of the tensor."""
-    frame = sys._getframe(3)  # behind this frame, who asks it, and what a patch puts around that
+    frame = sys._getframe(3)  # behind this frame, its caller, and the patch around that
     is_jump = frame.f_code.co_name == "inner" and frame.f_globals is vars(symbolic_convert)
     return is_jump and frame.f_locals["inst"].opname.startswith("POP_JUMP")
 
@@ -196,7 +195,7 @@ def _call_method(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _changes(node: fx.Node) -> bool:
-    """Whether a node may change what it is given."""
+    """Whether a node may change its inputs."""
     name = _name_of(node)
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or node.target is operator.setitem or name in _IN_PLACE or "out" in node.kwargs

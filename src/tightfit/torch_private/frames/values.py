@@ -25,9 +25,9 @@ def follows_values() -> bool:
 
 @contextlib.contextmanager
 def following_values() -> Iterator[None]:
-    """Have Dynamo compute what it follows, so that data may decide sizes and numbers.
+    """Have Dynamo compute while it follows, so that data may decide sizes and numbers.
 
-    `torch.export` has this as `draft_export`. What it makes of a frame is for these values only.
+    `torch.export` has this as `draft_export`. Its result for a frame is for these values only.
     """
     assert _UNUSED_SIZES is not None
     logger = logging.getLogger(symbolic_shapes.__name__)  # which tells each decision

@@ -33,7 +33,7 @@ def expand_segments() -> bool:
 def divide_coarsely() -> None:
     """Keep segments as they are, for good: those that grow divide blocks to the last bytes.
 
-    What the user has decided stays.
+    The user's own settings stay.
     """
     _ours["may expand"] = False
     if _ours["expand"]:

@@ -14,7 +14,7 @@ MEMORY_UNITS = 100.0
 class Variables:
     """u, x_i and z_ij of the paper.
 
-    `blocks`: B: what is placed. `pairs`: E: positions of blocks that are alive at the same time.
+    `blocks`: B: to be placed. `pairs`: E: positions of blocks that are alive at the same time.
     `memory_bytes`: W: the height of some layout. `peak`: column u: the peak memory usage. The
     objective (equation 1) is this column alone, and 0 <= u <= W (equation 5). That it is no less
     than the largest load is ours. `offset`: columns x_i >= 0 (equation 6). `is_above`: columns

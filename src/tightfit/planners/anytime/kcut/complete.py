@@ -14,9 +14,9 @@ Range = tuple[int, int, int]  # value, first stage, last stage
 def complete(model: CutProgram, solution: Solution, schedule: _engine.Schedule) -> None:
     """Load the schedule that realises a solution (docs/search.md, "The K-cut program").
 
-    In each window values are computed just in time and kept to the window's end; over the next
-    cut only what the solution has resident there survives. The engine frees what is not read.
-    The schedule may exceed the budget between the cuts.
+    In each window values are computed just in time and kept to the window's end; over the next cut
+    only values that the solution has resident there survive. The engine frees values that are not
+    read. The schedule may exceed the budget between the cuts.
     """
     schedule.keep_everything()
     chosen = model.chosen_alternatives(solution)
@@ -39,7 +39,7 @@ class _Completion:
         self.since: dict[int, int] = {}  # value alive -> first stage at whose start it is
         self.last_read: dict[int, int] = {}  # value alive -> last stage so far that reads it
         self.closed: list[Range] = []
-        self.again: dict[int, int] = {}  # alternatives of what runs again in the window
+        self.again: dict[int, int] = {}  # alternatives of ops that run again in the window
 
     def ranges(self) -> list[Range]:
         """Residency of every value as ranges of stages."""
@@ -64,7 +64,7 @@ class _Completion:
             self.closed.append((value, since, last))
 
     def _run(self, stage: int, wanted: set[int]) -> None:
-        """Compute the stage's op and what is wanted, with all they need."""
+        """Compute the stage's op and wanted values, with all they need."""
         producers = self.outline.problem.producers
         queue = [stage] if self._runs(stage) else []
         queue += [producers[v] for v in wanted if v not in self.since and producers[v] <= stage]

@@ -28,7 +28,7 @@ Terms = list[tuple[int, float]]
 
 
 def memory(variables: Variables, k: int) -> None:
-    """sum_v m_v X[k,v] + what the cut's op makes and works with <= budget (1)."""
+    """sum_v m_v X[k,v] + results and workspace of the cut's op <= budget (1)."""
     outline, cut = variables.outline, variables.cuts[k]
     terms = [
         (column, variables.units(outline.problem.sizes[value]))
@@ -45,7 +45,7 @@ def memory(variables: Variables, k: int) -> None:
 def one_way_to_run(variables: Variables, k: int) -> None:
     """sum_w W[k,w] = 1 over the ways to run the cut's op; with alternatives D[t_k,a] for each (10).
 
-    Those of the alternatives that read alike stand for each other.
+    Alternatives with the same inputs may replace each other.
     """
     outline, cut = variables.outline, variables.cuts[k]
     ways = list(_running(variables, k))
@@ -71,7 +71,7 @@ def _running(variables: Variables, k: int) -> Iterator[tuple[int, int, int]]:
 
 
 def one_alternative(variables: Variables, k: int) -> None:
-    """sum_a D[j,a] = R[k,j] for first computations of the window (5); what op t_k reads (2)."""
+    """sum_a D[j,a] = R[k,j] for first computations of the window (5); inputs of op t_k (2)."""
     outline, cut = variables.outline, variables.cuts[k]
     first, end = variables.window(k)
     for op in range(first, end):
@@ -88,7 +88,7 @@ def one_alternative(variables: Variables, k: int) -> None:
 def one_alternative_before(variables: Variables, k: int) -> None:
     """sum_a D[j,a] = 1, of an optional op P[j], for first computations before the first cut (11).
 
-    What they read was made: P[j] <= P[i], or the sum of D[j,a] over those that read what i makes.
+    Their inputs were made: P[j] <= P[i], or the sum of D[j,a] over those that read results of i.
     """
     if k > 0:
         return
@@ -130,7 +130,7 @@ def one_branch(variables: Variables, k: int) -> None:
 
 
 def one_alternative_again(variables: Variables, k: int) -> None:
-    """sum_a E[k,j,a] = R[k,j] for what runs again in the window; it finds what it reads (8)."""
+    """sum_a E[k,j,a] = R[k,j] for ops that run again in the window; their inputs exist (8)."""
     outline = variables.outline
     for op in range(variables.cuts[k]):
         if (k, op) not in variables.computed or not outline.has_choice_again(op):

@@ -1,7 +1,7 @@
 """Values in far memory at a cut, and the limit that the link sets for them.
 
-A transfer takes its time in the queue of its direction, in any order. So what has left by an
-instant took no longer, together, than has passed until then, and what has to come back takes no
+A transfer takes its time in the queue of its direction, in any order. So stores that have ended by
+an instant took no longer, together, than has passed until then. Loads that are to come take no
 longer than is left. Time is that of ops, and *waits*: real columns for all else, be it stalls or
 ops that the program does not see. The rows hold for every plan, hence so does the bound.
 """
@@ -47,7 +47,7 @@ def _sources(variables: Variables, k: int, value: int) -> Terms:
 
 
 def either_near_or_away(variables: Variables, k: int) -> None:
-    """X[k,v] + A[k,v] <= 1: who has it near does not need it far away."""
+    """X[k,v] + A[k,v] <= 1: a value that is near is not needed far away."""
     for (at, value), column in variables.away.items():
         if at == k and (k, value) in variables.resident:
             variables.builder.row([(column, 1.0), (variables.resident[k, value], 1.0)], upper=1.0)
@@ -66,7 +66,7 @@ def capacity(variables: Variables, k: int) -> None:
 def stores(variables: Variables, k: int) -> None:
     """sum_v out_v A[k,v] <= the time that has passed; at the first cut, since any instant.
 
-    What was made from an instant on can only have left after it.
+    Values made from an instant on can only have left after it.
     """
     assert variables.moving is not None
     far, producers = variables.moving.far, variables.outline.problem.producers
@@ -80,8 +80,8 @@ def stores(variables: Variables, k: int) -> None:
 def loads(variables: Variables, k: int) -> None:
     """sum_v in_v A[k,v] <= the time that is left; at the last cut, until any instant.
 
-    What a first computation reads before an instant has come back by then, unless it was computed
-    again: then R[k,i] lifts the row by it.
+    Inputs of a first computation before an instant have come back by then, unless computed again:
+    then R[k,i] lifts the row by it.
     """
     assert variables.moving is not None
     far, ops = variables.moving.far, variables.outline.ops
@@ -108,7 +108,7 @@ def loads(variables: Variables, k: int) -> None:
 def _away(
     variables: Variables, k: int, took: Callable[[int], float], counts: Callable[[int], bool]
 ) -> Terms:
-    """What the values that are away at a cut take of the link."""
+    """Time that the values which are away at a cut take of the link."""
     return [
         (column, _percent(variables, value, took))
         for (at, value), column in variables.away.items()

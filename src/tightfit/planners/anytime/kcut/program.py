@@ -33,7 +33,7 @@ class CutProgram:
         return {op: way for (op, way), c in self.variables.chosen.items() if values[c] > 0.5}
 
     def chosen_again(self, solution: Solution, k: int) -> dict[int, int]:
-        """The alternatives of what runs again in window k of a solution."""
+        """The alternatives of ops that run again in window k of a solution."""
         assert solution.values is not None
         values = solution.values
         again = self.variables.chosen_again
@@ -65,8 +65,8 @@ def cut_program(
 
     `budget_bytes`: the engine's budget (constants subtracted). `cuts`: ops of the engine,
     ascending. `allowed`: per window the ops that may be computed again in it (None: all); a
-    restriction makes the optimum no bound, but a good seed of large graphs. `movable`: what may be
-    moved to far memory; None: nothing.
+    restriction makes the optimum no bound, but a good seed of large graphs. `movable`: values that
+    may be moved to far memory; None: none.
     """
     variables = Variables(outline, budget_bytes, cuts, allowed, movable)
     families = FAMILIES if movable is None else (*FAMILIES, *LINK_FAMILIES)

@@ -1,7 +1,7 @@
 """The variables of the K-cut program: values alive at the cuts, ops run between them.
 
 Cut k is the first computation of op ``cuts[k]``; window k lasts from there to the next cut. An
-optional op may run late or not at all: a cut there looks at what is resident in its place only.
+optional op may run late or not at all: a cut there looks at values resident in its place only.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ class Variables:
     """The columns of the program; ops and values are the engine's. All but waits are binary.
 
     `budget_bytes`: the engine's budget (constants subtracted). `cuts`: ops of the engine,
-    ascending. `allowed`: None: every op may be computed again in every window. `movable`: what may
-    be away at a cut, in far memory. `resident` (dict of (cut, value) to column): the value is alive
-    while the cut's op runs. `computed` (dict of (window, op) to column): the op runs in the window.
-    `later` (dict of (cut, op) to column): the op runs at the cut or at any time after it; in the
-    last window that is `computed`. `chosen` (dict of (op, alternative) to column): the first
-    computation takes the alternative; only where alternatives read differently. Of an optional op
-    before the first cut: it has run so before that. `branches`: for each of the linked choices:
-    which branch is taken. `chosen_again` (dict of (window, op, alternative) to column): an op that
-    runs again in the window does so by the alternative, at least once; only where alternatives read
-    differently. `running` (dict of (cut, alternative) to list of (column, bytes)): how the cut's op
-    runs, and the bytes of its results and workspace then. Only for a required op with several
-    variants of which the cheaper need more bytes. `made_before`: an optional op before the first
-    cut has run. `moving`: what is away at the cuts, and the time that no other column accounts for.
-    `extra_costs` (list of (column, cost)): what other columns than `computed` and those of `moving`
-    cost. `constant`: what the required first computations before the first cut cost.
+    ascending. `allowed`: None: every op may be computed again in every window. `movable`: values
+    that may be away at a cut, in far memory. `resident` (dict of (cut, value) to column): the value
+    is alive while the cut's op runs. `computed` (dict of (window, op) to column): the op runs in
+    the window. `later` (dict of (cut, op) to column): the op runs at the cut or at any time after
+    it; in the last window that is `computed`. `chosen` (dict of (op, alternative) to column): the
+    first computation takes the alternative; only where alternatives read differently. Of an
+    optional op before the first cut: it has run so before that. `branches`: for each of the linked
+    choices: which branch is taken. `chosen_again` (dict of (window, op, alternative) to column): an
+    op that runs again in the window does so by the alternative, at least once; only where
+    alternatives read differently. `running` (dict of (cut, alternative) to list of (column,
+    bytes)): how the cut's op runs, and the bytes of its results and workspace then. Only for a
+    required op with several variants of which the cheaper need more bytes. `made_before`: an
+    optional op before the first cut has run. `moving`: values away at the cuts, and the time that
+    no other column accounts for. `extra_costs` (list of (column, cost)): costs of columns other
+    than `computed` and those of `moving`. `constant`: cost of the required first computations
+    before the first cut.
     """
 
     def __init__(

@@ -81,7 +81,7 @@ def used_memory(variables: Variables) -> None:
 
 
 def workspace(variables: Variables) -> None:
-    """U[t,k] + W_k R[t,k] <= budget: what a node needs only while it runs (not in the paper)."""
+    """U[t,k] + W_k R[t,k] <= budget: memory of a node while it runs (not in the paper)."""
     for (stage, node), used in variables.used.items():
         needed = variables.units(variables.way(stage, node).workspace_bytes)
         if needed:
@@ -101,7 +101,7 @@ def _hazards(variables: Variables, stage: int, value: ValueId, node: int) -> lis
 
 
 def free_if_safe(variables: Variables) -> None:
-    """1 - FREE[t,i,k] <= hazards[t,i,k] (equation 6b): what can be freed is freed."""
+    """1 - FREE[t,i,k] <= hazards[t,i,k] (equation 6b): values that can be freed are freed."""
     for (stage, value, node), free in variables.freed.items():
         hazards = _hazards(variables, stage, value, node)
         computed = variables.computed[stage, node]
@@ -114,9 +114,9 @@ def free_only_if_safe(variables: Variables) -> None:
 
     kappa is the number of hazards; rows of their own are the same for binaries and a tighter
     relaxation. The first hazard is FREE[t,i,k] <= R[t,k]. For the others all frees of a stage are
-    in one row. What was there less what went is what a later node j or the next stage finds: R[t,j]
-    + sum_{k<j} FREE[t,i,k] <= S[t,i] + R[t,i], and the same with S[t+1,i] for R[t,j]. Where a node
-    writes a value that is resident, the right side is 2: the second instance goes.
+    in one row. Values before less values freed are those that a later node j or the next stage
+    finds: R[t,j] + sum_{k<j} FREE[t,i,k] <= S[t,i] + R[t,i], and the same with S[t+1,i] for R[t,j].
+    Where a node writes a value that is resident, the right side is 2: the second instance goes.
     """
     for (stage, _, node), free in variables.freed.items():
         terms = [(free, 1.0), (variables.computed[stage, node], -1.0)]
@@ -167,5 +167,5 @@ FAMILIES: tuple[Callable[[Variables], None], ...] = (
 )
 """All constraint families; equations 1d to 1f and U <= budget are bounds of the variables.
 
-What counts the memory of a stage is a group of rows, which is added when a solution violates it.
+Rows of the memory of a stage are a group, which is added when a solution violates it.
 """

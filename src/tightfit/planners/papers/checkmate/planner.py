@@ -218,7 +218,7 @@ class _Search:
         )
 
     def options(self, share: float = 1.0, *, relax: bool = False) -> SolveOptions:
-        """What is left of the limits, for the solver."""
+        """The rest of the limits, for the solver."""
         return SolveOptions(
             seconds=share * self.seconds_left,
             gap=COST_UNITS * self.limits.gap,

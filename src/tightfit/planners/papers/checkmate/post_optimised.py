@@ -1,7 +1,7 @@
 """Checkmate-O: Checkmate's schedule, and then greedily a better implementation for each op.
 
 The schedule is decided first and with default implementations; which others fit is looked at one
-op after the other (MONeT, section 6.3). The difference shows what choosing both at once gains.
+op after the other (MONeT, section 6.3). The difference shows the gain of choosing both at once.
 """
 
 from __future__ import annotations
@@ -69,6 +69,6 @@ def _cheaper_than(graph: Graph, compute: Compute, use: str) -> list[Compute]:
 def _is_within(task: Task, computes: list[Compute]) -> bool:
     try:
         verify(planned(task, computes), task.graph)
-    except InvalidPlan:  # it reads what is not there, such as a mask, or exceeds the budget
+    except InvalidPlan:  # a value does not exist, such as a mask, or the budget is exceeded
         return False
     return True

@@ -58,7 +58,7 @@ class CheckmateProgram:
         return self.settled(values)
 
     def settled(self, values: Floats) -> Floats:
-        """Return the solution with R of these values, less what is not read, and its own S.
+        """Return the solution with R of these values, less values not read, and its own S.
 
         S holds a value from where it is made to where that instance is read last; FREE and
         U follow.
@@ -77,7 +77,7 @@ class CheckmateProgram:
         return settled
 
     def _read(self, stage: int, node: int, alive: set[ValueId]) -> bool:
-        """Whether a computation is needed, walking backwards; if so, update what is alive."""
+        """Whether a computation is needed, walking backwards; if so, update the live values."""
         problem, is_first = self.variables.problem, self.variables.stages[stage].first == node
         way = self.variables.way(stage, node)
         made = {value for value in way.writes if problem.makes(node, is_first, value)}

@@ -52,7 +52,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Retention:
-    """One instance of a value: who computes it and until when it stays."""
+    """One instance of a value: the op that computes it and until when it stays."""
 
     instance: Instance | None
     start: Any
@@ -189,7 +189,7 @@ class IntervalModel:
         self.model.add_bool_or([*chosen, reader.active.Not()])
 
     def _add_crossings(self) -> None:
-        """What user code holds counts at the event that enters a stage."""
+        """Memory of user code counts at the event that enters a stage."""
         always = self.model.new_constant(1)
         for crossing in self.problem.crossings:
             start = self.model.new_constant(entry_event(crossing.stage))
@@ -250,7 +250,7 @@ class _Watch(cp_model.CpSolverSolutionCallback):
 
 
 def serve(payload: bytes, report: Report) -> None:
-    """Solve what the parent process asks for and report schedules and bounds to it."""
+    """Solve the task of the parent process and report schedules and bounds to it."""
     task = msgspec.msgpack.decode(payload, type=IntervalTask)
     started = time.perf_counter()
     status, bound = "unknown", 0.0

@@ -121,7 +121,7 @@ class _Best:
         self.progress.update(self.reports, f"bound {self.bound:.4f}")
 
     def outcome(self, limits: Limits, started: float) -> Outcome:
-        """Turn what is known into an outcome."""
+        """Turn the best schedule and bound into an outcome."""
         if self.computes is None:
             return no_plan(
                 started=started,

@@ -4,5 +4,5 @@ From a `Task` to the optimum of its search space, in the files that Checkmate ha
 and `solvers`. Equation numbers refer to the paper. Stages belong to backward ops. Stage 0 is the
 forward pass, stage k >= 1 recomputes forward nodes and then runs the k-th backward node in order of
 execution (the paper counts them down). The paper writes s^(k-1) both for the set before and after a
-stage; its algorithm 2 is followed: what stage k reads was stored before it or recomputed in it.
+stage; its algorithm 2 is followed: inputs of stage k were stored before it or recomputed in it.
 """

@@ -42,12 +42,12 @@ def forward_memory(variables: Variables) -> None:
 
 
 def _taken_over(variables: Variables, stage: int, node: int) -> Terms:
-    """-|x_i| for an implementation that writes x_i over what it reads (appendix C.3)."""
+    """-|x_i| for an implementation that writes x_i over its input (appendix C.3)."""
     return [(column, -variables.size(v)) for v, column in variables.overwriting(stage, node)]
 
 
 def _forward_held(variables: Variables, node: int) -> tuple[Terms, float]:
-    """What is alive when a forward node is about to run: columns, and bytes that surely are."""
+    """Live values when a forward node is about to run: columns, and bytes that surely are."""
     local = set(variables.local(0, node))
     terms: Terms = []
     constant = 0.0
@@ -65,8 +65,8 @@ def _forward_held(variables: Variables, node: int) -> tuple[Terms, float]:
 def saved_memory(variables: Variables) -> None:
     """|L^_k| + sum_{j<=i} |S^(k-1) and D_k| + sum_{j>i} s^k_j |x_j| <= M (equation 13).
 
-    The sums are running columns: from a forward node to the next, what was stored before makes
-    room for what is stored afterwards.
+    The sums are running columns: from a forward node to the next, values stored before make room
+    for values stored afterwards.
     """
     builder = variables.builder
     for stage in range(1, variables.backward + 1):
@@ -86,7 +86,7 @@ def saved_memory(variables: Variables) -> None:
 
 
 def _change(variables: Variables, stage: int, node: int) -> tuple[Terms, float]:
-    """What passing a node adds to the sums of equation 13, negated columns and a constant."""
+    """Terms that passing a node adds to equation 13: negated columns and a constant."""
     terms: Terms = []
     constant = 0.0
     for value in variables.problem.nodes[node].first.writes:
@@ -195,7 +195,7 @@ def recomputed_inputs(variables: Variables) -> None:
 
 
 def saved_has_a_source(variables: Variables) -> None:
-    """s^(k-1)_i <= s^k_i + r^k_i: only what is there can be saved (equation 7, right)."""
+    """s^(k-1)_i <= s^k_i + r^k_i: only existing values can be saved (equation 7, right)."""
     for (stage, value), column in variables.stored.items():
         if stage > 1 and not variables.is_forced(stage, value):
             sources = _sources(variables, stage - 1, value)
@@ -231,7 +231,7 @@ def _sources(variables: Variables, stage: int, value: ValueId) -> list[int]:
 def overwritten_is_gone(variables: Variables) -> None:
     """p^k_j >= r^k_j - sum q, p^k_j <= 1 - q^k_i and s^(k-1)_j <= 1 - q^k_i (equation 15).
 
-    The first pass likewise: what is overwritten is not stored, and must not be read later.
+    The first pass likewise: an overwritten value is not stored, and must not be read later.
     """
     for stage, node in [*((0, i) for i in range(variables.forward)), *variables.recomputed]:
         for value, column in variables.overwriting(stage, node):
@@ -319,5 +319,5 @@ FAMILIES: tuple[Callable[[Variables], None], ...] = (
 )
 """All constraint families, in an order in which each finds the columns of those before.
 
-What counts the memory of a backward stage is a group of rows, added when a solution violates it.
+Rows of the memory of a backward stage are a group, added when a solution violates it.
 """

@@ -39,8 +39,8 @@ def single_implementations(problem: Staged) -> Implementations:
 def all_implementations(graph: Graph, problem: Staged) -> Implementations:
     """Return all implementations that serve: MONeT.
 
-    Those that make just what the default makes, of values that the nodes make; none that writes
-    over what it reads, or that is linked to one of another op. Of those that read alike a dearer
+    Those with just the results of the default, of values that the nodes make; none that writes over
+    its input, or that is linked to one of another op. Of those with equal inputs a more expensive
     one only if it needs less workspace.
     """
     linked = {pair for choice in graph.choices for branch in choice.branches for pair in branch}

@@ -13,7 +13,7 @@ def overhead_of(objective: float) -> float:
     """Return the overhead (a fraction) of an objective of equation 9.
 
     Forward, backward and recomputation costs are in percent of a step without recomputation and
-    belong to the columns of r and delta; what has no choice is one constant column.
+    belong to the columns of r and delta; nodes without a choice are one constant column.
     """
     if not math.isfinite(objective):
         return math.inf if objective > 0 else 0.0

@@ -65,13 +65,13 @@ def plan_monet(task: Task, limits: Limits, progress: Progress, option: str = "ti
 
 
 def plan_monet_all(task: Task, limits: Limits, progress: Progress) -> Outcome:
-    """Solve MONeT's program: what to recompute and how to compute it (section 4)."""
+    """Solve MONeT's program: which nodes to recompute, and how (section 4)."""
     started = time.perf_counter()
     problem = staged(task)
     easy = easy_answer(task, problem, limits, started)
     if easy is not None and easy.plan is None:
         return easy
-    if problem.capacity_bytes <= 0:  # what there is takes no room
+    if problem.capacity_bytes <= 0:  # no value takes room
         return finish(task, keep_everything(task.graph), started=started, gap=limits.gap)
     ways = all_implementations(task.graph, problem)
     model = build_program(reading_any(problem, ways), ways)

@@ -46,7 +46,7 @@ class MonetProgram:
         return computes
 
     def settled(self, values: Floats) -> Floats:
-        """Return the solution with r and delta of these values, less what is not read.
+        """Return the solution with r and delta of these values, less values not read.
 
         s stores a value from where it is made to where that instance is read last.
         """

@@ -138,7 +138,7 @@ class Variables:
         return frozenset(self.forward_values)
 
     def gradients(self, stage: int) -> float:
-        """Units of backward values and tangents alive when a stage runs, without what it makes."""
+        """Units of backward values and tangents alive when a stage runs, without its results."""
         return self._gradients[stage]
 
     @cached_property
@@ -212,7 +212,7 @@ class Variables:
                     yield stage, node
 
     def add_held(self, stage: int, node: int) -> int:
-        """Add the running sum of what is stored while a stage is about to reach a node."""
+        """Add the running sum of stored bytes while a stage is about to reach a node."""
         room = CAPACITY_UNITS - self.gradients(stage)
         self.held[stage, node] = self.builder.real(lower=0.0, upper=room)
         return self.held[stage, node]
@@ -265,6 +265,6 @@ class Variables:
                     self.remaining[stage, value] = self.builder.binary()
 
     def _add_constant(self) -> None:
-        """Add the cost of what is computed once and in one way as a column that is always 1."""
+        """Add the cost of nodes computed once and in one way as a column that is always 1."""
         once = sum(ways[0].cost_s for ways in self.implementations.first if len(ways) == 1)
         self.builder.real(lower=1.0, upper=1.0, cost=self.cost(once))

@@ -26,6 +26,6 @@ def in_percent(problem: Staged, cost_s: float) -> float:
 
 
 def grains_of(problem: Staged) -> list[int]:
-    """Return what the bytes of values that may be made again are multiples of."""
+    """Return common divisors of the bytes of values that may be made again."""
     sizes = [value.size_bytes for value in problem.values.values() if value.recoverable]
     return grains(sizes, problem.capacity_bytes)

@@ -1,6 +1,6 @@
 """Schedules of the papers: from residency between stages to an ordered list of computes and back.
 
-``S``, what is resident when each stage begins, determines everything else: the least
+``S``, the values resident when each stage begins, determines everything else: the least
 recomputation for a given S is a traversal per stage (Checkmate, section 5.1.1).
 """
 
@@ -84,7 +84,7 @@ def recompute(problem: Staged, residency: Sequence[int], *, ahead: bool = True) 
 
     `residency`: n + 1 bit sets of values; those that cannot be dropped are added. `ahead`: what to
     do where a value becomes resident: True computes it in the stage before, as Checkmate's S means
-    it; False reads S as a wish, met by what is resident anyway. Raises `BadInput` if a needed value
+    it; False reads S as a wish, met by values resident anyway. Raises `BadInput` if a needed value
     is neither resident nor recoverable.
     """
     forced = forced_residency(problem)
@@ -158,7 +158,7 @@ def stages_of(problem: Staged, computes: Sequence[Compute]) -> list[list[int]]:
 
 
 def residency_of(problem: Staged, computes: Sequence[Compute]) -> Residency:
-    """Return what is resident between the stages of a schedule, by the last use of instances.
+    """Return values resident between the stages of a schedule, by the last use of instances.
 
     Computes of alternatives that the problem does not have are read as those it has.
     """
