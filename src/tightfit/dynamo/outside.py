@@ -146,6 +146,13 @@ class Outside:
             "numbers change its operators in every call (tightfit.opaque: one op)",
         )
 
+    def is_ever_new(self) -> None:
+        """Note that calls run as plain PyTorch whose plans would hardly be used again."""
+        self._note(
+            "a call of new sizes or branches",
+            "each of the last calls needed another plan, and plain PyTorch is expected to fit",
+        )
+
     def _leave(self, place: str, reason: str) -> None:
         """Note a frame or a graph that is plain Python from now on."""
         self.left += place not in self._reasons

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -32,6 +33,7 @@ from tightfit.session.graphs import GraphSteps
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.limit import Limit
+from tightfit.session.new_calls import NewCalls, sizes_of
 from tightfit.session.options import Options, incompatible, with_ranks, worst_first
 from tightfit.session.processes import Replicas, running_wrapper
 from tightfit.session.refusals import second_forward, with_way_out
@@ -117,6 +119,7 @@ class Fitted:
         needs = weakref.WeakMethod(self._needed_bytes)
         self._limit = Limit(callee.name, account, needs, is_copy=copies is not None)
         self._addresses = addresses
+        self._new_calls = NewCalls()
         self._copies = copies  # of which it has a part once it trains
         if copies is None:
             self._join_budget()
@@ -175,7 +178,7 @@ class Fitted:
         if tools.is_exported() or not self.callee.trains(given):
             self._addresses.end_step()
             return self._run_without_backward(given)
-        if self.route.outside_of_plans():
+        if self.route.outside_of_plans() or self._is_ever_new(given):
             return self._run_outside(given)
         _refuse_second_forward(self)
         self.join_replicas(running_wrapper())
@@ -192,7 +195,7 @@ class Fitted:
             self._addresses.begin_step(shape_of_call(given.leaves, given.spec), self)
         while True:
             try:
-                return self._run_on_route(given)
+                return self._run_noting_new(given)
             except PlanRejected as other:
                 self._take_options(other.options)
             except InfeasibleBudget as error:
@@ -212,6 +215,41 @@ class Fitted:
         self._addresses.end_step()
         with self._limit.outside(*self._limits()):
             return self.callee.function(*given.args, **given.kwargs)
+
+    def _is_ever_new(self, given: Arguments) -> bool:
+        """Whether a call runs as plain PyTorch, as a plan of it would hardly be used again."""
+        options = self.options
+        if self._whole is None or self.waiting or options.needs_plans or not self.is_used:
+            return False
+        is_new = self._new_calls.runs_plainly(
+            shape_of_call(given.leaves, given.spec),
+            sizes_of(given.leaves),
+            self._plain_bytes,
+            options.planned_bytes,
+        )
+        if is_new:
+            self._whole.outside.is_ever_new()
+        return is_new
+
+    def _plain_bytes(self) -> int:
+        """Return the most that plain PyTorch takes for a step like the last planned step."""
+        assert self._whole is not None
+        self.close_step()
+        steps = self.guard.steps if self.guard is not None else ()
+        plain_bytes = self._whole.plain_bytes() if steps else None
+        return sys.maxsize if plain_bytes is None else max(steps[-1].peak_bytes, plain_bytes)
+
+    def _run_noting_new(self, given: Arguments) -> Any:
+        """Run a call; note whether Dynamo followed Python for it."""
+        if self._whole is None:
+            return self._run_on_route(given)
+        before = self._whole.times_followed
+        output = self._run_on_route(given)
+        is_new = self._whole.times_followed > before
+        shape = shape_of_call(given.leaves, given.spec) if is_new else None
+        sizes = sizes_of(given.leaves) if is_new else ()
+        self._new_calls.note_planned(shape, sizes, is_new=is_new)
+        return output
 
     def _run_on_route(self, given: Arguments) -> Any:
         if self.route is not self._whole:

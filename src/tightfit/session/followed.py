@@ -30,7 +30,8 @@ class _RestartCall(BaseException):
 class FollowedCalls(HandedCalls):
     """Calls of a callable whose Python Dynamo follows, where it is.
 
-    `keeps`: whether Dynamo's results are kept for other processes.
+    `keeps`: whether Dynamo's results are kept for other processes. `times_followed`: how many
+    frames Dynamo has followed so far.
     """
 
     def __init__(self, callee: Callee, account: Account, *, keeps: bool) -> None:
@@ -45,9 +46,11 @@ class FollowedCalls(HandedCalls):
         self._looking = contextlib.ExitStack()
         self._asks: Callable[[HandedGraph, Sequence[Any]], Any] | None = None
         self._has_run = False  # a graph of the current call
+        self.times_followed = 0
 
     def lift_limit(self) -> None:
         """Neither refuse nor measure memory that Dynamo needs to follow a frame."""
+        self.times_followed += 1
         self._account.lift_limit()
         runs = self._runs()
         if runs is not None:

@@ -69,6 +69,17 @@ class GraphSteps(WholeSteps):
         """Whether it has been called: code that ran outside of its plans is known then."""
         return self._is_called
 
+    @property
+    def times_followed(self) -> int:
+        """How many frames Dynamo has followed for it so far."""
+        return self._followed.times_followed
+
+    def plain_bytes(self) -> int | None:
+        """Return the most that plain PyTorch takes for a step like the last; None: unknown."""
+        if self.in_graphs is not None:
+            return self.in_graphs.plain_bytes()
+        return self._graphs_of_step.plain_bytes()
+
     def outside_of_plans(self) -> bool:
         """Whether code around a call asks that it runs as it is; then that is noted."""
         is_outside = self.outside.is_called_within()

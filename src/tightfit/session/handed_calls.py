@@ -44,6 +44,8 @@ class RunsGraphs(Protocol):
 class HandedCalls:
     """Calls of graphs that other code has made, such as `torch.compile`.
 
+    `times_followed`: 0: that is another's matter.
+
     `callee`: whose modules hold parameters and buffers of the graphs. `graphs`: those that have
     been called. `outside`: frames that ran as plain Python.
     """
@@ -56,6 +58,7 @@ class HandedCalls:
         self._unplanned: weakref.WeakSet[HandedGraph] = weakref.WeakSet()
         self._first: dict[HandedGraph, HandedGraph] = {}  # of those that are the same
         self._by_key: dict[Any, HandedGraph] = {}
+        self.times_followed = 0
 
     def call(self, given: Arguments, runs: weakref.ref[RunsGraphs]) -> Any:
         """Run a call."""

@@ -71,6 +71,12 @@ class Options:
     steps: StepsInBackward | None = None
     offload: Offload | None = None  # where plans may move values to; None: nowhere
 
+    @property
+    def needs_plans(self) -> bool:
+        """Whether calls that run as plain PyTorch would not do what is asked for."""
+        by_plan = (self.steps, self.offload, self.plan, self.ranks)
+        return self.compile or self.arena or any(x is not None for x in by_plan)
+
     def resolved(self, device: torch.device) -> Options:
         """Return the options with the free memory of a device now as a number.
 

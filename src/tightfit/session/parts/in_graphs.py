@@ -176,6 +176,10 @@ class InGraphs(PartsRoute):
     def prepare(self, given: Arguments) -> None:
         """Do nothing: graphs are planned while the callable takes its first step."""
 
+    def plain_bytes(self) -> int | None:
+        """Return the peak of the last complete step with nothing recomputed; None: unknown."""
+        return self.steps.plain_bytes()
+
     def report(self) -> Report:
         """Return promises of the plans and bytes held by the last complete step.
 

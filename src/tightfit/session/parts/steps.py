@@ -184,6 +184,14 @@ class PartSteps:
         outside_bytes = ledger.base_bytes + max(outside, default=0)
         return max(self.plans.least_peak_bytes(ledger), outside_bytes)
 
+    def plain_bytes(self) -> int | None:
+        """Return the peak of the last complete step with nothing recomputed; None: unknown."""
+        if self._last is None:
+            return None
+        ledger, _ = self._last
+        everything = ledger.peak_with({kind: kind.most for kind in ledger.calls})
+        return max(everything, ledger.outside_bytes)
+
     def _last_step(self) -> tuple[StepLedger[Kind], int]:
         """Return the last complete step, and the peak that was foreseen for it."""
         if self._last is None:

@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from tightfit.graph.ir import Graph
+from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.plan import Outcome, Plan
 from tightfit.session.report import PlannedPart, Report
 from tightfit.session.step.holding import holding_of, overhead_of
@@ -61,6 +62,17 @@ class GraphsOfStep:
         if is_first:
             self._calls.clear()
         self._calls.append(_Call(captured, planned))
+
+    def plain_bytes(self) -> int:
+        """Return the most that plain PyTorch takes for the step, as if no call freed anything for
+        the next."""
+        resident_bytes, own_bytes = 0, 0
+        for call in self._calls:
+            graph = call.planned.graph
+            peak_bytes = eager_peak_bytes(graph, gradients=call.plan.gradients)
+            resident_bytes = max(resident_bytes, graph.constant_bytes)
+            own_bytes += peak_bytes - graph.constant_bytes
+        return resident_bytes + own_bytes
 
     def added_to(self, report: Report) -> Report:
         """Return a report of the last call as one of the step, if several graphs ran in it."""
