@@ -9,7 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from tightfit.allocator import CpuMeter, measure_peak
 from tightfit.capture.capture import capture
@@ -61,6 +64,18 @@ def test_hooks_are_not_called_by_the_forecast(kind: str) -> None:
     assert step_needs(optimizer, 64) is not None
     handle.remove()
     assert len(heard) == 1
+
+
+def test_hooks_are_not_called_if_dynamo_has_wrapped_the_step(monkeypatch) -> None:
+    """It does so with sparse Adam's, hooks included."""
+    heard: list[Any] = []
+    optimizer = torch.optim.Adam(nn.Linear(1, 1).parameters())
+    wrapped = torch.compiler.disable(torch.optim.Adam.step)
+    monkeypatch.setattr(torch.optim.Adam, "step", wrapped)
+    handle = register_optimizer_step_pre_hook(lambda *given: heard.append(given))
+    assert step_needs(optimizer, 64) is not None
+    handle.remove()
+    assert not heard
 
 
 def test_an_optimizer_that_cannot_step_on_fakes_is_not_predicted() -> None:

@@ -145,8 +145,9 @@ def _refuse_sparse(joint: JointGraph) -> None:
         for value in private.pytree.tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor) and value.layout != torch.strided:
                 where = joint.origins.module_at(node.meta.get("seq_nr"))
+                place = f"module {where!r}" if where else "the outermost module"
                 raise CaptureError(
-                    f"module {where!r} makes a sparse tensor ({node.target}), such as the gradient "
+                    f"{place} makes a sparse tensor ({node.target}), such as the gradient "
                     "of Embedding(sparse=True): its size depends on the data and cannot be "
                     "planned. Way out: sparse=False, or leave this module out of the fitted part",
                     module=where,

@@ -3,6 +3,7 @@ report."""
 
 from __future__ import annotations
 
+import textwrap
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from tightfit.torch_private.tools import running_mode, running_transform
 
 __all__ = ["Outside"]
 
-_LONGEST = 200
+_LONGEST = 240
 _UNPLANNED = "parameters got gradients that no plan has made"
 
 
@@ -159,7 +160,7 @@ class Outside:
         self._note(place, reason)
 
     def _note(self, place: str, reason: str) -> None:
-        first = reason.strip().splitlines()[0][:_LONGEST]
+        first = textwrap.shorten(reason.strip().splitlines()[0], _LONGEST, placeholder=" ...")
         if place in self._reasons:
             return
         self._reasons[place] = first

@@ -414,10 +414,18 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+_REASONS = {
+    "step_unsupported": "Dynamo does not support what follows there",
+    "Reconstruction failure": "Dynamo cannot make a Python object there again",
+}
+
+
 def break_reason(module: fx.GraphModule) -> str:
     """Return why a graph ends before the callable does; "" if it does not."""
     reason = getattr(module, "compile_subgraph_reason", None)
-    return reason.reason if reason is not None and reason.graph_break else ""
+    if reason is None or not reason.graph_break:
+        return ""
+    return _REASONS.get(reason.reason, reason.reason)
 
 
 def place_of_graph() -> str:

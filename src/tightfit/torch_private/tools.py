@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ __all__ = [
     "reduces_after_backward",
     "running_mode",
     "running_transform",
+    "step_without_hooks",
     "store_of_processes",
 ]
 
@@ -142,3 +144,14 @@ def cublas_workspace_bytes(device: torch.device) -> int:
             taken = torch.cuda.memory_allocated(device) - before
         _CUBLAS_BYTES[device, stream] = max(taken, *_CUBLAS_BYTES.values(), 0)
     return sum(size for (d, _), size in _CUBLAS_BYTES.items() if d == device)
+
+
+def step_without_hooks(kind: type[torch.optim.Optimizer]) -> Callable[[Any], Any]:
+    """Return the step of a class of optimizers as it was before hooks were put around it.
+
+    Dynamo wraps the steps of some classes once more, sparse Adam's for one.
+    """
+    step: Any = kind.step
+    while getattr(step, "hooked", False):
+        step = step.__wrapped__
+    return step

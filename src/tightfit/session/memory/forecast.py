@@ -15,6 +15,7 @@ from torch import nn
 from tightfit.allocator.live_on_fakes import LiveOnFakes
 from tightfit.allocator.resident import resident_tensor_bytes
 from tightfit.torch_private import core as private
+from tightfit.torch_private.tools import step_without_hooks
 
 __all__ = [
     "FAR_BYTES",
@@ -106,7 +107,7 @@ def _taken_by(twin: Any, granularity: int, steps: int = 1) -> StepNeeds:
     before = _state_tensors(twin)
     with LiveOnFakes(granularity) as counter:
         for _ in range(steps):
-            _step_without_hooks(twin)
+            step_without_hooks(type(twin))(twin)  # they count, log and synchronise
         after = _state_tensors(twin)
     there = {id(tensor) for tensor in before}
     stays = resident_tensor_bytes((t for t in after if id(t) not in there), granularity)
@@ -118,13 +119,6 @@ def _taken_by(twin: Any, granularity: int, steps: int = 1) -> StepNeeds:
     large = (t for t in after if t.device.type == "cpu" and t.nbytes >= FAR_BYTES)
     large_bytes = resident_tensor_bytes(large, granularity)
     return StepNeeds(tuple(sorted(states.items())), passing_bytes, large_bytes)
-
-
-def _step_without_hooks(twin: Any) -> None:
-    """Take a step without hooks: hooks of all optimizers count, log and synchronise."""
-    kind = type(twin)
-    step = kind.step.__wrapped__ if getattr(kind.step, "hooked", False) else kind.step
-    step(twin)
 
 
 def _twin_group(group: Mapping[str, Any], twins: dict[int, nn.Parameter]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import nn
 from tightfit.errors import BadInput
 from tightfit.execution.stepping import with_gradient
 from tightfit.session.memory.forecast import arguments_of, tensors_in
+from tightfit.torch_private.tools import step_without_hooks
 
 __all__ = ["plain_step", "refuse_unless_one_by_one"]
 
@@ -29,11 +30,10 @@ def plain_step(optimizer: Any, groups: Sequence[Mapping[str, Any]], state: Any =
     `state`: in place of its own.
     """
     kind = type(optimizer)
-    step = kind.step.__wrapped__ if getattr(kind.step, "hooked", False) else kind.step
     twin = kind.__new__(kind)
     own = {"param_groups": list(groups), "state": optimizer.state if state is None else state}
     twin.__dict__.update({**optimizer.__dict__, **own})
-    step(twin)
+    step_without_hooks(kind)(twin)
 
 
 def refuse_unless_one_by_one(optimizer: Any) -> None:
