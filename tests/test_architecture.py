@@ -110,7 +110,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "papers",
     ),
     "session": (
-        "callee report refusals processes bypass outputs untrained",
+        "callee report refusals processes bypass outputs untrained new_calls",
         "checkpoints",
         "step",
         "memory",
