@@ -90,7 +90,7 @@ def test_growing_numbers_of_calls_are_not_announced_one_by_one(capfd) -> None:
     assert not life.error
     said = capfd.readouterr().err
     assert [f"called {n} times" in said for n in (2, 4, 8, 16)] == [True] * 4
-    assert said.count("times before a backward") == 4
+    assert said.count("open before a backward") == 4
 
 
 def test_a_call_that_fits_alone_is_not_refused_for_others_that_might_have_come(monkeypatch) -> None:

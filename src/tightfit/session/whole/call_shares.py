@@ -192,8 +192,8 @@ class CallShares:
         if calls >= 2 * self._announced_calls:  # a game may take hundreds: not of each of them
             self._announced_calls = calls
             announce(
-                f"{self._name} is called {calls} times before a backward: each call has a "
-                "part of the budget"
+                f"{self._name} has {calls} planned calls or graphs open before a backward: each "
+                "has a part of the budget"
             )
 
     def _own(self, kinds: Sequence[_Kind]) -> list[_Kind]:
