@@ -137,6 +137,7 @@ def assert_same(one: nn.Module, other: nn.Module, *optimizers: torch.optim.Optim
         )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_an_optimizer_has_the_bits_of_the_plain_loop(kind: str) -> None:
     torch.manual_seed(0)
@@ -152,6 +153,7 @@ def test_an_optimizer_has_the_bits_of_the_plain_loop(kind: str) -> None:
     assert all(p.grad is None for p in fitted.parameters())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("share", [1.0, 1.2, 3.0])
 def test_a_model_has_the_bits_of_the_plain_loop(name: str, share: float) -> None:
