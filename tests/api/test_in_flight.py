@@ -89,7 +89,7 @@ def test_growing_numbers_of_calls_are_not_announced_one_by_one(capfd) -> None:
     life = live(loop, Run(64 << 20, steps=1, small=True, costs="unit"))
     assert not life.error
     said = capfd.readouterr().err
-    assert [f"called {n} times" in said for n in (2, 4, 8, 16)] == [True] * 4
+    assert [f"has {n} planned calls" in said for n in (2, 4, 8, 16)] == [True] * 4
     assert said.count("open before a backward") == 4
 
 

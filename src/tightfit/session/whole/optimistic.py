@@ -79,19 +79,14 @@ class LessExpected:
         return Expected(self.held_bytes, least.lower_bytes)
 
     def likely_to_come(self) -> Passing:
-        """Return the step as steps like it are to be expected, the optimizer's state included.
-
-        Gradients that exist during the forward are cleared after a loss outside at the latest.
-        """
+        """Return the step as steps like it are to be expected, the optimizer's state included."""
         around = replace(
             self.likely.around,
             state_bytes=self.around.state_bytes,
             others_bytes=self.around.others_bytes
             - self.unseen.others_bytes
             + self.likely.around.others_bytes,
-            outside_bytes=max(
-                self.outside_bytes + self.used_gradient_bytes, self.likely.around.outside_bytes
-            ),
+            outside_bytes=max(self.outside_bytes, self.likely.around.outside_bytes),
         )
         return replace(self.likely, around=around)
 
