@@ -12,10 +12,10 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
 
 from tightfit.session.memory import account
+from tightfit.torch_private.storages import free_failed_backward
 
 COMPILED = Path(__file__).parent.parent / "build" / "online_core"
 IMPORTED_BY_TRACING = ("torch._dynamo", "torch._inductor.utils", "torch._functorch.aot_autograd")
@@ -99,8 +99,7 @@ def settled(request: pytest.FixtureRequest) -> None:
         request.config.stash[_HAS_FAILED] = False
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             vars(sys).pop(name, None)
-    # If an error ended a backward, autograd's queue holds nodes, and their tensors, until the next.
-    torch.zeros(1, requires_grad=True).sum().backward()
+    free_failed_backward()
     gc.collect()
     gc.freeze()
 

@@ -30,6 +30,7 @@ from tightfit.allocator import meter_for
 from tightfit.allocator.refusals import is_refusal, likely_further_bytes, refused_bytes
 from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
 from tightfit.errors import BudgetExceeded, InfeasibleBudget
+from tightfit.torch_private.storages import free_failed_backward
 
 __all__ = ["Life", "Run", "live"]
 
@@ -112,7 +113,8 @@ class Run:
         self.rank = rank
         self.port = port
         self._keywords = keywords
-        _forget_earlier_loops()
+        free_failed_backward()  # what an earlier loop has left must not be freed amid this one
+        gc.collect()
         self._meter = meter_for("cpu")
         self._base_bytes = self._meter.live_bytes()
         self._life = Life(budget_bytes, 0, 0, (), (), (), "")
@@ -206,15 +208,6 @@ class Run:
 
     def _change(self, **fields: Any) -> None:
         self._life = dataclasses.replace(self._life, **fields)
-
-
-def _forget_earlier_loops() -> None:
-    """Free what earlier loops have left, so that nothing of it is freed while this one is metered.
-
-    If an error ends a backward, autograd's queue holds nodes, and their tensors, until the next.
-    """
-    gc.collect()
-    torch.zeros(1, requires_grad=True).sum().backward()
 
 
 def live(loop: Callable[[Run], None], run: Run) -> Life:

@@ -9,16 +9,24 @@ import torch
 from torch import nn
 
 import tightfit
+from tightfit.capture.calls.structure import Arguments
 from tightfit.session.new_calls import NewCalls
 
 ROOM = 100
 
 
+def call(shape: str, size: int) -> Arguments:
+    return Arguments.of((torch.empty(size),), {"shape": shape})
+
+
 def decided(calls: NewCalls, shape: str, size: int, plain_bytes: int = 10) -> bool:
     """Ask about a call; note it as planned, with a new plan, if it is not to run plainly."""
-    is_plain = calls.runs_plainly(shape, (size,), lambda: plain_bytes, ROOM)
-    if not is_plain:
-        calls.note_planned(shape, (size,), is_new=True)
+    given = call(shape, size)
+    is_plain = calls.runs_plainly(given, lambda times: plain_bytes * times <= ROOM)
+    if is_plain:
+        calls.note_plain(given)
+    else:
+        calls.note_planned(given, is_new=True)
     return is_plain
 
 
@@ -39,11 +47,11 @@ def test_a_shape_with_another_plan_each_time_runs_plainly() -> None:
     assert [decided(calls, "same", 8) for _ in range(8)] == [False] * 6 + [True] * 2
 
 
-def test_a_plan_that_serves_again_begins_the_count_anew() -> None:
+def test_a_plan_that_serves_again_restarts_the_count() -> None:
     calls = NewCalls()
     for n in range(5):
         assert not decided(calls, f"{n}", 8)
-    calls.note_planned("4", (8,), is_new=False)
+    calls.note_planned(call("4", 8), is_new=False)
     assert not any(decided(calls, f"{n}", 8) for n in range(5, 11))
 
 
@@ -90,3 +98,13 @@ def test_steps_that_never_repeat_have_plain_bits_and_stop_being_planned(
     assert all(map(torch.equal, trained(model), trained(plain)))
     assert "a call of new sizes or branches" in tightfit.report(model).outside
     assert capfd.readouterr().err.count("new sizes or branches") == 1
+
+
+def test_without_an_allocator_that_refuses_every_call_is_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tightfit.session.fitted.refuses", lambda account: False)
+    model = tightfit.fit(Ragged(), "64MiB", costs="unit", cache=False)
+    for rows in range(1, 10):
+        model(torch.randn(rows, 16)).backward()
+    assert not tightfit.report(model).outside

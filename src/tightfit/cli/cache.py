@@ -144,7 +144,7 @@ def take_in(file: Path, /, *, json: Json = False) -> int:
     """Take in plans from a file: they serve for the same step on such a device, within the budget.
 
     Each plan is verified against the current step before it runs. Where it needs more memory than
-    on the machine that exported it, the step is planned anew.
+    on the machine that exported it, the step is planned again.
 
     ```sh
     tightfit cache import plans.json.gz

@@ -147,7 +147,7 @@ class Outside:
             "numbers change its operators in every call (tightfit.opaque: one op)",
         )
 
-    def is_ever_new(self) -> None:
+    def note_new_calls(self) -> None:
         """Note that calls run as plain PyTorch whose plans would hardly be used again."""
         self._note(
             "a call of new sizes or branches",

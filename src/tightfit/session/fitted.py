@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -32,8 +31,8 @@ from tightfit.session.default_addresses import DefaultAddresses, PlanRejected
 from tightfit.session.graphs import GraphSteps
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
-from tightfit.session.memory.limit import Limit
-from tightfit.session.new_calls import NewCalls, sizes_of
+from tightfit.session.memory.limit import Limit, refuses
+from tightfit.session.new_calls import NewCalls
 from tightfit.session.options import Options, incompatible, with_ranks, worst_first
 from tightfit.session.processes import Replicas, running_wrapper
 from tightfit.session.refusals import second_forward, with_way_out
@@ -178,7 +177,11 @@ class Fitted:
         if tools.is_exported() or not self.callee.trains(given):
             self._addresses.end_step()
             return self._run_without_backward(given)
-        if self.route.outside_of_plans() or self._is_ever_new(given):
+        if self.route.outside_of_plans():
+            return self._run_outside(given)
+        if self._whole is not None and self._may_run_plainly(given):
+            self._new_calls.note_plain(given)
+            self._whole.outside.note_new_calls()
             return self._run_outside(given)
         _refuse_second_forward(self)
         self.join_replicas(running_wrapper())
@@ -216,28 +219,23 @@ class Fitted:
         with self._limit.outside(*self._limits()):
             return self.callee.function(*given.args, **given.kwargs)
 
-    def _is_ever_new(self, given: Arguments) -> bool:
+    def _may_run_plainly(self, given: Arguments) -> bool:
         """Whether a call runs as plain PyTorch, as a plan of it would hardly be used again."""
-        options = self.options
-        if self._whole is None or self.waiting or options.needs_plans or not self.is_used:
+        if self.waiting or self.options.needs_plans:
             return False
-        is_new = self._new_calls.runs_plainly(
-            shape_of_call(given.leaves, given.spec),
-            sizes_of(given.leaves),
-            self._plain_bytes,
-            options.planned_bytes,
-        )
-        if is_new:
-            self._whole.outside.is_ever_new()
-        return is_new
+        return self._new_calls.runs_plainly(given, self._fits_plainly)
 
-    def _plain_bytes(self) -> int:
-        """Return the most that plain PyTorch takes for a step like the last planned step."""
+    def _fits_plainly(self, times: float) -> bool:
+        """Whether plain PyTorch has room for so many times the bytes of the last planned step."""
         assert self._whole is not None
+        if not refuses(self.account):
+            return False
         self.close_step()
-        steps = self.guard.steps if self.guard is not None else ()
-        plain_bytes = self._whole.plain_bytes() if steps else None
-        return sys.maxsize if plain_bytes is None else max(steps[-1].peak_bytes, plain_bytes)
+        plain_bytes = self._whole.plain_bytes()
+        if plain_bytes is None or self.guard is None or not self.guard.steps:
+            return False
+        most_bytes = max(self.guard.steps[-1].peak_bytes, plain_bytes)
+        return most_bytes * times <= self.options.planned_bytes
 
     def _run_noting_new(self, given: Arguments) -> Any:
         """Run a call; note whether Dynamo followed Python for it."""
@@ -245,10 +243,7 @@ class Fitted:
             return self._run_on_route(given)
         before = self._whole.times_followed
         output = self._run_on_route(given)
-        is_new = self._whole.times_followed > before
-        shape = shape_of_call(given.leaves, given.spec) if is_new else None
-        sizes = sizes_of(given.leaves) if is_new else ()
-        self._new_calls.note_planned(shape, sizes, is_new=is_new)
+        self._new_calls.note_planned(given, is_new=self._whole.times_followed > before)
         return output
 
     def _run_on_route(self, given: Arguments) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-__all__ = ["NewCalls", "sizes_of"]
+from tightfit.capture.calls.signature import shape_of_call
+from tightfit.capture.calls.structure import Arguments
+
+__all__ = ["NewCalls"]
 
 _IN_A_ROW = 6  # planned calls, each of which needed another plan
 _MOST_SHAPES = 4096  # that are remembered
@@ -26,28 +29,24 @@ class NewCalls:
     def __init__(self) -> None:
         self._in_a_row = 0
         self._plans: dict[Any, int] = {}  # by shape: how many it needed; 0: it ran plainly
-        self._sizes: tuple[int, ...] = ()  # of the last planned call
+        self._elements = 0  # of the inputs of the last call that needed a plan
 
-    def runs_plainly(
-        self, shape: Any, sizes: tuple[int, ...], plain_bytes: Callable[[], int], room_bytes: int
-    ) -> bool:
+    def runs_plainly(self, given: Arguments, fits: Callable[[float], bool]) -> bool:
         """Whether a call runs as plain PyTorch.
 
-        `shape`: as of `shape_of_call`. `sizes`: elements of its tensors. `plain_bytes`: returns
-        what plain PyTorch takes for a call like the last planned one. `room_bytes`: the budget.
+        `fits`: whether so many times the bytes of plain PyTorch in the last planned call fit.
         """
-        if self._in_a_row < _IN_A_ROW:
+        if self._in_a_row < _IN_A_ROW or self._plans.get(_shape_of(given)) in (0, 1):
             return False
-        plans = self._plans.get(shape)
-        if plans in (0, 1):
-            return False
-        growth = max(1.0, sum(sizes) / max(1, sum(self._sizes)))
-        if plain_bytes() * growth**_AT_MOST > room_bytes:
-            return False
-        self._remember(shape, plans or 0)
-        return True
+        growth = max(1.0, _elements_of(given) / max(1, self._elements))
+        return fits(growth**_AT_MOST)
 
-    def note_planned(self, shape: Any, sizes: tuple[int, ...], *, is_new: bool) -> None:
+    def note_plain(self, given: Arguments) -> None:
+        """Note a call that runs as plain PyTorch."""
+        shape = _shape_of(given)
+        self._remember(shape, self._plans.get(shape, 0))
+
+    def note_planned(self, given: Arguments, *, is_new: bool) -> None:
         """Note a call that has run by a plan.
 
         `is_new`: whether Dynamo followed Python for it.
@@ -56,7 +55,8 @@ class NewCalls:
             self._in_a_row = 0
             return
         self._in_a_row += 1
-        self._sizes = sizes
+        self._elements = _elements_of(given)
+        shape = _shape_of(given)
         self._remember(shape, self._plans.get(shape, 0) + 1)
 
     def _remember(self, shape: Any, plans: int) -> None:
@@ -66,6 +66,9 @@ class NewCalls:
             del self._plans[next(iter(self._plans))]
 
 
-def sizes_of(leaves: Sequence[Any]) -> tuple[int, ...]:
-    """Return the number of elements of each tensor of a call."""
-    return tuple(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))
+def _shape_of(given: Arguments) -> tuple[Any, ...]:
+    return shape_of_call(given.leaves, given.spec)
+
+
+def _elements_of(given: Arguments) -> int:
+    return sum(leaf.numel() for leaf in given.leaves if isinstance(leaf, torch.Tensor))

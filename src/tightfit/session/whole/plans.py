@@ -230,7 +230,7 @@ class Plans:
             try:
                 advice = advised(error, spec, less, account, options, open_calls)
                 may_fit = less.plain_bytes(spec) <= most_bytes
-                if may_try and may_fit and options.steps is None and options.far is None:
+                if may_try and may_fit and not options.needs_plans:
                     raise FitsPlainly(advice)
                 raise advice from None
             finally:
