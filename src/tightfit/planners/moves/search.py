@@ -26,7 +26,17 @@ from tightfit.units import format_percent
 __all__ = ["MovesSearch"]
 
 _MARGINS = (0.0, 0.08, 0.2)  # of the budget, left free by programs that give seeds
-_WAYS = ((0.02, 1.05), (0.02, 0.8), (0.1, 1.0), (0.02, 1.3), (0.1, 1.3), (0.02, 2.0), (0.02, 8.0))
+_ALWAYS_WAITING = 1000.0
+"""A pace at which every value leaves as soon as it is used and returns right before its next use.
+
+That takes the least near memory, and stalls for every transfer.
+"""
+
+_WAYS = (
+    *((0.02, 1.05), (0.02, 0.8), (0.1, 1.0), (0.02, 1.3)),
+    *((0.1, 1.3), (0.02, 2.0), (0.02, 8.0)),
+    *((0.02, _ALWAYS_WAITING), (0.1, _ALWAYS_WAITING)),
+)
 """Tolls and paces that are tried first."""
 
 _FEW_WAYS = _WAYS[:3]
