@@ -8,6 +8,7 @@ from decimal import Decimal
 from tightfit.errors import BadInput
 
 __all__ = [
+    "as_budget",
     "format_bytes",
     "format_percent",
     "format_seconds",
@@ -92,6 +93,16 @@ def format_bytes(size_bytes: int) -> str:
     """Return bytes as text with a binary unit and up to two decimals, such as ``"1.50 GiB"``."""
     unit, unit_bytes = unit_of(size_bytes)
     return f"{size_bytes} B" if unit == "B" else f"{size_bytes / unit_bytes:.2f} {unit}"
+
+
+def as_budget(size_bytes: int) -> str:
+    """Return a size that a person can pass as a budget, not below the given one."""
+    for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= 100 * factor:
+            return f"{-(-size_bytes // factor)}{unit}"
+        if size_bytes >= 10 * factor:
+            return f"{-(-10 * size_bytes // factor) / 10:g}{unit}"
+    return f"{size_bytes}B"
 
 
 def format_seconds(seconds: float) -> str:

@@ -246,12 +246,12 @@ def test_a_far_budget_that_is_too_small_is_refused_with_the_one_to_try(
     model: nn.Module, least_bytes: int, link: None
 ) -> None:
     budget = int(0.85 * least_bytes)
-    mine = fitted(model, budget, offload="100KB", limits=(8, 1.0))
+    mine = fitted(model, budget, offload="100KB", limits=(3, 1.0))
     with pytest.raises(InfeasibleBudget, match=r"97\.66 KiB of far memory") as caught:
         train(mine, 1)
     text = str(caught.value)
-    assert "a plan fits with offload=" in text
-    enough = int(text.split("a plan fits with offload=")[1].split()[0])
+    assert 'a plan fits with offload="' in text
+    enough = text.split('a plan fits with offload="')[1].split('"')[0]
     train(fitted(model, budget, offload=enough), 2)
 
 

@@ -47,7 +47,7 @@ from tightfit.progress import SILENT, Interrupts, said_while_waiting
 from tightfit.session.memory.account import device_of_modules, library_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
-from tightfit.units import format_bytes
+from tightfit.units import as_budget
 
 __all__ = [
     "Pricing",
@@ -61,6 +61,7 @@ __all__ = [
 _AT_ONCE_S = 0.3
 _AMPLE_BYTES = 1 << 60
 _ANY_GAP = 1e3  # of overhead: more than any plan has
+_FURTHER_FAR = 0.05  # of what a plan moves: later calls need another plan, with a little more
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,8 @@ def _with_far_needed(task: Task, without: Outcome, options: Options) -> Outcome:
     note = "more of it was not found to help"
     if found.plan is not None:
         size_bytes = simulate(task.graph, found.plan).far_peak_bytes
-        note = f"a plan fits with offload={size_bytes} ({format_bytes(size_bytes)})"
+        enough = as_budget(int((1.0 + _FURTHER_FAR) * size_bytes))
+        note = f'a plan fits with offload="{enough}"'
     return msgspec.structs.replace(without, note=note)
 
 

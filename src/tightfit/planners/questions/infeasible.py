@@ -15,7 +15,7 @@ from tightfit.plan.plan import Compute, Outcome
 from tightfit.plan.simulate import Simulation, simulate
 from tightfit.planners.base import Task
 from tightfit.planners.questions.minimum import MinimumBudget
-from tightfit.units import format_bytes
+from tightfit.units import as_budget, format_bytes
 
 __all__ = ["Expected", "NoPlan", "infeasible", "infeasible_message"]
 
@@ -92,7 +92,7 @@ def infeasible_message(
             f"far memory none was found either: {outcome.note}"
         )
     ways = [
-        f"a budget of {_rounded_up(needed_bytes or _least_whole(task, least))}",
+        f"a budget of {as_budget(needed_bytes or _least_whole(task, least))}",
         _batch(task, tightest),
         _largest(graph, tightest),
     ]
@@ -145,16 +145,6 @@ def _modules(graph: Graph, tightest: Simulation) -> str:
     if tightest.peak_workspace_bytes:
         parts.append(f"workspace {format_bytes(tightest.peak_workspace_bytes)}")
     return ", ".join(parts) or "only constants"
-
-
-def _rounded_up(size_bytes: int) -> str:
-    """Return a size that a person can pass as a budget, not below the given one."""
-    for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size_bytes >= 100 * factor:
-            return f"{-(-size_bytes // factor)}{unit}"
-        if size_bytes >= 10 * factor:
-            return f"{-(-10 * size_bytes // factor) / 10:g}{unit}"
-    return f"{size_bytes}B"
 
 
 def _batch(task: Task, tightest: Simulation) -> str:
