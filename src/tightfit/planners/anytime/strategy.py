@@ -36,6 +36,7 @@ _CHEAP_CUTS_S = 2.0  # for programs before anything else, if each takes less tha
 _DESCENT_S = 2.0
 _FEWER_WAYS_SHARE = 0.25  # of the time, for the plan with stricter alternatives or none
 _LIMIT_S = 1.0
+_LIMIT_SHARE, _LEAST_LIMIT_S = 0.2, 0.05  # of the time, to prove that no plan exists
 _START_S = 2e-4  # per op, to begin a search
 _RESTRICTED_SHARE = 0.35  # of the time for programs that only give seeds
 _ROUNDS = 4  # programs after the first under an iteration limit
@@ -104,7 +105,8 @@ def _prove_infeasible(search: Search) -> None:
     if search.pool.best is not None:
         return
     asked = search.task.budget_bytes
-    seconds = UNLIMITED_S if search.clock.counts else _LIMIT_S
+    seconds = min(_LIMIT_S, max(_LEAST_LIMIT_S, _LIMIT_SHARE * search.left()))
+    seconds = UNLIMITED_S if search.clock.counts else seconds
     limit, _, _ = lower_limit(search.task, search.problem, seconds=seconds, enough_bytes=asked)
     if limit > asked:
         search.pool.raise_bound(math.inf, "backward set search")
