@@ -135,6 +135,20 @@ for number in range(int(sys.argv[1])):
     assert proof.fitted == ("Sequential", "Sequential") and proof.budget_bytes == 8 << 20
 
 
+def test_memory_between_two_fitted_models_is_under_no_budget(proof_of: Any) -> None:
+    """As when a program trains, reads a file and trains another model."""
+    between = """
+state = net.state_dict()
+del net, optimizer, loss
+torch.zeros(1 << 20)
+"""
+    proof = proof_of(LOOP + between + LOOP.replace("range(4)", "range(2)"), steps=6)
+    assert proof.verdict == "proven" and proof.steps == 6
+    assert proof.fitted == ("Sequential", "Sequential")
+    assert proof.measured_peak_bytes is not None and proof.measured_peak_bytes < 1 << 20
+    assert proof.eager_peak_bytes is not None and proof.eager_peak_bytes < 1 << 20
+
+
 def test_what_a_program_fits_itself_stays_plain_in_the_plain_run(proof_of: Any) -> None:
     text = """
 net = network(8, 1)

@@ -90,6 +90,7 @@ class Fitting:
 
     def unfit(self, model: nn.Module) -> nn.Module:
         """Give a model its own forward back in the name of the program."""
+        self._metered.end(model)
         return model if self._is_plain else unfit(model)
 
     def region(self, budget: int | str) -> None:
@@ -106,7 +107,7 @@ class Fitting:
 
     def _leave_to_program(self) -> None:
         self._is_programs = True
-        for module in self._here:
+        for module in list(self._here):
             self.unfit(module)
         self._here.clear()
 

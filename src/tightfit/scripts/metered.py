@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,11 +22,21 @@ from tightfit.units import parse_bytes
 __all__ = ["Metered"]
 
 
+@dataclass(frozen=True)
+class _Holder:
+    """What has a budget, its own or a shared one, and what runs when it is gone."""
+
+    shared: Budget | None
+    size_bytes: int
+    death: weakref.finalize[Any, Any]
+
+
 class Metered:
-    """Counts bytes given out from the first `fit` on, and bytes of fitted modules before it.
+    """Counts bytes given out while something is fitted, and bytes of fitted modules before it.
 
     Other memory that the program held before, such as its data, is no part of a budget. Freeing it
-    makes no room in the budget either.
+    makes no room in the budget either. Where all that was fitted is gone, no budget is in force:
+    the next `fit` is counted anew, as its own limit does.
     """
 
     def __init__(self) -> None:
@@ -34,9 +45,10 @@ class Metered:
         self._tally: Tally | None = None
         self._base_bytes = 0
         self._before_bytes = self._most_bytes = 0  # of modules before `fit`; given out since
+        self._earlier_bytes: int | None = None  # the most under budgets that are over
         self._counts_all = False
         self._counted: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._budgets: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._budgets: dict[int, _Holder] = {}  # by the identity of what has a budget
         self._largest_budget_bytes = 0
         self._asks_device = False
 
@@ -46,7 +58,12 @@ class Metered:
         return None if self._asks_device else self._largest_budget_bytes or None
 
     def take_peak_bytes(self) -> int | None:
-        """Return the most that was held since the first `fit`; None before it."""
+        """Return the most that was held while something was fitted; None before that."""
+        known = [each for each in (self._earlier_bytes, self._take_own()) if each is not None]
+        return max(known, default=None)
+
+    def _take_own(self) -> int | None:
+        """Return the most under the budgets that are in force."""
         if self._meter is None:
             return None
         if not isinstance(self._tally, CpuTally) or self._counts_all:
@@ -78,6 +95,22 @@ class Metered:
         self._base_bytes, self._counts_all = 0, True
         self._note([], Budget(budget_bytes))
 
+    def end(self, holder: nn.Module) -> None:
+        """Note that a module is unfitted."""
+        self._over(id(holder))
+
+    def _over(self, holder: int) -> None:
+        """Stop counting if no other object has a budget than this one."""
+        known = self._budgets.pop(holder, None)
+        if known is None:
+            return
+        known.death.detach()
+        if not self._budgets and not self._asks_device:
+            self._earlier_bytes = self.take_peak_bytes()
+            self._meter = self._tally = None
+            self._before_bytes = self._most_bytes = 0
+            self._counted.clear()
+
     def _start(self, device: torch.device, own: list[torch.Tensor]) -> None:
         if self._meter is None:
             self._meter, self._tally = meter_for(device), tally_for(device, own)
@@ -85,16 +118,22 @@ class Metered:
             self._base_bytes = self._meter.live_bytes()
 
     def _note(self, modules: Sequence[nn.Module], budget: int | str | Budget) -> None:
-        """Note an object that has a budget, for as long as it lives."""
+        """Note objects that have a budget, for as long as they live or until they are unfitted."""
         if budget == "device":
             self._asks_device = True
             return
+        shared = budget if isinstance(budget, Budget) else None
+        size_bytes = parse_bytes(budget) if not isinstance(budget, Budget) else budget.size_bytes
         for module in modules:
-            self._budgets.pop(module, None)
-        holder = budget if isinstance(budget, Budget) else next(iter(modules), self)
-        size_bytes = budget.size_bytes if isinstance(budget, Budget) else parse_bytes(budget)
-        self._budgets[holder] = size_bytes
-        self._largest_budget_bytes = max(self._largest_budget_bytes, sum(self._budgets.values()))
+            if id(module) in self._budgets:
+                self._budgets.pop(id(module)).death.detach()
+        holders = modules if shared is not None else modules[:1]
+        for holder in holders or [self]:
+            death = weakref.finalize(holder, self._over, id(holder))
+            death.atexit = False
+            self._budgets[id(holder)] = _Holder(shared, size_bytes, death)
+        sizes = {id(known.shared or known): known.size_bytes for known in self._budgets.values()}
+        self._largest_budget_bytes = max(self._largest_budget_bytes, sum(sizes.values()))
 
 
 def _held_by(
