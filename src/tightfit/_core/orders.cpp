@@ -217,6 +217,9 @@ constexpr double kHot = 0.003, kCold = 1e-6;  // of the target: excess accepted 
 constexpr int kMovesPerOp = 40, kLeastMoves = 4000;  // towards one target
 constexpr int kFurthest = 2000;  // positions that one move spans
 constexpr int kMovesPerClock = 64;
+// Graphs of so few ops end with wide moves. Their values are few: one more is a large share.
+constexpr int kSmall = 64, kWideMoves = 20000;
+constexpr double kWideHot = 0.1;
 
 }  // namespace
 
@@ -237,6 +240,17 @@ public:
           chosen_(problem.op_count(), 0) {}
 
     Order run(Bytes enough) {
+        lower(enough);
+        if (best_peak_ > enough && problem_.op_count() <= kSmall) {
+            is_wide_ = true;
+            moves_left_ = kWideMoves;
+            lower(enough);
+        }
+        return best_;
+    }
+
+private:
+    void lower(Bytes enough) {
         double step = kFirstStep;
         while (best_peak_ > enough && step > kLastStep && !out_of_time()) {
             const auto lower = static_cast<Bytes>(static_cast<double>(best_peak_) * (1.0 - step));
@@ -245,10 +259,8 @@ public:
             else
                 step /= 2;
         }
-        return best_;
     }
 
-private:
     bool out_of_time() {
         if (moves_left_ <= 0) return true;
         if (moves_left_ % kMovesPerClock == 0 && std::chrono::steady_clock::now() >= stop_)
@@ -263,7 +275,7 @@ private:
         Bytes excess = walk_.excess(0, ops, target);
         find_fullest();
         const int most = std::max(kLeastMoves, kMovesPerOp * ops);
-        const double hot = kHot * static_cast<double>(target);
+        const double hot = (is_wide_ ? kWideHot : kHot) * static_cast<double>(target);
         for (int k = 0; k < most && !out_of_time(); ++k, --moves_left_) {
             const double heat = hot * std::pow(kCold / kHot, static_cast<double>(k) / most);
             excess += move(target, heat);
@@ -314,12 +326,15 @@ private:
         return std::min(most, static_cast<int>(std::exp(random_.uniform() * std::log(most + 1.0))));
     }
 
+    // By how much a wide move goes beyond the full position: over what fills it, too.
+    int further(int most) { return is_wide_ ? random_.below(most + 1) : 0; }
+
     // Let an op that runs later, and all that it waits for, run before position `at`.
     bool pull_before(int at, int& first, int& end) {
         const int group = problem_.ops_[walk_.op_at(at)].group;
         const int most = problem_.group_end_[group] - 1 - at;
         if (most < 1) return false;
-        first = at;
+        first = at - further(at - (group > 0 ? problem_.group_end_[group - 1] : 0));
         end = at + distance(most) + 1;
         chosen_[walk_.op_at(end - 1)] = 1;
         for (int k = end - 1; k >= first; --k)
@@ -334,7 +349,7 @@ private:
         const int group = problem_.ops_[walk_.op_at(at)].group;
         const int most = at - (group > 0 ? problem_.group_end_[group - 1] : 0);
         if (most < 1) return false;
-        end = at + 1;
+        end = at + 1 + further(problem_.group_end_[group] - 1 - at);
         first = at - distance(most);
         chosen_[walk_.op_at(first)] = 1;
         for (int k = first; k < end; ++k)
@@ -367,6 +382,7 @@ private:
     std::int64_t moves_left_;
     std::chrono::steady_clock::time_point stop_;
     int fullest_ = 0;
+    bool is_wide_ = false;
     std::vector<char> chosen_;
     Order old_, new_;
 };

@@ -24,7 +24,7 @@ from tightfit.session.whole.call_shares import CallShares
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.comparing import Comparing
 from tightfit.session.whole.learning import StepMonitor
-from tightfit.session.whole.optimistic import less_expected, without_expected
+from tightfit.session.whole.optimistic import LessExpected, less_expected, without_expected
 from tightfit.session.whole.planning import (
     NeedsComparing,
     PlanRequest,
@@ -183,7 +183,13 @@ class Plans:
         if spec.was_optimistic and spec.fitting(spec.seen_around(around)) is None:
             standing = self._standing(spec, inputs, options)
             optimistic = spec.optimistic(without_expected(around, standing))
+            if optimistic is None and spec.was_refused(around):  # not searched once more
+                less = less_expected(spec, around, self._account, standing, options)
+                optimistic = self._leaving_less(spec, less, request)
+                if optimistic is not None:
+                    spec.take_optimistic(without_expected(around, standing), optimistic)
             if optimistic is not None:
+                self.more_bytes = 0
                 return optimistic
         try:
             is_new = self.shares.is_new(spec, options)
@@ -211,26 +217,15 @@ class Plans:
         account, options = self._account, request.options
         standing = self._standing(spec, request.inputs, options)
         less = less_expected(spec, around, account, standing, options)
-        may_try = refuses(account) and options.ranks is None and options.plan is None
-        may_try = may_try and not (options.compile or options.arena)
-        most_bytes = int(_NEARLY * options.planned_bytes)
-        if self.shares.has_company:  # others need room, too: only where plain PyTorch has room
-            may_try = may_try and less.plain_bytes_now(spec) <= most_bytes
-        planned = None
-        if may_try:
-
-            def planned_from(around: Surroundings, known: Plan) -> Planned:
-                return planned_for(spec, around, replace(request, others=lambda: (known,)))
-
-            plan_as = partial(planned_as, spec, options=options)
-            planned = less.planned(spec, planned_from, plan_as, options.planned_bytes)
+        planned = self._leaving_less(spec, less, request)
         if planned is None:
             open_calls = self.shares.open_calls(spec, around, options)
             self._monitor.abandon()
             try:
                 advice = advised(error, spec, less, account, options, open_calls)
-                may_fit = less.plain_bytes(spec) <= most_bytes
-                if may_try and may_fit and not options.needs_plans:
+                may_fit = less.plain_bytes(spec) <= _most_bytes(options)
+                may_fit = may_fit and self._may_leave_less(spec, less, options)
+                if may_fit and not options.needs_plans:
                     raise FitsPlainly(advice)
                 raise advice from None
             finally:
@@ -241,11 +236,41 @@ class Plans:
                 "that room; requests beyond the budget are refused"
             )
         self.more_bytes = 0
+        spec.note_refused(around, max(0, (error.minimum_bytes or 0) - error.budget_bytes))
         return spec.take_optimistic(without_expected(around, standing), planned)
+
+    def _may_leave_less(self, spec: Specialisation, less: LessExpected, options: Options) -> bool:
+        """Whether a plan may leave less room than may be needed: the limit holds by itself.
+
+        Where others need room, too: only if plain PyTorch has room.
+        """
+        given = options.plan is not None or options.compile or options.arena
+        if given or options.ranks is not None or not refuses(self._account):
+            return False
+        return not self.shares.has_company or less.plain_bytes_now(spec) <= _most_bytes(options)
+
+    def _leaving_less(
+        self, spec: Specialisation, less: LessExpected, request: PlanRequest
+    ) -> Planned | None:
+        """Return a plan without room for all that is expected; None: none is allowed or fits."""
+        options = request.options
+        if not self._may_leave_less(spec, less, options):
+            return None
+
+        def planned_from(around: Surroundings, known: Plan) -> Planned:
+            return planned_for(spec, around, replace(request, others=lambda: (known,)))
+
+        plan_as = partial(planned_as, spec, options=options)
+        return less.planned(spec, planned_from, plan_as, options.planned_bytes)
 
     def _standing(self, spec: Specialisation, inputs: Sequence[Any], options: Options) -> Standing:
         others = options.others_in_budget(self._account)
         return self._account.standing(inputs, others, spec.input_bytes)
+
+
+def _most_bytes(options: Options) -> int:
+    """Return up to which expected bytes plain PyTorch is taken to fit the budget."""
+    return int(_NEARLY * options.planned_bytes)
 
 
 def _around_step(

@@ -115,6 +115,7 @@ class Specialisation:
         self.postponed = Postponed(captured.hoped) if captured.hoped is not None else None
         self._plans: dict[Surroundings, Planned] = {}
         self._optimistic: dict[Surroundings, Planned] = {}
+        self._refused: dict[Surroundings, int] = {}
         self.known = KnownPlans()
         self._searches: dict[Surroundings, Search[Outcome]] = {}
         weakref.finalize(self, _cancel, self._searches)  # not awaited when the model is gone
@@ -206,6 +207,23 @@ class Specialisation:
         self._optimistic[around] = planned
         return planned
 
+    def note_refused(self, around: Surroundings, lacking_bytes: int) -> None:
+        """Note that no plan was found that leaves room for all of this.
+
+        `lacking_bytes`: how much more room the least plan needs that was found.
+        """
+        self._refused[around] = lacking_bytes
+
+    def was_refused(self, around: Surroundings) -> bool:
+        """Whether no plan was found where as much room was left, or nearly enough for one."""
+        close = int(_ALIKE * around.budget_bytes)
+        return any(
+            (around.gradients, around.far) == (other.gradients, other.far)
+            and around.room_bytes < other.room_bytes + max(close, lacking_bytes)
+            and around.outside_bytes >= other.outside_bytes - close
+            for other, lacking_bytes in self._refused.items()
+        )
+
     def _running(self) -> tuple[Plan, ...]:
         every = (planned.outcome.plan for planned in self._plans.values())
         return tuple(plan for plan in every if plan is not None)
@@ -214,6 +232,7 @@ class Specialisation:
         """Drop the plans that are ready to run and end the searches for better ones."""
         self._plans.clear()
         self._optimistic.clear()
+        self._refused.clear()
         _cancel(self._searches)
         self._searched.clear()
 
