@@ -5,11 +5,18 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import tightfit
 from benchmarks.training_loops import LIFETIMES, Life, Loop, Run, live
 from benchmarks.training_loops.drawn import drawn_loop
+from tightfit.plan.plan import Outcome
+from tightfit.session import stages
+from tightfit.session.whole import planning
 
 STEPS = 5
 
@@ -91,3 +98,24 @@ def test_what_another_model_keeps_is_not_expected_again() -> None:
     assert refused.error and refused.advised_bytes is not None
     assert refused.advised_bytes <= 1.1 * plain.whole_bytes
     assert_trained_alike(plain, within(loop, refused.advised_bytes))
+
+
+def test_what_has_no_room_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients are cleared after the forward: with room for them and the loss there is no plan."""
+    searched: list[Any] = []
+
+    def searching(*given: Any, **keywords: Any) -> Outcome:
+        searched.append(given)
+        return stages.plan_step(*given, **keywords)
+
+    monkeypatch.setattr(planning, "plan_step", searching)
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
+    optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
+    tightfit.fit(net, "20.5MiB", optimizer=optimizer, cache=False, limits=(1, 0.01))
+    for _ in range(8):
+        loss = net(torch.randn(64, 512)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert len(searched) <= 1  # also with the costs that its first steps have shown

@@ -180,17 +180,10 @@ class Plans:
         around = around.with_share(share)
         self._last = weakref.ref(spec), around
         request = PlanRequest(inputs, options, self._name, self._captures.other_plans, waits)
-        if spec.was_optimistic and spec.fitting(spec.seen_around(around)) is None:
-            standing = self._standing(spec, inputs, options)
-            optimistic = spec.optimistic(without_expected(around, standing))
-            if optimistic is None and spec.was_refused(around):  # not searched once more
-                less = less_expected(spec, around, self._account, standing, options)
-                optimistic = self._leaving_less(spec, less, request)
-                if optimistic is not None:
-                    spec.take_optimistic(without_expected(around, standing), optimistic)
-            if optimistic is not None:
-                self.more_bytes = 0
-                return optimistic
+        optimistic = self._optimistic(spec, around, request)
+        if optimistic is not None:
+            self.more_bytes = 0
+            return optimistic
         try:
             is_new = self.shares.is_new(spec, options)
             first = replace(request, least=is_new, once=self.shares.looks)
@@ -202,6 +195,24 @@ class Plans:
             return self._with_less_expected(spec, around, request, error)
         self.more_bytes = spec.held_more(planned, around) + share.reserved_bytes
         return planned
+
+    def _optimistic(
+        self, spec: Specialisation, around: Surroundings, request: PlanRequest
+    ) -> Planned | None:
+        """Return a plan that leaves less room than may be needed, where no search found another."""
+        was_refused = spec.was_refused(around)
+        if not (spec.was_optimistic or was_refused):
+            return None
+        if spec.fitting(spec.seen_around(around)) is not None:
+            return None
+        standing = self._standing(spec, request.inputs, request.options)
+        own = without_expected(around, standing)
+        known = spec.optimistic(own)
+        if known is not None or not was_refused:
+            return known
+        less = less_expected(spec, around, self._account, standing, request.options)
+        planned = self._leaving_less(spec, less, request)
+        return None if planned is None else spec.take_optimistic(own, planned)
 
     def _with_less_expected(
         self,

@@ -230,9 +230,12 @@ class Specialisation:
 
     def forget_plans(self) -> None:
         """Drop the plans that are ready to run and end the searches for better ones."""
+        self._drop_plans()
+        self._refused.clear()
+
+    def _drop_plans(self) -> None:
         self._plans.clear()
         self._optimistic.clear()
-        self._refused.clear()
         _cancel(self._searches)
         self._searched.clear()
 
@@ -288,7 +291,7 @@ class Specialisation:
         self.captured = self.captured.with_graph(with_step_costs(graph, costs))
         self.tuner = None
         self.known.retire(self._running())
-        self.forget_plans()
+        self._drop_plans()  # what no plan had room for still has none
 
     # -- alternatives that were left for later --------------------------------------------------
 
