@@ -2,9 +2,9 @@
 
 python benchmarks/far_state.py [--model gpt2 --times 2.4] [--steps 6]
 
-A model of the zoo on a small batch. Plain PyTorch trains first, then a fitted copy: the optimizer's steps are
-taken in backward, and the state's large tensors are in a file. Parameters and state are compared
-bit by bit at the end. The row goes to ``benchmarks/results/far_state.jsonl``.
+A model of the zoo on a small batch. Plain PyTorch trains first, then a fitted copy: the optimizer's
+steps are taken in backward, and the state's large tensors are in a file. Parameters and state are
+compared bit by bit at the end. The row goes to ``benchmarks/results/far_state.jsonl``.
 """
 
 from __future__ import annotations

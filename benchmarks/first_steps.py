@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import itertools
 import json
 import os
 import statistics
@@ -141,7 +140,7 @@ def _row(name: str, options: argparse.Namespace) -> dict[str, Any]:
             around = {"OMP_NUM_THREADS": str(options.threads), "TIGHTFIT_CACHE_DIR": folder}
             found[process] = _in_a_process(name, around, rounds)
     around = circumstances(options.threads, rounds=options.rounds)
-    return {**around, "model": name, "front": _FRONTS[-1], **found}
+    return {**around, "model": name, "front": _FRONT, **found}
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -225,18 +224,17 @@ steps (the least budget where that is refused), in a process of its own: *cold* 
 *warm* with results kept by the process before. A step is forward, backward and optimizer. Seconds
 are those of a clock, in brackets those of the processor in the training thread, both of the fitted
 model. A *later* step is the median ratio to a plain one, in turns, when no better plan is searched
-any more. *Overhead* is recomputation by the plan. *Front* is the tool that followed the Python of
-the model: Dynamo, or tightfit's own tracer, which was removed after commit d157620.
+any more. *Overhead* is recomputation by the plan.
 
-| model | front | plain | cold: step 1 | steps 2-6 | warm: step 1 | steps 2-6 | later | overhead |
-|---|---|--:|--:|--:|--:|--:|--:|--:|
+| model | plain | cold: step 1 | steps 2-6 | warm: step 1 | steps 2-6 | later | overhead |
+|---|--:|--:|--:|--:|--:|--:|--:|
 """
 
 
 def document(rows: Sequence[dict[str, Any]]) -> str:
     """Return the page; of several rows of a model the last counts."""
-    newest = {(row["model"], _front(row)): row for row in rows}
-    measured = [newest[key] for key in itertools.product(MODELS, _FRONTS) if key in newest]
+    newest = {row["model"]: row for row in rows if row.get("front") == _FRONT}
+    measured = [newest[model] for model in MODELS if model in newest]
     machines = {
         f"{row['device']}, threads: {row['threads']}, PyTorch {row['torch']}" for row in measured
     }
@@ -249,18 +247,13 @@ def document(rows: Sequence[dict[str, Any]]) -> str:
     return _HEAD.format(ratio=RATIO) + "".join(map(_line, measured)) + end
 
 
-def _front(row: dict[str, Any]) -> str:
-    """Return the front of a row; old ones do not name it."""
-    return row.get("front", _FRONTS[0])
-
-
-_FRONTS = ("python", "dynamo")
+_FRONT = "dynamo"  # follows the Python of a model; rows of the tracer before it have another
 
 
 def _line(row: dict[str, Any]) -> str:
     cold, warm = row["cold"], row["warm"]
     plain = statistics.median(clock for clock, _ in warm["plain_s"][1:])
-    cells = [MODELS[row["model"]][0].rstrip("."), _front(row), f"{plain:.3f} s"]
+    cells = [MODELS[row["model"]][0].rstrip("."), f"{plain:.3f} s"]
     for process in (cold, warm):
         first, *others = process["fitted_s"]
         cells += [_text(first), _text([sum(each) for each in zip(*others, strict=True)])]
