@@ -11,6 +11,7 @@ from typing import Any
 from tightfit.capture.captured import Captured
 from tightfit.errors import InfeasibleBudget
 from tightfit.plan.plan import Gradients, Plan
+from tightfit.planners.questions.infeasible import NoPlan
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
 from tightfit.session.callee import Callee
@@ -247,7 +248,7 @@ class Plans:
                 "that room; requests beyond the budget are refused"
             )
         self.more_bytes = 0
-        spec.note_refused(around, max(0, (error.minimum_bytes or 0) - error.budget_bytes))
+        spec.note_refused(around, _lacking_bytes(error))
         return spec.take_optimistic(without_expected(around, standing), planned)
 
     def _may_leave_less(self, spec: Specialisation, less: LessExpected, options: Options) -> bool:
@@ -277,6 +278,13 @@ class Plans:
     def _standing(self, spec: Specialisation, inputs: Sequence[Any], options: Options) -> Standing:
         others = options.others_in_budget(self._account)
         return self._account.standing(inputs, others, spec.input_bytes)
+
+
+def _lacking_bytes(error: InfeasibleBudget) -> int:
+    """Return how much more room the least plan needs that was found."""
+    if not isinstance(error, NoPlan):
+        return 0
+    return max(0, error.least.found_bytes - error.task.budget_bytes)
 
 
 def _most_bytes(options: Options) -> int:
