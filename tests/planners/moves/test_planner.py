@@ -16,7 +16,8 @@ from support.graphs import compute_lists, training_graphs
 from support.moves import links, with_moves
 from support.optimum_moves import random_graph
 from tightfit.errors import BadInput
-from tightfit.graph import Graph, validate_graph
+from tightfit.graph import Alternative, Graph, Op, Segment, Value, Variant, validate_graph
+from tightfit.graph.ir import Use
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan import Compute, Far, Free, Load, Plan, Store, assemble, simulate, verify
 from tightfit.plan.io import plan_to_json
@@ -215,3 +216,36 @@ def test_ctrl_c_leaves_the_best_plan_so_far(
 def drawn_graph() -> Graph:
     """A chain of sixteen layers and its backward, each value 5 bytes, each op a second."""
     return chain_graph(16)
+
+
+def test_a_pinned_op_with_ways_for_later_offers_no_moves() -> None:
+    """It runs once: its ways for later computations stay unused, and no load may be one of them."""
+
+    def once(reads: tuple[int, ...], writes: tuple[int, ...], use: Use = "any") -> Alternative:
+        return Alternative(reads=reads, writes=writes, variants=(Variant(cost_s=1.0),), use=use)
+
+    ways = (
+        (once((0,), (1, 2), "first"), once((0, 2), (1,), "again")),  # as a BatchNorm has them
+        (once((0,), (3,)),),
+        (once((3,), (4,)),),
+        (once((4, 2), (5,)), once((4, 0), (5,))),
+        (once((5, 1), (6,)), once((5, 0), (6,))),
+    )
+    sizes = (0, 8, 1, 8, 8, 1, 1)
+    graph = Graph(
+        values=tuple(
+            Value(id=i, name=f"v{i}", size_bytes=n, role="computed" if i else "input")
+            for i, n in enumerate(sizes)
+        ),
+        ops=tuple(
+            Op(id=i, target="test", alternatives=own, pinned=None if i else "it counts")
+            for i, own in enumerate(ways)
+        ),
+        segments=(Segment(id=0, phase="forward"),),
+    )
+    validate_graph(graph)
+    task = Task(graph=graph, budget_bytes=working_set_bytes(graph)[0], far=FAST)
+    assert not Judge(task).gaps.keys() & {1, 2}
+    outcome = plan_with("anytime", task, LIMITS)
+    assert outcome.plan is not None
+    verify(outcome.plan, graph)

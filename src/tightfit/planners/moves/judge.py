@@ -23,7 +23,7 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.problem import EngineProblem, computes_of
 from tightfit.planners.moves.gaps import Gap, Shift, begins_of, gaps_of, place
-from tightfit.planners.moves.offer import MovesGraph, offer_moves
+from tightfit.planners.moves.offer import MovesGraph, may_be_offered, offer_moves
 from tightfit.planners.moves.tidy import tidy
 from tightfit.planners.outcomes import planned
 from tightfit.progress import Progress
@@ -71,7 +71,11 @@ class Judge:
         self.far = task.far
         self.sizes = {value.id: value.size_bytes for value in task.graph.values}
         self.plain = begins_of(task.graph, keep_everything(task.graph))
-        self.gaps: Mapping[ValueId, Gap] = MappingProxyType(gaps_of(task.graph, self.plain))
+        gaps = gaps_of(task.graph, self.plain).items()
+        ops = task.graph.ops
+        self.gaps: Mapping[ValueId, Gap] = MappingProxyType(
+            {value: gap for value, gap in gaps if may_be_offered(ops[gap.made])}
+        )
 
     def judge(
         self, choice: Choice, start: Sequence[Step] | None, iterations: int, seed: int = 0

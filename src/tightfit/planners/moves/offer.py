@@ -22,7 +22,7 @@ from tightfit.plan.assemble import Step
 from tightfit.plan.plan import Compute, Far, Free, Load, Store
 from tightfit.planners.moves.gaps import Move
 
-__all__ = ["MovesGraph", "offer_moves"]
+__all__ = ["MovesGraph", "may_be_offered", "offer_moves"]
 
 _MOST_TOGETHER = 3  # values of one op that may be loaded in one stage
 
@@ -86,6 +86,14 @@ class MovesGraph:
             if op not in self.leaves and value not in loaded:
                 yield self.loads[value]
             yield Compute(op)
+
+
+def may_be_offered(op: Op) -> bool:
+    """Whether moves of the values that an op makes can be alternatives of it.
+
+    A pinned op runs once. Its loads are later computations, and so would be its own ways for these.
+    """
+    return op.pinned is None or all(way.use != "again" for way in op.alternatives)
 
 
 def offer_moves(graph: Graph, moves: Sequence[Move], far: Far, toll: float) -> MovesGraph:
