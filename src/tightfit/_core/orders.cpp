@@ -334,7 +334,7 @@ private:
         const int group = problem_.ops_[walk_.op_at(at)].group;
         const int most = problem_.group_end_[group] - 1 - at;
         if (most < 1) return false;
-        first = at - further(at - (group > 0 ? problem_.group_end_[group - 1] : 0));
+        first = at - further(at - problem_.group_begin(group));
         end = at + distance(most) + 1;
         chosen_[walk_.op_at(end - 1)] = 1;
         for (int k = end - 1; k >= first; --k)
@@ -347,7 +347,7 @@ private:
     // Let an op that runs earlier, and all that waits for it, run after position `at`.
     bool push_after(int at, int& first, int& end) {
         const int group = problem_.ops_[walk_.op_at(at)].group;
-        const int most = at - (group > 0 ? problem_.group_end_[group - 1] : 0);
+        const int most = at - problem_.group_begin(group);
         if (most < 1) return false;
         end = at + 1 + further(problem_.group_end_[group] - 1 - at);
         first = at - distance(most);
@@ -392,7 +392,7 @@ std::vector<std::vector<Mask>> OrderProblem::predecessors() const {
     std::vector<std::vector<Mask>> found(op_count());
     for (int op = 0; op < op_count(); ++op) {
         const int group = ops_[op].group;
-        const int first = group > 0 ? group_end_[group - 1] : 0;
+        const int first = group_begin(group);
         found[op].resize((op - first) / 64 + 1, 0);
         for (int earlier : ops_[op].after) {
             if (earlier < first) continue;
@@ -421,7 +421,7 @@ Bytes OrderProblem::floor() const {
     const auto precedes = [&](int a, int b) {
         if (ops_[a].group != ops_[b].group) return ops_[a].group < ops_[b].group;
         const int group = ops_[a].group;
-        const int bit = a - (group > 0 ? group_end_[group - 1] : 0);
+        const int bit = a - group_begin(group);
         return a < b && (before[b][bit / 64] >> bit % 64 & 1) != 0;
     };
     std::vector<Bytes> alive(op_count());

@@ -53,6 +53,9 @@ private:
 
     std::vector<std::vector<Mask>> predecessors() const;
 
+    // The position of the first op of a group.
+    int group_begin(int group) const { return group > 0 ? group_end_[group - 1] : 0; }
+
     struct Value {
         Bytes size;
         int kept_group;

@@ -107,7 +107,7 @@ class Fitting:
 
     def _leave_to_program(self) -> None:
         self._is_programs = True
-        for module in list(self._here):
+        for module in self._here:
             self.unfit(module)
         self._here.clear()
 

@@ -36,7 +36,7 @@ class Metered:
 
     Other memory that the program held before, such as its data, is no part of a budget. Freeing it
     makes no room in the budget either. Where all that was fitted is gone, no budget is in force:
-    the next `fit` is counted anew, as its own limit does.
+    the next `fit` starts the count again, as its own limit does.
     """
 
     def __init__(self) -> None:
@@ -101,15 +101,20 @@ class Metered:
 
     def _over(self, holder: int) -> None:
         """Stop counting if no other object has a budget than this one."""
-        known = self._budgets.pop(holder, None)
-        if known is None:
+        if not self._forget(holder):
             return
-        known.death.detach()
         if not self._budgets and not self._asks_device:
             self._earlier_bytes = self.take_peak_bytes()
             self._meter = self._tally = None
             self._before_bytes = self._most_bytes = 0
             self._counted.clear()
+
+    def _forget(self, holder: int) -> bool:
+        """Drop the budget of an object; return whether it had one."""
+        known = self._budgets.pop(holder, None)
+        if known is not None:
+            known.death.detach()
+        return known is not None
 
     def _start(self, device: torch.device, own: list[torch.Tensor]) -> None:
         if self._meter is None:
@@ -123,10 +128,9 @@ class Metered:
             self._asks_device = True
             return
         shared = budget if isinstance(budget, Budget) else None
-        size_bytes = parse_bytes(budget) if not isinstance(budget, Budget) else budget.size_bytes
+        size_bytes = budget.size_bytes if isinstance(budget, Budget) else parse_bytes(budget)
         for module in modules:
-            if id(module) in self._budgets:
-                self._budgets.pop(id(module)).death.detach()
+            self._forget(id(module))
         holders = modules if shared is not None else modules[:1]
         for holder in holders or [self]:
             death = weakref.finalize(holder, self._over, id(holder))

@@ -28,34 +28,39 @@ def in_order(graph: Graph, order: tuple[int, ...]) -> list[Compute]:
     return sorted(keep_everything(graph), key=lambda step: order.index(step.op))
 
 
+def one_value_each(
+    sizes: tuple[int, ...], reads: tuple[tuple[int, ...], ...], workspaces: tuple[int, ...]
+) -> Graph:
+    """A step whose ops make one value each, in a second."""
+    variants = [(Variant(cost_s=1.0, workspace_bytes=n),) for n in workspaces]
+    ways = [
+        Alternative(reads=own, writes=(i,), variants=variants[i]) for i, own in enumerate(reads)
+    ]
+    return Graph(
+        values=tuple(Value(id=i, name=f"v{i}", size_bytes=size) for i, size in enumerate(sizes)),
+        ops=tuple(Op(id=i, target="test", alternatives=(way,)) for i, way in enumerate(ways)),
+    )
+
+
 def two_pairs() -> Graph:
     """Two large values, each with an op that reads it: one pair must end before the other begins.
 
     Each order with the pairs mixed needs more, so that single moves do not lead from one to the
     other.
     """
-    sizes = (1, 0, 0, 0, 2, 2, 0, 0)
-    reads = ((), (0,), (0,), (0,), (0,), (0,), (1, 2, 4), (5,))
-    return Graph(
-        values=tuple(Value(id=i, name=f"v{i}", size_bytes=size) for i, size in enumerate(sizes)),
-        ops=tuple(
-            Op(
-                id=i,
-                target="test",
-                alternatives=(
-                    Alternative(
-                        reads=reads[i],
-                        writes=(i,),
-                        variants=(Variant(cost_s=1.0, workspace_bytes=int(i == 6)),),
-                    ),
-                ),
-                segment=int(i > 3),
-                pinned=None if i in (4, 6) else "drawn",
-            )
-            for i in range(8)
-        ),
-        segments=(Segment(id=0, phase="forward"), Segment(id=1, phase="backward")),
+    graph = one_value_each(
+        sizes=(1, 0, 0, 0, 2, 2, 0, 0),
+        reads=((), (0,), (0,), (0,), (0,), (0,), (1, 2, 4), (5,)),
+        workspaces=(0, 0, 0, 0, 0, 0, 1, 0),
     )
+    ops = tuple(
+        msgspec.structs.replace(
+            op, segment=int(op.id > 3), pinned=None if op.id in (4, 6) else "drawn"
+        )
+        for op in graph.ops
+    )
+    segments = Segment(id=0, phase="forward"), Segment(id=1, phase="backward")
+    return msgspec.structs.replace(graph, ops=ops, segments=segments)
 
 
 @given(small_graphs(max_ops=8))
@@ -87,19 +92,8 @@ def test_the_peak_of_an_order_is_that_of_its_plan(
 
 def branches(device: str = "cpu") -> Graph:
     """Two branches of a large value that becomes a small one; traced side by side."""
-    sizes, reads = (1, 9, 9, 1, 1, 1), ((), (0,), (0,), (1,), (2,), (3, 4))
-    graph = Graph(
-        values=tuple(Value(id=i, name=f"v{i}", size_bytes=size) for i, size in enumerate(sizes)),
-        ops=tuple(
-            Op(
-                id=i,
-                target="test",
-                alternatives=(
-                    Alternative(reads=reads[i], writes=(i,), variants=(Variant(cost_s=1.0),)),
-                ),
-            )
-            for i in range(6)
-        ),
+    graph = one_value_each(
+        sizes=(1, 9, 9, 1, 1, 1), reads=((), (0,), (0,), (1,), (2,), (3, 4)), workspaces=(0,) * 6
     )
     return validate_graph(
         msgspec.structs.replace(graph, device=msgspec.structs.replace(graph.device, kind=device))
