@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections.abc import Hashable, Sequence
 
 import msgspec
 
@@ -14,7 +15,9 @@ from tightfit.graph.ir import Graph, OpId
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Compute, Gradients, Outcome, Plan
+from tightfit.planners.anytime.borrow import borrowed_ranges
 from tightfit.planners.anytime.exhaustive import solve_small
+from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import descend
@@ -28,11 +31,27 @@ from tightfit.planners.registry import seeding_planners
 from tightfit.progress import SILENT, Progress
 from tightfit.units import format_bytes
 
-__all__ = ["MinimumBudget", "minimum_budget"]
+__all__ = ["FoundSchedule", "MinimumBudget", "minimum_budget", "proven_least_bytes"]
 
 _RESOLUTION = 0.002  # of the peak: where the search for a smaller budget ends
 _LIMIT_SHARE = 0.3  # of the time for the lower limit
-_PIECES_S = (0.4, 1.5, 5.0)  # of search per budget beyond the greedy descent, pass by pass
+_BISECT_S = 0.05  # of search per budget beyond the greedy descent, while the bracket is halved
+_PIECE_S = 0.25  # of search at a time, in small steps
+_GAP_SHARE = 0.03  # of the gap between the best budget and the limit: how far it is lowered at once
+# A search ends after so long without a smaller budget
+_PATIENCE_SHARE = 0.3  # of the time for all
+_PATIENCE_OP_S = 0.01  # for each op, and for a hundred at least
+_PROGRAM_S = 1.5  # for exact methods of others, at least; a limit of less time does without
+_PATIENCE_TRIES = 4  # with a number of iterations instead of a time
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundSchedule:
+    """The schedule of the least budget found; searches of steps alike may begin from it."""
+
+    shape: Hashable  # what a step has in common with those that it may be loaded for
+    schedule: PooledSchedule
+    searched_s: float  # the limit of the search
 
 
 class MinimumBudget(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +66,7 @@ class MinimumBudget(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan  # a verified plan with that peak
     overhead: float  # its overhead, a fraction
     seconds: float  # wall time spent
+    schedule: FoundSchedule | None  # that of the plan, None if the engine cannot hold it
 
 
 def minimum_budget(
@@ -54,23 +74,66 @@ def minimum_budget(
     gradients: Gradients = "fresh",
     limits: Limits | None = None,
     progress: Progress = SILENT,
+    earlier: Sequence[FoundSchedule] = (),
 ) -> MinimumBudget:
     """Find the smallest budget of a graph from both sides (docs/search.md, "The least budget").
 
     `limits`: of the whole search; by default 10 seconds. `progress`: an interruption ends the
-    search with the best so far.
+    search with the best so far. `earlier`: of steps alike; after a search that was as long, only
+    the best of them is lowered.
     """
     limits = limits or Limits(seconds=10.0)
     search = _Search(graph, gradients, limits)
     progress.start("smallest budget", at_most_s=limits.seconds)
     try:
         search.find_limits(progress)
-        search.descend_by_bisection(progress)
+        if search.begin_from(earlier) >= limits.seconds:
+            search.lower_best(progress)
+        else:
+            search.bisect(progress)
+            search.lower_step_by_step(progress)
     except KeyboardInterrupt:
         pass
     finally:
         progress.stop()
     return search.result()
+
+
+def proven_least_bytes(graph: Graph, gradients: Gradients, limits: Limits) -> int:
+    """Return bytes that are proven to be needed by every plan of a graph."""
+    search = _Search(graph, gradients, limits)
+    search.find_limits(SILENT)
+    return search.limit
+
+
+class _Patience:
+    """How long a search goes on without a smaller budget."""
+
+    def __init__(self, limits: Limits, wait_s: float, left_s: float) -> None:
+        self._wait_s = wait_s
+        self._most_tries = None if limits.iterations is None else _PATIENCE_TRIES
+        self._ends = time.perf_counter() + left_s
+        self._last_gain = time.perf_counter()
+        self._tries = 0
+
+    @property
+    def piece_s(self) -> float:
+        """The time of one try; a number of iterations ends it sooner."""
+        left_s = self._ends - time.perf_counter()
+        return left_s if self._most_tries else min(_PIECE_S, left_s)
+
+    @property
+    def over(self) -> bool:
+        now = time.perf_counter()
+        if self._most_tries:
+            return self._tries >= self._most_tries or now > self._ends
+        return now - self._last_gain > self._wait_s or now > self._ends
+
+    def note(self, gained: bool) -> None:
+        """Note a try."""
+        self._tries = 0 if gained else self._tries + 1
+        if gained:
+            self._last_gain = time.perf_counter()
 
 
 class _Order:
@@ -83,6 +146,7 @@ class _Order:
         self.problem: EngineProblem = build_problem(self.task)
         self.schedule = _engine.Schedule(self.problem.engine, self.problem.budget_bytes)
         self.limit, self.limit_op, self.settled = self.constant_bytes, None, False
+        self.found: PooledSchedule | None = None  # the last that fitted the budget asked for
 
     def find_limit(self, seconds: float, progress: Progress) -> None:
         """Raise the proven limit."""
@@ -90,6 +154,19 @@ class _Order:
             self.task, self.problem, seconds=seconds, progress=progress
         )
         self.limit_op = None if op is None else self.ops[op]
+
+    @property
+    def shape(self) -> Hashable:
+        """What schedules of two problems have to have in common, that one may be loaded as the
+        other."""
+        ways = tuple(len(alternatives) for alternatives in self.problem.alternatives)
+        return self.ops, len(self.problem.sizes), ways
+
+    def begin_from(self, schedule: PooledSchedule) -> tuple[int, list[Compute]]:
+        """Take the schedule of another problem of the same shape; return its peak and computes."""
+        self.schedule.set_budget(self.problem.budget_bytes)
+        schedule.load(self.schedule)
+        return self._kept()
 
     def reach(
         self, budget_bytes: int, limits: Limits, piece_s: float, progress: Progress
@@ -107,22 +184,44 @@ class _Order:
         left = limits.seconds - (time.perf_counter() - started)
         if not found and left > 0:
             search = _engine.Search(self.schedule, limits.seed, _engine.Settings())
-            cost = self.problem.baseline_cost
-            count = -1 if limits.iterations is None else limits.iterations
-            search.improve(min(piece_s, left), count, 1e-4 * cost, 1e-5 * cost, 1 << 60)
-            found = self.schedule.fits
-        if found:
-            peak = self.schedule.peak() + self.constant_bytes
-            return peak, in_traced_order(computes_of(self.problem, self.schedule), self.ops)
-        left = limits.seconds - (time.perf_counter() - started)
-        return self._reach_by_program(task, limits, min(piece_s, left))
+            self._improve(search, limits, min(piece_s, left))
+        return self._kept() if self.schedule.fits else None
 
-    def _reach_by_program(
-        self, task: Task, limits: Limits, piece_s: float
+    def lowered(
+        self, limits: Limits, least_step: int, patience: _Patience
+    ) -> tuple[int, list[Compute]] | None:
+        """Lower the last schedule found in small steps; return the peak and computes reached."""
+        if self.found is None:
+            return None
+        self.found.load(self.schedule)
+        search = _engine.Search(self.schedule, limits.seed, _engine.Settings())
+        best, peak, limit = None, self.schedule.peak(), self.limit - self.constant_bytes
+        while peak - limit > least_step and not patience.over:
+            step = max(least_step, int(_GAP_SHARE * (peak - limit)))
+            self.schedule.set_budget(peak - step)
+            self._improve(search, limits, patience.piece_s)
+            patience.note(self.schedule.fits)
+            if self.schedule.fits:
+                peak, best = self.schedule.peak(), self._kept()
+        return best
+
+    def _improve(self, search: _engine.Search, limits: Limits, seconds: float) -> None:
+        """Search until the schedule fits its budget."""
+        cost = self.problem.baseline_cost
+        count = -1 if limits.iterations is None else limits.iterations
+        search.improve(seconds, count, 1e-4 * cost, 1e-5 * cost, 1 << 60)
+
+    def _kept(self) -> tuple[int, list[Compute]]:
+        """Keep the schedule as the last found; return its peak and computes."""
+        self.found = PooledSchedule.of(self.schedule)
+        peak = self.schedule.peak() + self.constant_bytes
+        return peak, in_traced_order(computes_of(self.problem, self.schedule), self.ops)
+
+    def reach_by_program(
+        self, budget_bytes: int, limits: Limits, piece_s: float
     ) -> tuple[int, list[Compute]] | None:
         """On small graphs, let exact methods of others look for a schedule within a budget."""
-        if piece_s <= 0:
-            return None
+        task = msgspec.structs.replace(self.task, budget_bytes=budget_bytes)
         seconds = piece_s if limits.iterations is None else limits.seconds
         limits = msgspec.structs.replace(limits, seconds=seconds, gap=1.0)
         for planner in seeding_planners(self.problem.engine.op_count):
@@ -135,10 +234,14 @@ class _Order:
         return None
 
     def _known(self, outcome: Outcome) -> tuple[int, list[Compute]] | None:
-        """The peak and computes of an outcome."""
+        """The peak and computes of an outcome; its schedule is kept if the engine can hold it."""
         if outcome.plan is None:
             return None
         computes = [step for step in outcome.plan.instructions if isinstance(step, Compute)]
+        self.schedule.keep_everything()
+        self.schedule.load_ranges(borrowed_ranges(self.problem, self.task.graph, computes))
+        if self.schedule.peak() + self.constant_bytes <= outcome.peak_bytes:
+            return self._kept()
         return outcome.peak_bytes, in_traced_order(computes, self.ops)
 
 
@@ -176,37 +279,95 @@ class _Search:
         for order in self.orders[1:]:
             order.find_limit(seconds / len(others), progress)
 
-    def descend_by_bisection(self, progress: Progress) -> None:
-        """Halve the bracket, in passes with more and more search per budget."""
-        step = max(1, int(_RESOLUTION * (self.eager - self.graph.constant_bytes)))
-        tries = 0
-        for piece_s in _PIECES_S:
-            low = self.limit
-            while self.best - low > step and self.left() > 0:
-                tries += 1
-                progress.update(tries, f"smallest budget so far {format_bytes(self.best)}")
-                middle = (self.best + low) // 2
-                if not self.reach(middle, piece_s, progress):
-                    low = middle
+    @property
+    def least_step(self) -> int:
+        """The resolution of the search."""
+        return max(1, int(_RESOLUTION * (self.eager - self.graph.constant_bytes)))
+
+    def bisect(self, progress: Progress) -> None:
+        """Halve the bracket."""
+        low, tries = self.limit, 0
+        while self.best - low > self.least_step and self.left() > 0:
+            tries += 1
+            progress.update(tries, f"smallest budget so far {format_bytes(self.best)}")
+            middle = (self.best + low) // 2
+            if not self.reach(middle, _BISECT_S, progress):
+                low = middle
+
+    def begin_from(self, earlier: Sequence[FoundSchedule]) -> float:
+        """Begin from the best schedule of earlier searches; return their seconds, 0: of none."""
+        searched_s = 0.0
+        for order in tuple(self.orders):
+            for each in earlier:
+                if each.shape == order.shape:
+                    found = order.begin_from(each.schedule)
+                    if found[0] < self.best:
+                        searched_s = each.searched_s
+                        self._keep(order, found)
+        return searched_s
+
+    def lower_step_by_step(self, progress: Progress) -> None:
+        """Go on from the best schedule, order by order, until none smaller comes for long."""
+        while self.best - self.limit > self.least_step and self.left() > 0:
+            self.lower_best(progress)
+            smaller, wait_s = self.best - self.least_step, self.wait_s
+            if not (
+                self.reach_by_program(smaller, wait_s) or self.reach(smaller, wait_s, progress)
+            ):
+                return
+
+    @property
+    def wait_s(self) -> float:
+        """The time after which a search without a smaller budget ends."""
+        of_ops_s = _PATIENCE_OP_S * max(100, len(self.graph.ops))
+        return min(_PATIENCE_SHARE * self.limits.seconds, of_ops_s)
+
+    def lower_best(self, progress: Progress) -> None:
+        """Go on from the best schedule in small steps."""
+        progress.update(0, f"smallest budget so far {format_bytes(self.best)}")
+        patience = _Patience(self.limits, self.wait_s, self.left())
+        found = self.orders[0].lowered(self.limits, self.least_step, patience)
+        if found is not None and found[0] < self.best:
+            self.best, self.computes = found
 
     def reach(self, budget_bytes: int, piece_s: float, progress: Progress) -> bool:
         """Look for a schedule within a budget, order by order; keep it if there is one."""
-        able = [order for order in self.orders if order.limit <= budget_bytes]
+        able = self._able(budget_bytes)
         for order in able:
             limits = msgspec.structs.replace(self.limits, seconds=max(0.05, self.left()))
             found = order.reach(budget_bytes, limits, piece_s / len(able), progress)
             if found is not None:
-                self.best, self.computes = found
-                self.orders.remove(order)
-                self.orders.insert(0, order)  # the first to be asked next time
-                return True
+                return self._keep(order, found)
         return False
+
+    def reach_by_program(self, budget_bytes: int, wait_s: float) -> bool:
+        """The same by exact methods of others."""
+        for order in self._able(budget_bytes):
+            piece_s = min(max(wait_s, _PROGRAM_S), self.left())
+            found = order.reach_by_program(budget_bytes, self.limits, piece_s)
+            if found is not None:
+                return self._keep(order, found)
+        return False
+
+    def _able(self, budget_bytes: int) -> list[_Order]:
+        """The orders for which it is not proven that no plan fits a budget."""
+        return [order for order in self.orders if order.limit <= budget_bytes]
+
+    def _keep(self, order: _Order, found: tuple[int, list[Compute]]) -> bool:
+        """Keep a schedule; its order is the first to be asked next time."""
+        self.best, self.computes = found
+        self.orders.remove(order)
+        self.orders.insert(0, order)
+        return True
 
     def result(self) -> MinimumBudget:
         task = msgspec.structs.replace(self.task, budget_bytes=self.best)
         outcome = finish(task, self.computes, started=self.started)
         assert outcome.plan is not None
-        lowest = min(self.orders, key=lambda order: order.limit)
+        lowest, best = min(self.orders, key=lambda order: order.limit), self.orders[0]
+        schedule = None
+        if best.found is not None:
+            schedule = FoundSchedule(best.shape, best.found, self.limits.seconds)
         return MinimumBudget(
             lower_bytes=min(self.limit, outcome.peak_bytes),
             lower_op=lowest.limit_op,
@@ -215,4 +376,5 @@ class _Search:
             plan=outcome.plan,
             overhead=outcome.overhead,
             seconds=time.perf_counter() - self.started,
+            schedule=schedule,
         )

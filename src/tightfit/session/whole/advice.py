@@ -14,8 +14,7 @@ from tightfit.graph.ir import Graph
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import no_plan
 from tightfit.planners.questions.infeasible import NoPlan, infeasible, infeasible_message
-from tightfit.planners.questions.minimum import MinimumBudget, minimum_budget
-from tightfit.progress import SILENT
+from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.surroundings import (
     Surroundings,
@@ -157,7 +156,7 @@ def _with_more_ways(spec: Specialisation, around: Surroundings) -> _More | None:
     if beyond is None:
         return None
     task = around.task(spec.captured.with_graph(beyond))
-    least = minimum_budget(task.graph, task.gradients, _QUICKLY, SILENT)
+    least = spec.least_budgets.find(task.graph, task.gradients, _QUICKLY)
     comparing = task.graph.constant_bytes + _compared_bytes(spec.captured, beyond)
     return _More(task, least, max(least.found_bytes, comparing))
 

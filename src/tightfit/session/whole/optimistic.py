@@ -19,8 +19,7 @@ from tightfit.plan.plan import Gradients, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits
 from tightfit.planners.questions.infeasible import Expected
-from tightfit.planners.questions.minimum import minimum_budget
-from tightfit.progress import SILENT
+from tightfit.planners.questions.minimum import proven_least_bytes
 from tightfit.session.memory.account import Account, Standing
 from tightfit.session.memory.surroundings import Surroundings, expected_outside_bytes
 from tightfit.session.options import Options
@@ -44,11 +43,12 @@ class Passing:
     def needed(self, spec: Specialisation, limits: Limits = _QUICKLY) -> int:
         """Return the least budget that was found for it, with memory that passes."""
         graph = self.around.around(spec.hoped.with_predicted(_PREDICTED))
-        plans = [minimum_budget(graph, self.around.gradients, limits, SILENT).plan]
-        if self.passing_bytes:  # of plans with the same peak, that which leaves most room for it
+        least = spec.least_budgets.find(graph, self.around.gradients, limits)
+        plans = [least.plan]
+        if self._held(graph, least.plan) > least.found_bytes:  # others leave more room for it
             a_little_more = self.around.outside_bytes * 9 // 8
             for crowd_bytes in (a_little_more, plans[0].budget_bytes):
-                plans.append(_thrifty(graph, self.around.gradients, crowd_bytes))
+                plans.append(_thrifty(spec, graph, self.around.gradients, crowd_bytes))
         return min(self._held(graph, plan) for plan in plans)
 
     def _held(self, graph: Graph, plan: Plan) -> int:
@@ -75,8 +75,8 @@ class LessExpected:
     def expected(self, spec: Specialisation) -> Expected:
         """Return the text about it in an error."""
         known = self._certain.around(spec.hoped.with_predicted(0))
-        least = minimum_budget(known, self._certain.gradients, _QUICKLY, SILENT)
-        return Expected(self.held_bytes, least.lower_bytes)
+        proven = proven_least_bytes(known, self._certain.gradients, _QUICKLY)
+        return Expected(self.held_bytes, proven)
 
     def likely_to_come(self) -> Passing:
         """Return the step as steps like it are to be expected, the optimizer's state included."""
@@ -120,7 +120,8 @@ class LessExpected:
             around = way.around
             if around.around(spec.hoped).constant_bytes > around.budget_bytes:
                 continue
-            least = minimum_budget(around.around(spec.hoped), around.gradients, _QUICKLY, SILENT)
+            graph = around.around(spec.hoped)
+            least = spec.least_budgets.find(graph, around.gradients, _QUICKLY)
             if least.found_bytes > around.budget_bytes:
                 continue
             if spec.postponed is None:
@@ -139,7 +140,7 @@ class LessExpected:
     def _most_room(self, spec: Specialisation, around: Surroundings) -> tuple[Surroundings, Plan]:
         """Return the same with as much room for user code as there can be, and a plan for it."""
         graph = around.around(spec.hoped)
-        thrifty = _thrifty(graph, around.gradients, around.budget_bytes)
+        thrifty = _thrifty(spec, graph, around.gradients, around.budget_bytes)
         held = holding_of(graph.with_outside(0), thrifty)
         room_bytes = around.budget_bytes - graph.constant_bytes - held.staying_bytes
         room_bytes = max(around.outside_bytes, min(self.outside_bytes, room_bytes))
@@ -243,12 +244,13 @@ def _plain_bytes(spec: Specialisation, around: Surroundings) -> int:
     return eager_peak_bytes(around.around(spec.captured), gradients=around.gradients)
 
 
-def _thrifty(graph: Graph, gradients: Gradients, crowd_bytes: int) -> Plan:
+def _thrifty(spec: Specialisation, graph: Graph, gradients: Gradients, crowd_bytes: int) -> Plan:
     """Return a plan that keeps little between forward and backward.
 
     `crowd_bytes`: as if so much came between them that kept bytes decide.
     """
-    return minimum_budget(graph.with_outside(crowd_bytes), gradients, _QUICKLY, SILENT).plan
+    crowded = graph.with_outside(crowd_bytes)
+    return spec.least_budgets.find(crowded, gradients, _QUICKLY).plan
 
 
 def _forward_bytes(planned: Planned) -> int:

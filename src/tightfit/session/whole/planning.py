@@ -24,7 +24,7 @@ from tightfit.plan.verify import verify
 from tightfit.planners.background import Search
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import judged
-from tightfit.planners.questions.minimum import MinimumBudget, minimum_budget
+from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.planners.registry import DEFAULT
 from tightfit.progress import Progress, announce
 from tightfit.session.memory.surroundings import Surroundings, handed_out_bytes
@@ -351,7 +351,7 @@ def smallest_budget(spec: Specialisation, around: Surroundings, options: Options
     Alternatives that are still to be compared count as if they were as exact as promised.
     """
     graph = around.around(spec.hoped)
-    least = minimum_budget(graph, around.gradients, options.limits, options.progress)
+    least = spec.least_budgets.find(graph, around.gradients, options.limits, options.progress)
     if spec.postponed is None:
         spec.known.remember(least.plan)
     return least
@@ -369,7 +369,7 @@ def quick_range(
     graph = around.around(spec.hoped)
     # as if so much came between forward and backward that kept bytes decide
     crowded = graph.with_outside(least.found_bytes - graph.constant_bytes)
-    thrifty = minimum_budget(crowded, around.gradients, limits, options.progress)
+    thrifty = spec.least_budgets.find(crowded, around.gradients, limits, options.progress)
     spec.known.remember_thrifty(thrifty.plan)
     store_least_plan(spec.hoped.graph, "least", least, options)
     store_least_plan(spec.hoped.graph, "thrifty", thrifty, options)

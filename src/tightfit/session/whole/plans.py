@@ -227,6 +227,8 @@ class Plans:
         Raises `InfeasibleBudget` if that does not fit either, or `FitsPlainly`.
         """
         account, options = self._account, request.options
+        if isinstance(error, NoPlan):
+            spec.least_budgets.learn(error.least)
         standing = self._standing(spec, request.inputs, options)
         less = less_expected(spec, around, account, standing, options)
         planned = self._leaving_less(spec, less, request)

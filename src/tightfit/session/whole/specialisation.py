@@ -22,6 +22,7 @@ from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Outcome, Plan
 from tightfit.planners.background import Search, searching
+from tightfit.planners.questions.least_budgets import LeastBudgets
 from tightfit.pricing.in_steps import StepCosts, Tuner, recall, remember, with_step_costs
 from tightfit.progress import Progress
 from tightfit.session.memory.surroundings import Surroundings, assumed_outside_bytes
@@ -117,6 +118,7 @@ class Specialisation:
         self._optimistic: dict[Surroundings, Planned] = {}
         self._refused: dict[Surroundings, int] = {}
         self.known = KnownPlans()
+        self.least_budgets = LeastBudgets()
         self._searches: dict[Surroundings, Search[Outcome]] = {}
         weakref.finalize(self, _cancel, self._searches)  # not awaited when the model is gone
         self._searched: set[Surroundings] = set()
