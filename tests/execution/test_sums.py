@@ -67,3 +67,32 @@ def test_an_output_without_a_gradient_changes_no_order_of_sums() -> None:
         net(x, y)[0].backward()
     for ours, expected in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours.grad, expected.grad)
+
+
+class Reader(nn.Module):
+    """Reads an input twice, as attention reads its keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key = nn.Linear(96, 96)
+
+    def forward(self, query: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
+        weights = torch.tanh(self.key(read) + query).sum(-1).softmax(-1)
+        return torch.bmm(weights[:, None], read)
+
+
+def test_gradients_of_calls_meet_in_order_where_the_input_has_another_layout() -> None:
+    """As outputs of a GRU with `batch_first=True`, which are transposed."""
+    found = []
+    for fits in (False, True):
+        torch.manual_seed(0)
+        model = Reader()
+        if fits:
+            tightfit.fit(model, "1GiB", costs="unit", cache=False)
+        source = torch.randn(3, 32, 96, requires_grad=True)
+        read, state = source.tanh().transpose(0, 1), torch.zeros(32, 1, 96)
+        for _ in range(3):
+            state = model(state, read)
+        state.square().sum().backward()
+        found.append(source.grad)
+    assert torch.equal(*found)

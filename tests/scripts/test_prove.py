@@ -149,6 +149,16 @@ torch.zeros(1 << 20)
     assert proof.eager_peak_bytes is not None and proof.eager_peak_bytes < 1 << 20
 
 
+def test_weights_that_are_replaced_count_once(proof_of: Any) -> None:
+    """As averaged weights are where a program sets `.data` to new tensors."""
+    wide = LOOP.replace("network(8, 1)", "nn.Sequential(nn.Linear(8, 1 << 14))")
+    replaced = wide + "    net[0].weight.data = net[0].weight.data * 0.5\n"
+    weight_bytes = 8 << 16
+    proof = proof_of(replaced.replace("randn(16", "randn(1"), budget="8MiB")
+    assert proof.verdict == "proven" and proof.eager_peak_bytes is not None
+    assert proof.eager_peak_bytes < 2.8 * weight_bytes  # weight and gradient, or two weights
+
+
 def test_what_a_program_fits_itself_stays_plain_in_the_plain_run(proof_of: Any) -> None:
     text = """
 net = network(8, 1)

@@ -76,6 +76,33 @@ class HandedGraph:
         """Return the modules whose forwards they are, while a call of the graph is running."""
         return tuple(dynamo.leaf_of(self.module, n) for n in self.leaf_calls)
 
+    def run_as_it_is(self, *inputs: Any) -> Any:
+        """Run the graph without a plan, as plain PyTorch runs the callable."""
+        if not self.leaf_calls:
+            return self.module(*inputs)
+        return _CallsLeaves(self).run(*inputs)
+
+
+class _CallsLeaves(fx.Interpreter):
+    """Runs a graph whose leaves are called as Python calls them.
+
+    The op that Dynamo put there refuses leaves that write to their buffers, and its gradients of
+    parameters that a call did not use are none of plain PyTorch's.
+    """
+
+    def __init__(self, graph: HandedGraph) -> None:
+        super().__init__(graph.module)
+        self.extra_traceback = False
+        self._leaves = dict(zip(graph.leaf_calls, graph.leaves(), strict=True))
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run a node."""
+        leaf = self._leaves.get(n)
+        if leaf is None:
+            return super().run_node(n)
+        flat = self.fetch_args_kwargs_from_env(n)[0]
+        return dynamo.run_leaf(self.module, n, leaf, flat)
+
 
 @dataclass(frozen=True)
 class GraphArguments(Arguments):

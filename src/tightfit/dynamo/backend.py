@@ -46,7 +46,7 @@ def handing_over_to(
     def hand_over(graph: HandedGraph) -> GraphCall:
         def call(inputs: Sequence[Any]) -> Any:
             found = run()
-            return graph.module(*inputs) if found is None else found(graph, inputs)
+            return graph.run_as_it_is(*inputs) if found is None else found(graph, inputs)
 
         return call
 
@@ -86,6 +86,7 @@ class DynamoGraph:
         self._failed_guards = why_recompiled()
         self._module = private.without_hooks(graph)
         self._hand_over = hand_over
+        self._has_leaves = any(private.is_leaf_call(node) for node in graph.graph.nodes)
         self._planned: GraphCall | None = None
         self._is_plain = not trains
         self.trains = trains
@@ -100,14 +101,19 @@ class DynamoGraph:
     def __call__(self, *inputs: Any) -> Any:
         """Run the graph; as it is where no backward can follow."""
         if self._is_plain or not torch.is_grad_enabled():
-            return self._module(*inputs)
+            return self._run_as_it_is(*inputs)
         if self._planned is None:
             self._planned = self._hand_over(self.handed)
         try:
             return self._planned(inputs)
         except (NothingToTrain, RunsPlainly):
             self._is_plain = True
-            return self._module(*inputs)
+            return self._run_as_it_is(*inputs)
+
+    def _run_as_it_is(self, *inputs: Any) -> Any:
+        if self._has_leaves:
+            return self.handed.run_as_it_is(*inputs)
+        return self._module(*inputs)
 
 
 def handed(module: fx.GraphModule, place: str = "", failed_guards: str = "") -> HandedGraph:

@@ -16,6 +16,7 @@ import torch
 
 from tightfit.allocator.refusals import budget_exceeded, is_refusal
 from tightfit.capture.captured import Captured
+from tightfit.capture.normalise.gradients import added_up
 from tightfit.execution import refused
 from tightfit.execution.again import DifferentiatedCall, Repeated
 from tightfit.execution.chain import Chained, goes_on_through
@@ -68,7 +69,7 @@ class Runner:
         self.stepped = tuple(position for _, position in joint.stepped)
         self.afterwards = " Parameters that were stepped by then stay so." if self.stepped else ""
         viewed = inputs_viewed(joint)  # after the chain, so that their gradients come before
-        self.summed = {i for node, i in joint.gradients if is_sum(node) or i in viewed}
+        self.summed = {i for n, i in joint.gradients if is_sum(added_up(n)) or i in viewed}
         views = viewed_outputs(joint)
         self._mixed = {
             source.index

@@ -21,6 +21,7 @@ from torch import fx
 
 from tightfit.capture.captured import Captured
 from tightfit.capture.nodes import is_without_gaps, terms_of
+from tightfit.capture.normalise.gradients import added_up
 from tightfit.graph.ir import OpId
 from tightfit.plan.plan import Compute, Plan
 from tightfit.torch_private import core as private
@@ -58,7 +59,7 @@ def first_sums(captured: Captured, plan: Plan) -> dict[OpId, FirstSum]:
     op_of = {node: op for op, node in enumerate(captured.nodes)}
     found = {}
     for gradient, position in captured.joint.gradients:
-        node = _first_sum(gradient)
+        node = _first_sum(added_up(gradient))
         op = op_of.get(node) if node is not None else None
         if node is None or op is None or op not in alternative:
             continue

@@ -80,6 +80,7 @@ class _Run:
         self._record.add(Line(text))
 
     def _before_call(self, module: torch.nn.Module) -> None:
+        self._metered.look()
         self._trained.meet(module)
         self._fitting.before_call(module)
 

@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tightfit.allocator import Meter, meter_for
 from tightfit.allocator.hook import installed_hook
-from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
+from tightfit.allocator.resident import granularity_of, resident_tensor_bytes, storages_of
 from tightfit.allocator.tally import CpuTally, Tally, tally_for
 from tightfit.session.memory.account import device_of_modules
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.optimizers import Optimizers
-from tightfit.units import parse_bytes
+from tightfit.units import parse_bytes, rounded_up
 
 __all__ = ["Metered"]
 
@@ -35,8 +36,9 @@ class Metered:
     """Counts bytes given out while something is fitted, and bytes of fitted modules before it.
 
     Other memory that the program held before, such as its data, is no part of a budget. Freeing it
-    makes no room in the budget either. Where all that was fitted is gone, no budget is in force:
-    the next `fit` starts the count again, as its own limit does.
+    makes no room in the budget either. Memory of fitted modules counts until it is freed: weights
+    may be replaced by averaged ones. Where all that was fitted is gone, no budget is in force: the
+    next `fit` starts the count again, as its own limit does.
     """
 
     def __init__(self) -> None:
@@ -44,7 +46,8 @@ class Metered:
         self._meter: Meter | None = None
         self._tally: Tally | None = None
         self._base_bytes = 0
-        self._before_bytes = self._most_bytes = 0  # of modules before `fit`; given out since
+        self._before: dict[StorageWeakRef, int] = {}  # bytes of modules before `fit`
+        self._most_bytes = 0  # of these and of all that was given out since
         self._earlier_bytes: int | None = None  # the most under budgets that are over
         self._counts_all = False
         self._counted: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -57,6 +60,10 @@ class Metered:
         """The largest sum of all budgets; None where a budget is the free memory of a device."""
         return None if self._asks_device else self._largest_budget_bytes or None
 
+    def look(self) -> None:
+        """See which memory of before is freed: what is held from now on excludes it."""
+        self._take_own()
+
     def take_peak_bytes(self) -> int | None:
         """Return the most that was held while something was fitted; None before that."""
         known = [each for each in (self._earlier_bytes, self._take_own()) if each is not None]
@@ -68,8 +75,10 @@ class Metered:
             return None
         if not isinstance(self._tally, CpuTally) or self._counts_all:
             return self._meter.peak_bytes() - self._base_bytes
-        self._most_bytes = max(self._most_bytes, self._tally.take_peak_bytes())
-        return self._before_bytes + self._most_bytes
+        held_bytes = sum(self._before.values()) + self._tally.take_peak_bytes()
+        self._most_bytes = max(self._most_bytes, held_bytes)
+        self._before = {s: size for s, size in self._before.items() if not s.expired()}
+        return self._most_bytes
 
     def begin(
         self, modules: Sequence[nn.Module], optimizer: Any, budget: int | str | Budget
@@ -82,11 +91,14 @@ class Metered:
         self._counted.update(new.values())
         device = device_of_modules({str(n): module for n, module in enumerate(modules)})
         own = _held_by(new, optimizer, device)
+        self.look()
         self._start(device, own)
-        counted_bytes = self._tally.counted_bytes(own) if self._tally is not None else 0
-        held_bytes = resident_tensor_bytes(own, granularity_of(device.type))
-        self._base_bytes -= held_bytes - counted_bytes
-        self._before_bytes += held_bytes - counted_bytes
+        tally = self._tally
+        before = [t for t in own if tally is None or not tally.counted_bytes([t])]
+        granularity = granularity_of(device.type)
+        self._base_bytes -= resident_tensor_bytes(before, granularity)
+        for storage in storages_of(before):
+            self._before[StorageWeakRef(storage)] = rounded_up(storage.nbytes(), granularity)
         self._note(modules, budget)
 
     def begin_with_all(self, budget_bytes: int) -> None:
@@ -106,7 +118,8 @@ class Metered:
         if not self._budgets and not self._asks_device:
             self._earlier_bytes = self.take_peak_bytes()
             self._meter = self._tally = None
-            self._before_bytes = self._most_bytes = 0
+            self._most_bytes = 0
+            self._before.clear()
             self._counted.clear()
 
     def _forget(self, holder: int) -> bool:

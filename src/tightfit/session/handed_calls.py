@@ -22,7 +22,7 @@ __all__ = ["HandedCalls", "RunsGraphs", "run_as_it_is"]
 
 def run_as_it_is(graph: HandedGraph, *inputs: Any) -> Any:
     """Run a graph without a plan: a callable whose calls are those of graphs runs it."""
-    return graph.module(*inputs)
+    return graph.run_as_it_is(*inputs)
 
 
 class RunsGraphs(Protocol):
@@ -87,13 +87,13 @@ class HandedCalls:
             if runs is not None and graph not in self._first:
                 graph = self._first_like(graph, inputs)
             if runs is None or graph in self._unplanned:
-                return graph.module(*inputs)
+                return graph.run_as_it_is(*inputs)
             return runs.run_graph(graph, inputs)
         except NothingToTrain:
             raise
         except (CaptureError, OpaqueVaries) as error:
             self._leave_out(graph, error)
-            return graph.module(*inputs)
+            return graph.run_as_it_is(*inputs)
 
     def _first_like(self, graph: HandedGraph, inputs: Sequence[Any]) -> HandedGraph:
         """Return the first graph that runs the same as this graph.

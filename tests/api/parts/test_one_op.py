@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tightfit
 from tightfit.execution.attach import attached
+from tightfit.session.graphs import GraphSteps
 
 STEPS = 7  # graphs that are others in each call run plainly from the fifth on
 
@@ -58,6 +59,19 @@ class Balanced(Routed):
 
     def forward(self, x):
         self.balance = self.gate(x).softmax(-1).mean(0).square().sum()
+        return super().forward(x)
+
+
+class Averaging(Routed):
+    """Notes how often each expert is asked, in a buffer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.register_buffer("shares", torch.zeros(3))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.shares.mul_(0.9).add_(self.gate(x).softmax(-1).mean(0))
         return super().forward(x)
 
 
@@ -152,6 +166,15 @@ def test_experts_are_one_op_each_of_one_graph_inside_a_budget(capsys: Any) -> No
     assert_equal(trained(fitted), reference)
     assert not attached(fitted).is_in_parts
     assert all(step.peak_bytes <= budget for step in attached(fitted).guard.steps)
+
+
+def test_a_graph_without_a_plan_runs_as_plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where no plan fits the budget and plain PyTorch does."""
+    plain, fitted = twins(Averaging, "1GiB")
+    runs = lambda _, graph, inputs: graph.run_as_it_is(*inputs)  # noqa: E731
+    monkeypatch.setattr(GraphSteps, "run_graph", runs)
+    assert_equal(trained(fitted), trained(plain))
+    assert_equal(list(fitted.buffers()), list(plain.buffers()))
 
 
 def test_what_else_a_module_does_is_done_as_often_as_in_plain_pytorch(capsys: Any) -> None:

@@ -10,7 +10,7 @@ from tightfit.capture.normalise.rewriting import Rewriting, readers_of
 from tightfit.capture.opaque.tracing import is_opaque_backward, with_sums
 from tightfit.torch_private import core as private
 
-__all__ = ["add_inside_opaque", "own_gradients", "sum_in_place"]
+__all__ = ["add_inside_opaque", "added_up", "own_gradients", "sum_in_place"]
 
 aten = torch.ops.aten
 
@@ -89,6 +89,13 @@ def own_gradients(work: Rewriting) -> None:
         taken.add(base_of(fixed))
         result.append((fixed, position))
     work.set_gradients(result)
+
+
+def added_up(gradient: fx.Node) -> fx.Node:
+    """Return the node that autograd has added up for a gradient: before its layout is changed."""
+    source = gradient.args[0] if gradient.target is _copy_like else gradient
+    assert isinstance(source, fx.Node)
+    return source
 
 
 def _copy_like(source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
