@@ -419,9 +419,8 @@ def min_cut_partition(
         return min_cut_rematerialization_partition(module, None, num_fwd_outputs=forward_outputs)
 
 
-def without_autocast() -> contextlib.AbstractContextManager[None]:
-    """Return a context in which no operator is cast: a traced step has its casts inside."""
-    return torch._C._DisableAutocast()
+without_autocast: Callable[[], contextlib.AbstractContextManager[None]] = torch._C._DisableAutocast
+"""Returns a context in which no operator is cast: a traced step has its casts inside."""
 
 
 @contextlib.contextmanager

@@ -89,7 +89,9 @@ class StepMonitor:
             held = standing.gradient_bytes + standing.state_bytes + standing.others_bytes
             return graph.constant_bytes + held
 
-        begun = self._begun[spec] = self._begun.get(spec, 0) + 1
+        begun = self._begun.get(spec, 0) + 1
+        if begun <= _LEARNED:
+            self._begun[spec] = begun
         self.guard.before_forward(
             constant_bytes, budget_bytes, options.shared, runs, is_known=begun > _LEARNED
         )

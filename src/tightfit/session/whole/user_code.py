@@ -13,10 +13,10 @@ from tightfit.allocator.tally import Tally, before_refusals
 from tightfit.capture.captured import Captured
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import producers
+from tightfit.living import Living
 from tightfit.plan.plan import Plan
 from tightfit.plan.simulate import simulate
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.living import Living
 from tightfit.session.memory.surroundings import (
     assumed_outside_bytes,
     handed_out_bytes,
