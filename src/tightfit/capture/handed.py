@@ -77,8 +77,7 @@ class HandedGraph:
         return tuple(dynamo.leaf_of(self.module, n) for n in self.leaf_calls)
 
 
-@dataclass(frozen=True)
-class GraphArguments(Arguments):
+class GraphArguments(Arguments, frozen=True):
     """The inputs of one call of a handed graph: members of modules are no arguments."""
 
     # All that the graph is called with, plain numbers as tensors; last the graph's own number

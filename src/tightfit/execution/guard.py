@@ -12,9 +12,10 @@ import contextlib
 import gc
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 from weakref import WeakSet
+
+import msgspec
 
 from tightfit.allocator import Meter, hook_unavailable_reason, meter_for
 from tightfit.errors import BudgetExceeded, TightfitError
@@ -31,8 +32,7 @@ _ADVICE = (
 )
 
 
-@dataclass(frozen=True)
-class StepPeaks:
+class StepPeaks(msgspec.Struct, frozen=True):
     """The peaks of one step, in bytes on top of its start."""
 
     constant_bytes: int  # resident at the start of the step

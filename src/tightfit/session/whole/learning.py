@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
+
+import msgspec
 
 from tightfit.allocator import code_bytes
 from tightfit.execution.guard import Guard, StepPeaks
@@ -28,8 +29,7 @@ _MOST_FREED = 2  # steps that are not learned from, as something was freed durin
 _LEARNED = 8  # steps of a shape; later ones are checked, and peaks are the user's
 
 
-@dataclass(frozen=True)
-class LastStep:
+class LastStep(msgspec.Struct, frozen=True):
     """The step before, to learn from."""
 
     planned: Planned  # its plan

@@ -7,7 +7,7 @@ of the optimizer's step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from tightfit.allocator.tally import Tally, before_refusals
 from tightfit.capture.captured import Captured
@@ -69,8 +69,7 @@ class UserCode:
         self.planned_bytes = outside_bytes
 
 
-@dataclass(frozen=True)
-class PlannedForward:
+class PlannedForward(msgspec.Struct, frozen=True):
     """A forward that has run by a plan."""
 
     captured: Captured  # the step
