@@ -114,7 +114,10 @@ class Unchanged:
 
 
 def _versions(saved: Sequence[Any]) -> list[int | None]:
-    return [x._version if isinstance(x, torch.Tensor) else None for x in saved]
+    try:
+        return [x._version for x in saved]
+    except AttributeError:  # numbers are among them
+        return [x._version if isinstance(x, torch.Tensor) else None for x in saved]
 
 
 _HELD: weakref.WeakSet[Unchanged] = weakref.WeakSet()

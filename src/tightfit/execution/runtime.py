@@ -78,7 +78,7 @@ class Runner:
 
     def __call__(self, inputs: list[Any], run: Run) -> list[Any]:
         """Run the forward program on the placeholder tensors; return the flattened outputs."""
-        detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
+        detached = private.detached(inputs)
         for position in self.written:  # a buffer itself is, as it may take another shape
             if not inputs[position].requires_grad:
                 detached[position] = inputs[position]

@@ -335,10 +335,10 @@ def _is_captured_by_cuda() -> bool:
 
 def _state_of(inputs: Sequence[Any]) -> list[Any]:
     """Return marks by which tensors changed in place, or with other memory, are found."""
-    return [
-        (x._version, x.data_ptr()) if isinstance(x, torch.Tensor) else x  # pyright: ignore
-        for x in inputs
-    ]
+    try:
+        return [(x._version, x.data_ptr()) for x in inputs]
+    except AttributeError:  # numbers are among them
+        return [(x._version, x.data_ptr()) if isinstance(x, torch.Tensor) else x for x in inputs]
 
 
 def _only_once(name: str, reason: str) -> TightfitError:
