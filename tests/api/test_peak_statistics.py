@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from weakref import WeakSet
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from tightfit.errors import BudgetExceeded
 from tightfit.execution import guard as guarding
 from tightfit.execution.attach import attached
 from tightfit.execution.guard import Guard
+from tightfit.living import Living
 
 KIB = 1 << 10
 TENTH = 10
@@ -23,7 +23,7 @@ TENTH = 10
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> OnePeak:
-    monkeypatch.setattr(guarding, "_GUARDS", WeakSet())
+    monkeypatch.setattr(guarding, "_GUARDS", Living())
     return steps_metered_as_on_a_gpu(monkeypatch)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from weakref import WeakSet
-
 import pytest
 import torch
 
 from tightfit.errors import BudgetExceeded
 from tightfit.execution import guard as guarding
 from tightfit.execution.guard import Guard, StepPeaks
+from tightfit.living import Living
 
 KIB = 1 << 10
 
@@ -17,7 +16,7 @@ KIB = 1 << 10
 @pytest.fixture(autouse=True)
 def no_steps_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Know of no step that another test has left under way."""
-    monkeypatch.setattr(guarding, "_GUARDS", WeakSet())
+    monkeypatch.setattr(guarding, "_GUARDS", Living())
 
 
 class Step:

@@ -63,6 +63,10 @@ class Meter(Protocol):
         """
         ...
 
+    def take_peak_bytes(self, *, quietly: bool = False) -> int:
+        """Return the peak, and let it start again, as of `reset_peak`."""
+        ...
+
     def held_bytes(self) -> int:
         """Return bytes that the process really holds: freed memory kept for later counts."""
         ...
@@ -103,6 +107,12 @@ class CpuMeter:
     def reset_peak(self, *, quietly: bool = False) -> None:
         """Let this meter's peak start again from the bytes live now; the meter has one user."""
         self._hook.tightfit_hook_peak_reset(self._slot)
+
+    def take_peak_bytes(self, *, quietly: bool = False) -> int:
+        """Return the peak, and let it start again."""
+        peak_bytes = self._hook.tightfit_hook_peak_bytes(self._slot)
+        self._hook.tightfit_hook_peak_reset(self._slot)
+        return peak_bytes
 
     def held_bytes(self) -> int:
         """Return the resident memory of the process."""
@@ -157,6 +167,12 @@ class CudaMeter:
                     meter._stale_bytes = None
             self._least_bytes = 0
             self._cuda.reset_peak_memory_stats(self._index)
+
+    def take_peak_bytes(self, *, quietly: bool = False) -> int:
+        """Return the peak, and let it start again, as of `reset_peak`."""
+        peak_bytes = self.peak_bytes()
+        self.reset_peak(quietly=quietly)
+        return peak_bytes
 
     def _known_bytes(self, peak_bytes: int) -> int:
         """Return this meter's peak, as far as it is known where the shared one is so much."""

@@ -290,7 +290,8 @@ def prepare(target: nn.Module | PlannedStep, *args: Any, **kwargs: Any) -> Repor
         Peak, overhead and bound of the plan.
     """
     fitted = fitted_of(target)
-    fitted.join_replicas(target if isinstance(target, DistributedDataParallel) else None)
+    if isinstance(target, DistributedDataParallel):
+        fitted.join_replicas(target)
     fitted.prepare(Arguments.of(args, kwargs))
     return reported(fitted)
 

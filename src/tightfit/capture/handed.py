@@ -104,8 +104,7 @@ class _CallsLeaves(fx.Interpreter):
         return dynamo.run_leaf(self.module, n, leaf, flat)
 
 
-@dataclass(frozen=True)
-class GraphArguments(Arguments):
+class GraphArguments(Arguments, frozen=True):
     """The inputs of one call of a handed graph: members of modules are no arguments."""
 
     # All that the graph is called with, plain numbers as tensors; last the graph's own number

@@ -31,13 +31,14 @@ class ChangingBuffers:
         self._buffers = frozenset(i for i, s in enumerate(sources) if s.kind == "buffer")
         self._may_change = set(self._buffers)
 
-    def copied(self, kept: Sequence[int], saved: Sequence[Any]) -> dict[int, torch.Tensor]:
-        """Return copies of those that may change, as far as there is room.
+    def places(self, kept: Sequence[int]) -> list[int]:
+        """Return the places of those that may change among placeholders."""
+        if self._may_change.isdisjoint(kept):
+            return []
+        return [place for place, i in enumerate(kept) if i in self._may_change]
 
-        `kept`: the placeholders that come first among saved values. The result: by the place among
-        them.
-        """
-        places = [place for place, i in enumerate(kept) if i in self._may_change]
+    def copied(self, places: Sequence[int], saved: Sequence[Any]) -> dict[int, torch.Tensor]:
+        """Return copies of saved values at some places, as far as there is room."""
         made = {place: unless_refused(saved[place].clone) for place in places}
         return {place: copy for place, copy in made.items() if copy is not None}
 
@@ -54,23 +55,24 @@ class ChangingBuffers:
 class Unchanged:
     """Saved tensors of a call must be unchanged at its backward, or be copied.
 
-    `saved`: the values it keeps, at the end of its forward. `kept`: the placeholders that come
-    first in it.
+    `saved`: the values it keeps, at the end of its forward; its backward takes them out of the
+    list. `kept`: the placeholders that come first in it.
     """
 
     def __init__(
         self,
-        saved: Sequence[Any],
+        saved: list[Any],
         kept: Sequence[int],
         sources: Sequence[Source],
         changing: ChangingBuffers,
     ) -> None:
-        tensors = ((i, t) for i, t in enumerate(saved) if isinstance(t, torch.Tensor))
-        self._versions = [(i, weakref.ref(t), t._version) for i, t in tensors]
+        self._saved = saved
+        self._versions = _versions(saved)
         self._kept = kept
         self._sources = sources
         self._changing = changing
-        self._copies = changing.copied(kept, saved)
+        self._may_change = changing.places(kept)
+        self._copies = changing.copied(self._may_change, saved) if self._may_change else {}
         if self._copies:
             _HELD.add(self)
 
@@ -79,20 +81,22 @@ class Unchanged:
 
         Raises `TightfitError`: names it.
         """
-        for place, tensor in self._changed().items():
+        for place in self._changed():
             if with_copies and place in self._copies:
                 continue
             source = None
             if place < len(self._kept):
                 source = self._sources[self._kept[place]]
                 self._changing.expect(self._kept[place])
-            raise refused.changed(source, tuple(tensor.shape))
+            raise refused.changed(source, tuple(self._saved[place].shape))
 
-    def read_copies(self, saved: list[Any]) -> None:
+    def read_copies(self) -> None:
         """Put copies in the place of changed tensors, and free the others."""
+        if not self._may_change:
+            return
         changed = self._changed()
         for place in changed:
-            saved[place] = self._copies[place]
+            self._saved[place] = self._copies[place]
         self._changing.saw(self._kept, changed)
         self.release()
 
@@ -100,10 +104,20 @@ class Unchanged:
         """Hold no copies."""
         self._copies.clear()
 
-    def _changed(self) -> dict[int, torch.Tensor]:
-        """Return tensors changed since, by their places."""
-        there = ((place, known(), version) for place, known, version in self._versions)
-        return {i: t for i, t, version in there if t is not None and t._version != version}
+    def _changed(self) -> list[int]:
+        """Return the places of tensors changed since."""
+        now = _versions(self._saved)
+        if now == self._versions:
+            return []
+        pairs = zip(self._versions, now, strict=True)
+        return [place for place, (before, after) in enumerate(pairs) if before != after]
+
+
+def _versions(saved: Sequence[Any]) -> list[int | None]:
+    try:
+        return [x._version for x in saved]
+    except AttributeError:  # numbers are among them
+        return [x._version if isinstance(x, torch.Tensor) else None for x in saved]
 
 
 _HELD: weakref.WeakSet[Unchanged] = weakref.WeakSet()

@@ -11,13 +11,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, Protocol, TypeAlias
 from weakref import WeakSet
 
+import msgspec
+
 from tightfit.allocator import Meter, hook_unavailable_reason, meter_for
 from tightfit.errors import BudgetExceeded, TightfitError
+from tightfit.living import Living
 from tightfit.progress import announce
 from tightfit.units import format_bytes
 
@@ -30,8 +32,7 @@ _ADVICE = (
 )
 
 
-@dataclass(frozen=True)
-class StepPeaks:
+class StepPeaks(msgspec.Struct, frozen=True):
     """The peaks of one step, in bytes on top of its start."""
 
     constant_bytes: int  # resident at the start of the step
@@ -87,13 +88,13 @@ class Opened(Protocol):
         ...
 
 
-_GUARDS: WeakSet[Guard] = WeakSet()
+_GUARDS: Living[Guard] = Living()
 
 
 @contextlib.contextmanager
 def left_out() -> Iterator[None]:
     """Leave work to plan a step out of every other step that is measured."""
-    guards = list(_GUARDS)
+    guards = _GUARDS.now()
     for guard in guards:
         guard.take_peak()
     try:
@@ -227,7 +228,7 @@ class Guard:
             for other in others:
                 other._meet(self)
             self._others_ran = False
-            self._disturb_others()
+            self._disturb(others)
             live = self.meter.live_bytes()
             self.growth_bytes = live - self._start if self._start is not None else 0
             self._start = live
@@ -269,24 +270,25 @@ class Guard:
         """Note the peak of the forward program."""
         if self.meter is not None and self._open is not None:
             self._turn("forward", "between")
-            self._disturb_others()
+            self._disturb(self._others())
             self._open["boundary_bytes"] = self.live_bytes()
 
     def before_backward(self) -> None:
         """Note the bytes that user code held between forward and backward."""
-        for other in self._others():
+        others = self._others()
+        for other in others:
             other._end_after_backward()
         if self.meter is not None and self._open is not None:
             if self._phase == "between":
                 self._open["entered_bytes"] = self.live_bytes()
             self._turn("between", "backward")
-            self._disturb_others()
+            self._disturb(others)
 
     def after_backward(self) -> None:
         """Note the peak of the backward program."""
         if self.meter is not None and self._open is not None:
             self._turn("backward", "after")
-            self._disturb_others()
+            self._disturb(self._others())
 
     def live_bytes(self) -> int:
         """Return the bytes held now on top of the start of the open step."""
@@ -346,11 +348,11 @@ class Guard:
 
     def _others(self) -> list[Guard]:
         """Return the guards of callables with budgets of their own."""
-        if len(_GUARDS) == 1:
+        if _GUARDS.are_only(self):
             return []
         return [
             other
-            for other in list(_GUARDS)
+            for other in _GUARDS.now()
             if other is not self and (self._shared is None or other._shared is not self._shared)
         ]
 
@@ -360,9 +362,9 @@ class Guard:
             self._other_budgets.add(other)
             other._other_budgets.add(self)
 
-    def _disturb_others(self) -> None:
+    def _disturb(self, others: Sequence[Guard]) -> None:
         """Let others know that this step begins or ends a program before their backward is over."""
-        for other in self._others():
+        for other in others:
             other._others_ran |= other._phase not in ("after", "over")
 
     def _end_after_backward(self) -> None:
@@ -373,8 +375,8 @@ class Guard:
         """Note the peak of a phase that has ended, and begin another; return that peak."""
         if self.meter is None or self._open is None or self._phase == "over":
             return 0
-        peak = self.meter.peak_bytes() - (self._start or 0)
-        self._reset_peak()
+        peak_bytes = self.meter.take_peak_bytes(quietly=self._is_checked_only)
+        peak = peak_bytes - (self._start or 0)
         name = f"{ended}_bytes"
         # below 0 where garbage of the start was collected meanwhile
         self._open[name] = max(self._open.get(name, peak), peak)

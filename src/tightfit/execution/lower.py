@@ -407,10 +407,11 @@ def _late_reads(backward: Function) -> tuple[tuple[int, int], ...]:
 
 def write_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
     """Put a new value into a buffer, which takes its shape if it had another, as eager's does."""
-    if buffer.numel() < value.numel():
-        buffer.resize_(value.shape)
-    elif buffer.shape != value.shape:
-        buffer.as_strided_(value.shape, value.stride())
+    if buffer.shape != value.shape:
+        if buffer.numel() < value.numel():
+            buffer.resize_(value.shape)
+        else:
+            buffer.as_strided_(value.shape, value.stride())
     buffer.copy_(value)
 
 

@@ -45,19 +45,21 @@ class Reached:
         self.backwards += 1
         self._planned, self._outputs = planned, outputs
         self.is_retained = retained
-        self.missing = tuple(i for i in self._planned if came.get(i) is None)
-        self.unplanned = tuple(
-            i for i, g in came.items() if g is not None and i not in self._planned
-        )
+        self.missing = tuple([i for i in planned if came.get(i) is None])
+        self.unplanned = tuple([i for i, g in came.items() if g is not None and i not in planned])
 
     @property
     def unused(self) -> frozenset[int]:
         """The outputs that were planned to receive a gradient, and receive none at all."""
-        return frozenset() if self.is_retained else self._unused_now - self._before
+        if self.is_retained or not self.missing:
+            return frozenset()
+        return self._unused_now - self._before
 
     @property
     def used(self) -> frozenset[int]:
         """The outputs that have received a gradient, planned or not."""
+        if not (self.missing or self.unplanned or self._before):
+            return self._planned
         return (self._planned - self._unused_now) | frozenset(self.unplanned) | self._before
 
     @property

@@ -38,7 +38,8 @@ class Returned:
 
     `chain`: runs the chain of nodes on the inputs and the arguments after them; returns the raw
     outputs by their positions. `canonical`: of each raw output that leaves the chain, the output
-    that is returned in place of all that are the same.
+    that is returned in place of all that are the same. `plain`, `outside`: the raw outputs that
+    leave the chain, each once, and all others.
     """
 
     def __init__(self, joint: JointGraph, chain: Callable[[list[Any]], Mapping[int, Any]]) -> None:
@@ -61,6 +62,7 @@ class Returned:
                 first.setdefault(raw[i], i)
         self.canonical = {i: first[raw[i]] for i in leaving if isinstance(raw[i], fx.Node)}
         self.plain = [i for i, same in self.canonical.items() if i == same]
+        self.outside = [i for i in range(len(raw)) if self.canonical.get(i) != i]
         self._aliases = frozenset(range(len(raw))) - frozenset(leaving)
         self._order = (*range(self._bases, len(raw)), *range(self._bases))
         self._is_simple = not self._aliases and all(i == s for i, s in self.canonical.items())
@@ -92,7 +94,8 @@ class Returned:
         A view of a tensor that is visible nowhere else is no view: the caller may write into it. A
         tensor without a history is no view of one that gets one.
         """
-        if not any(t._is_view() for t in raw):
+        views = [t for t in raw if t._is_view()]
+        if not views:
             return tuple(raw)
         roots = [id(private.viewed(t)) for t in raw]
         with_history = [self.has_history(i) for i in self.plain]

@@ -79,13 +79,13 @@ class Runner:
 
     def __call__(self, inputs: list[Any], run: Run) -> list[Any]:
         """Run the forward program on the placeholder tensors; return the flattened outputs."""
-        detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
+        detached = private.detached(inputs)
         for position in self.written:  # a buffer itself is, as it may take another shape
             if not inputs[position].requires_grad:
                 detached[position] = inputs[position]
         for position in self.stepped:  # an optimizer knows the parameter itself
             detached[position] = inputs[position]
-        run.begin(self, detached, {position: inputs[position] for position in self.summed})
+        run.begin(self, detached, {i: inputs[i] for i in self.summed} if self.summed else {})
         outputs = self.returned(inputs, run)
         run.note_versions(inputs)
         if self._read_by_others:
@@ -117,7 +117,7 @@ class Runner:
 
     def look_at_views(self, came: Mapping[int, Any]) -> None:
         """Say it, once, if views of one another add to a gradient that is a sum in the plan."""
-        if any(came.get(index) is not None for index in self._mixed):
+        if self._mixed and any(came.get(index) is not None for index in self._mixed):
             self._mixed.clear()
             announce(
                 f"outputs of {self.captured.graph.name} are views of one tensor, which the plan "
@@ -135,9 +135,10 @@ def _chained(given: list[Any]) -> dict[int, Any]:
     groups = runner.program.groups or ((),)
     for index in range(len(groups) - 1, -1, -1):
         places = groups[index] if index else (*groups[0], *runner.stepped)
-        token = _Node.apply(run, index, token, *[inputs[place] for place in places])
+        token = engine.applied(_Node, (run, index, token), map(inputs.__getitem__, places))
     raw = token if isinstance(token, tuple) else (token,)
-    return dict(zip(runner.returned.plain, raw, strict=True)) | run.take_aliases()
+    found = dict(zip(runner.returned.plain, raw, strict=True))
+    return found | run.take_aliases() if run.aliases else found
 
 
 class Run(Chained):
@@ -196,9 +197,10 @@ class Run(Chained):
         with private.without_autocast():
             raw, self.saved = runner.program.forward(inputs)
         self.state = RunState.AWAITS_BACKWARD
-        plain = runner.returned.plain
-        self.aliases = {i: x for i, x in enumerate(raw) if i not in plain}
-        return tuple(raw[i] for i in plain)
+        returned = runner.returned
+        if returned.outside:
+            self.aliases = {i: raw[i] for i in returned.outside}
+        return tuple([raw[i] for i in returned.plain])
 
     def note_versions(self, inputs: Sequence[Any]) -> None:
         """Note inputs that must not change until read, now that the call has changed its own."""
@@ -206,9 +208,8 @@ class Run(Chained):
         assert runner is not None
         saved, kept = self.saved or [], runner.program.kept
         self.unchanged = Unchanged(saved, kept, runner.joint.sources, runner.changing)
-        self.watched = {
-            i: (weakref.ref(inputs[i]), inputs[i]._version) for i, _ in runner.program.late_reads
-        }
+        if late_reads := runner.program.late_reads:
+            self.watched = {i: (weakref.ref(inputs[i]), inputs[i]._version) for i, _ in late_reads}
 
     def note_read_by_others(self, outputs: Sequence[torch.Tensor]) -> None:
         """Note outputs of which only a part of the gradient comes from outside."""
@@ -231,7 +232,8 @@ class Run(Chained):
         if self.read_by_others:
             self._refuse_looking_at_parts()
         by_position = dict(zip(runner.returned.plain, gradients, strict=True))
-        refuse_other_backward(runner, by_position, node, state=self.state)
+        if runner.stepped:
+            refuse_other_backward(runner, by_position, node, state=self.state)
         if self._again is not None or (self._repeated is not None and torch.is_grad_enabled()):
             self._start_again(by_position)
             return
@@ -242,7 +244,8 @@ class Run(Chained):
             return
         self._drop_repeated()
         if self.unchanged is not None:
-            self.unchanged.read_copies(self.saved or [])
+            self.unchanged.read_copies()
+            self.unchanged = None
         runner.look_at_views(by_position)
         tangents = [tangent(by_position.pop(i, None), meta) for i, meta in runner.tangents]
         saved, self.saved = self.saved, None
@@ -401,7 +404,7 @@ class Run(Chained):
         assert self.runner is not None
         if self._again is not None:
             return next(self.generator)
-        if self.state is RunState.IN_BACKWARD:
+        if self.watched and self.state is RunState.IN_BACKWARD:
             self._check_late_reads(index)
         groups = self.runner.program.groups
         try:
@@ -476,7 +479,8 @@ class _Node(torch.autograd.Function):
         assert run.runner is not None
         returned = run.runner.returned
         outputs = returned.hidden(raw)
-        ctx.mark_non_differentiable(*returned.without_history(outputs))
+        if without_history := returned.without_history(outputs):
+            ctx.mark_non_differentiable(*without_history)
         return outputs if len(outputs) != 1 else outputs[0]
 
     @staticmethod

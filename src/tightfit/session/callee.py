@@ -37,8 +37,9 @@ class Callee:
 
     def needs_gradient(self, given: Arguments) -> bool:
         """Whether an input or a parameter requires a gradient."""
-        if any(isinstance(x, torch.Tensor) and x.requires_grad for x in given.leaves):
-            return True
+        for x in given.leaves:
+            if isinstance(x, torch.Tensor) and x.requires_grad:
+                return True
         return any(map(_needs_gradient, self.modules.values()))
 
 
@@ -50,4 +51,4 @@ def _needs_gradient(module: nn.Module) -> bool:
     for parameter in own["_parameters"].values():
         if parameter is not None and parameter.requires_grad:
             return True
-    return any(m is not None and _needs_gradient(m) for m in own["_modules"].values())
+    return any(map(_needs_gradient, [m for m in own["_modules"].values() if m is not None]))

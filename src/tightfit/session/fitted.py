@@ -184,13 +184,15 @@ class Fitted:
             self._whole.outside.note_new_calls()
             return self._run_outside(given)
         _refuse_second_forward(self)
-        self.join_replicas(running_wrapper())
+        if (wrapper := running_wrapper()) is not None:
+            self.join_replicas(wrapper)
         self._resolve_budget()
         self.account.optimizers.look()
         limits = self._limits()
-        if not self.is_used:
+        is_used = self.is_used
+        if not is_used:
             self._limit.refuse_below_parameters(self.options.planned_bytes)
-        self._limit.begin(*limits, is_looking=not self.is_used)
+        self._limit.begin(*limits, is_looking=not is_used)
         self._addresses.end_step()
         if self.route is not self._whole or not self._addresses.awaits_a_plan(self.options):
             self._take_options(self._addresses.look(given.leaves, self.options))
@@ -221,7 +223,7 @@ class Fitted:
 
     def _may_run_plainly(self, given: Arguments) -> bool:
         """Whether a call runs as plain PyTorch, as a plan of it would hardly be used again."""
-        if self.waiting or self.options.needs_plans:
+        if not self._new_calls.are_many or self.waiting or self.options.needs_plans:
             return False
         return self._new_calls.runs_plainly(given, self._fits_plainly)
 
@@ -343,15 +345,15 @@ class Fitted:
         """Return the least budget for steps like the last; 0: nothing is known of any."""
         return self._whole.needed_bytes() if self.route is self._whole else 0
 
-    def join_replicas(self, wrapper: DistributedDataParallel | None) -> None:
-        """Plan together with the ranks of the DistributedDataParallel around, if there is one."""
+    def join_replicas(self, wrapper: DistributedDataParallel) -> None:
+        """Plan together with the ranks of the DistributedDataParallel around."""
         known = self.account.replicas
-        if wrapper is not None and self.options.steps is not None:
+        if self.options.steps is not None:
             raise BadInput(
                 "update_in_backward=True does not go with DistributedDataParallel, which has "
                 "gradients summed up over processes before a step: leave one of them out"
             )
-        if wrapper is None or (known is not None and known.is_of(wrapper)):
+        if known is not None and known.is_of(wrapper):
             return
         if self._whole is None:
             raise BadInput("a model with sharded parts is not wrapped in DistributedDataParallel")

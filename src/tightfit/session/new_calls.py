@@ -31,12 +31,17 @@ class NewCalls:
         self._plans: dict[Any, int] = {}  # by shape: how many it needed; 0: it ran plainly
         self._elements = 0  # of the inputs of the last call that needed a plan
 
+    @property
+    def are_many(self) -> bool:
+        """Whether several calls in a row have needed another plan each."""
+        return self._in_a_row >= _IN_A_ROW
+
     def runs_plainly(self, given: Arguments, fits: Callable[[float], bool]) -> bool:
         """Whether a call runs as plain PyTorch.
 
         `fits`: whether so many times the bytes of plain PyTorch in the last planned call fit.
         """
-        if self._in_a_row < _IN_A_ROW or self._plans.get(_shape_of(given)) in (0, 1):
+        if not self.are_many or self._plans.get(_shape_of(given)) in (0, 1):
             return False
         growth = max(1.0, _elements_of(given) / max(1, self._elements))
         return fits(growth**_AT_MOST)

@@ -75,7 +75,7 @@ class Options:
     def needs_plans(self) -> bool:
         """Whether calls that run as plain PyTorch would not do what is asked for."""
         by_plan = (self.steps, self.offload, self.plan, self.ranks)
-        return self.compile or self.arena or any(x is not None for x in by_plan)
+        return self.compile or self.arena or by_plan != _NO_PLANS
 
     def resolved(self, device: torch.device) -> Options:
         """Return the options with the free memory of a device now as a number.
@@ -133,6 +133,9 @@ class Options:
     def others_in_budget(self, account: Account) -> list[Account]:
         """Return the accounts of the others within the same budget."""
         return self.shared.others(account) if self.shared is not None else []
+
+
+_NO_PLANS = (None,) * 4
 
 
 def make_options(

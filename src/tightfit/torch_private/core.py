@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -84,6 +84,7 @@ __all__ = [
     "caches_parametrizations",
     "call_parameter",
     "composite",
+    "detached",
     "fake_mode_of",
     "fake_modules",
     "hidden_changes_without_tangents",
@@ -419,9 +420,14 @@ def min_cut_partition(
         return min_cut_rematerialization_partition(module, None, num_fwd_outputs=forward_outputs)
 
 
-def without_autocast() -> contextlib.AbstractContextManager[None]:
-    """Return a context in which no operator is cast: a traced step has its casts inside."""
-    return torch._C._DisableAutocast()
+def detached(inputs: Iterable[Any]) -> list[Any]:
+    """Return inputs with tensors without a history in the place of tensors."""
+    with torch._C._AutoDispatchBelowAutograd():  # which has nothing to note of them
+        return [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
+
+
+without_autocast: Callable[[], contextlib.AbstractContextManager[None]] = torch._C._DisableAutocast
+"""Returns a context in which no operator is cast: a traced step has its casts inside."""
 
 
 @contextlib.contextmanager

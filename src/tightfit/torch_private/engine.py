@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._C._functorch import unwrap_if_dead
 
 __all__ = [
     "after_this_backward",
+    "applied",
     "asks_for_gradient",
     "gradient_edge",
     "gradient_node",
@@ -18,6 +20,16 @@ __all__ = [
     "running_backward",
     "runs_in_this_backward",
 ]
+
+
+def applied(node: Any, more: Iterable[Any], owners: Iterable[torch.Tensor]) -> Any:
+    """Make a node of a class, given arguments and tensors whose gradients it returns.
+
+    Where no transform of torch.func runs, the layer for these is left out.
+    """
+    if torch._C._are_functorch_transforms_active():
+        return node.apply(*more, *owners)
+    return super(torch.autograd.Function, node).apply(*more, *map(unwrap_if_dead, owners))
 
 
 def running_backward() -> int:

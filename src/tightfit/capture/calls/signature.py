@@ -104,6 +104,9 @@ def _alike(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     return len(one) == len(other) and (one[0] is other[0] is int or one == other)
 
 
+_PLAIN_KINDS = (torch.Tensor, nn.Parameter)
+
+
 def refuse_subclass(tensor: torch.Tensor, where: str) -> None:
     """Refuse tensors whose class decides what operators do.
 
@@ -111,6 +114,8 @@ def refuse_subclass(tensor: torch.Tensor, where: str) -> None:
     layouts.
     """
     kind = type(tensor)
+    if kind in _PLAIN_KINDS and tensor.layout is torch.strided and not tensor.is_nested:
+        return
     if private.is_wrapper(tensor) or (
         kind not in (torch.Tensor, nn.Parameter, nn.Buffer, private.FakeTensor)
         and not isinstance(tensor, nn.Parameter)

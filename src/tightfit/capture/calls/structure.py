@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -177,8 +178,7 @@ def unflatten(leaves: Sequence[Any], spec: Any) -> Any:
     return private.pytree.tree_unflatten(leaves, spec)
 
 
-@dataclass(frozen=True)
-class Arguments:
+class Arguments(msgspec.Struct, frozen=True):
     """The inputs of one call, flattened once."""
 
     # args, kwargs: as they were given

@@ -91,7 +91,7 @@ class Decisions:
 
     def hold(self, inputs: Sequence[Any], modules: Mapping[str, nn.Module]) -> bool:
         """Whether the same values would be read with other inputs."""
-        if not all(view_alike(inputs, each) for each in self.shared):
+        if self.shared and not all(view_alike(inputs, each) for each in self.shared):
             return False
         if not self.steps:
             return True

@@ -14,7 +14,7 @@ from torch import nn
 
 from tightfit.allocator.resident import element_bytes, granularity_of, resident_tensor_bytes
 from tightfit.allocator.tally import Refusals, Tally, before_refusals, tally_for
-from tightfit.session.memory.living import Living
+from tightfit.living import Living
 from tightfit.session.memory.optimizers import Optimizers, parameters_of
 from tightfit.session.memory.since import SinceLastCall
 from tightfit.session.processes import Replicas
@@ -161,9 +161,12 @@ class Account:
         given = self._tally.given_bytes() if self._tally is not None else None
         if input_bytes is None:
             input_bytes = element_bytes(inputs)
-        running = [k for k in _KEEPERS.now() if k._state == "running" and k is not self]
+        running = 0
+        if not _KEEPERS.are_only(self):
+            others = (k for k in _KEEPERS.now() if k is not self)
+            running = sum(k._state == "running" for k in others)
         known = self.optimizers.has_state(), self.optimizers.looked
-        key = given, input_bytes, len(sharing), *known, len(running)
+        key = given, input_bytes, len(sharing), *known, running
         if given is None or self._known is None or self._known[0] != key:
             self._known = key, self._looked_up(inputs, sharing)
         return self._known[1]
@@ -263,6 +266,10 @@ class Account:
 
     def _turn(self, state: _State) -> None:
         self._state = state
+        if _KEEPERS.are_only(self) and self._tally is not None:
+            if state == "free" or not self._refuse_above(self._limit_bytes or 0):
+                self._tally.keep_to(None, 0)
+            return
         keepers = self._keepers()
         refusing = [keeper._tally for keeper in keepers if keeper._refuse_more(keepers)]
         if self._tally is not None and self._tally not in refusing:  # a copy has the same tally
@@ -276,7 +283,11 @@ class Account:
             limit_bytes = sum(keeper._limit_bytes or 0 for keeper in keepers)
         else:
             limit_bytes = sum(map(self._left_to, keepers))
-        if self.held_bytes() > limit_bytes:
+        return self._refuse_above(limit_bytes)
+
+    def _refuse_above(self, limit_bytes: int) -> bool:
+        """Refuse requests above a limit, if it can be kept now."""
+        if self._tally is None or self.held_bytes() > limit_bytes:
             return False
         self._tally.keep_to(limit_bytes, self._before_now)
         return True

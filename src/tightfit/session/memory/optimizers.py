@@ -15,6 +15,7 @@ from torch.optim.optimizer import (
 )
 
 from tightfit.allocator.alive import alive
+from tightfit.living import Living
 from tightfit.session.memory.far_state import is_mapped
 from tightfit.session.memory.forecast import StepNeeds, step_needs, tensors_in
 from tightfit.units import rounded_up
@@ -71,19 +72,22 @@ class Optimizers:
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over those known by now."""
-        if self._given is not None:
-            yield self._given
+        return iter(self._now())
+
+    def _now(self) -> list[Any]:
+        found = [] if self._given is None else [self._given]
         for reference in self._known:
             optimizer = reference()
             if optimizer is not None and optimizer is not self._given:
-                yield optimizer
+                found.append(optimizer)
+        return found
 
     def look(self) -> None:
         """Look for optimizers among all objects, at the first two calls of a step.
 
         Later ones make themselves known when they are to step.
         """
-        if self.looked < 2 and not any(True for _ in self):
+        if self.looked < 2 and not self._now():
             self.looked += 1
             own, kinds = self._own(), kinds_of(torch.optim.Optimizer)
             for found in alive(kinds):
@@ -92,11 +96,12 @@ class Optimizers:
 
     def meet(self, optimizer: Any) -> bool:
         """Note an optimizer that is to step; return whether it holds any of the parameters."""
-        if optimizer not in self._trains_ours:
-            self._trains_ours[optimizer] = _holds_any(optimizer, self._own())
-            if self._trains_ours[optimizer]:
+        is_ours = self._trains_ours.get(optimizer)
+        if is_ours is None:
+            is_ours = self._trains_ours[optimizer] = _holds_any(optimizer, self._own())
+            if is_ours:
                 self._note(optimizer)
-        return self._trains_ours[optimizer]
+        return is_ours
 
     def _note(self, optimizer: Any) -> None:
         groups = optimizer.param_groups  # a wrapper shows those of its optimizer
@@ -113,7 +118,7 @@ class Optimizers:
 
     def has_state(self) -> bool:
         """Whether any of them has stepped."""
-        return any(any(optimizer.state.values()) for optimizer in self)
+        return any(map(any, [optimizer.state.values() for optimizer in self._now()]))
 
     def coming_bytes(
         self,
@@ -130,7 +135,7 @@ class Optimizers:
         may hold parameters of several models. `counted_parameters`: identities of parameters whose
         copies are counted elsewhere where copies are assumed.
         """
-        if not any(True for _ in self):
+        if not self._now():
             return self._copies_bytes(counted_parameters) if self.looked < 2 else 0
         elsewhere = set(map(id, counted))
         waiting = [o for o in self if id(o) not in elsewhere and not any(o.state.values())]
@@ -211,8 +216,8 @@ class _AfterSteps(Protocol):
         ...
 
 
-_BEFORE: weakref.WeakSet[_BeforeSteps] = weakref.WeakSet()
-_AFTER: weakref.WeakSet[_AfterSteps] = weakref.WeakSet()
+_BEFORE: Living[_BeforeSteps] = Living()
+_AFTER: Living[_AfterSteps] = Living()
 
 
 @functools.cache
@@ -235,10 +240,10 @@ def after_every_step(listener: _AfterSteps) -> None:
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    for listener in list(_BEFORE):
+    for listener in _BEFORE.now():
         listener.before_step(optimizer)
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    for listener in list(_AFTER):
+    for listener in _AFTER.now():
         listener.after_step(optimizer)

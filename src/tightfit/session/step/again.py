@@ -99,9 +99,8 @@ class RepeatableCall(Generic[_Step]):
         self._runs = runs
         self._step = step
         self._given = GivenToCall(given)
-        owner = self._owner()
-        self._name = owner.name
-        self._is_expected = owner.may_repeat(step)
+        self._name = ""
+        self._name = self._owner().name
         remembers = step.captured.draws and not _is_captured_by_cuda()
         self._before = GeneratorStates(step.captured.generators) if remembers else None
         self._as_they_were: list[Any] = []
@@ -131,7 +130,7 @@ class RepeatableCall(Generic[_Step]):
         `kept`: the flattened inputs that the plan keeps. `is_repeated`: whether such calls were run
         again before.
         """
-        others = "data" if self._is_expected else "none"
+        others = "data" if self._owner().may_repeat(self._step) else "none"
         self._given.hold_only(kept, written, "all" if is_repeated else others)
 
     def retained(self) -> None:
@@ -336,10 +335,10 @@ def _is_captured_by_cuda() -> bool:
 
 def _state_of(inputs: Sequence[Any]) -> list[Any]:
     """Return marks by which tensors changed in place, or with other memory, are found."""
-    return [
-        (x._version, x.data_ptr()) if isinstance(x, torch.Tensor) else x  # pyright: ignore
-        for x in inputs
-    ]
+    try:
+        return [(x._version, x.data_ptr()) for x in inputs]
+    except AttributeError:  # numbers are among them
+        return [(x._version, x.data_ptr()) if isinstance(x, torch.Tensor) else x for x in inputs]
 
 
 def _only_once(name: str, reason: str) -> TightfitError:

@@ -48,7 +48,8 @@ class Window(Generic[CallKind]):
     @property
     def open(self) -> list[CallKind]:
         """The kinds of the calls that await their backward, in the order of their forwards."""
-        return [kind for call, kind in self._calls if (run := call()) is not None and run.is_open]
+        calls = self._calls
+        return [k for call, k in calls if (run := call()) is not None and run.is_open]
 
     def begins(self, kind: CallKind, call: Awaited) -> bool:
         """Note a call; return whether others await their backward."""
@@ -90,7 +91,7 @@ class Window(Generic[CallKind]):
     @property
     def was_alone(self) -> bool:
         """Whether no call of the last step has awaited its backward along with another."""
-        return all(len(together) == 1 for together in self._combinations)
+        return max(map(len, self._combinations), default=1) == 1
 
     def has_only(self, kind: CallKind) -> bool:
         """Whether no call awaits its backward, and all steps known had one such call, no other."""

@@ -40,6 +40,8 @@ class Captures:
     def __init__(self, callee: Callee) -> None:
         self.callee = callee
         self._by_signature: dict[Any, list[Specialisation]] = {}  # several if inputs decide
+        # The last found, if it is the only one of its signature, which takes long to hash
+        self._recent: Specialisation | None = None
         self._detached: dict[Any, Detached] = {}
         self._usage = Usage()
         self._takes_more = False  # whether outputs other than a loss had gradients
@@ -75,12 +77,18 @@ class Captures:
 
     def find(self, key: Any, given: Arguments) -> Specialisation | None:
         """Return the captured step of a signature, where inputs decide the same again."""
-        alike = self._by_signature.get(key, ())
-        if len(alike) > 1:
-            alike = sorted(alike, key=lambda spec: -spec.used)
+        recent = self._recent
+        if recent is not None and recent.key == key:
+            alike = [recent]
+        else:
+            alike = self._by_signature.get(key, [])
+            if len(alike) > 1:
+                alike = sorted(alike, key=lambda spec: -spec.used)
         for found in alike:
             if self._holds(found, given):
-                self._misses.pop(key, None)
+                if self._misses:
+                    self._misses.pop(key, None)
+                self._recent = found if len(alike) == 1 else None
                 return found
         return None
 
@@ -167,6 +175,7 @@ class Captures:
         made.recall_plans(options)
         made.use(now)
         self._by_signature.setdefault(key, []).append(made)
+        self._recent = None
         self._forget_oldest()
         return made
 
@@ -220,12 +229,14 @@ class Captures:
     def forget(self, spec: Specialisation) -> None:
         """Drop the captured step of a signature."""
         self._by_signature.pop(spec.key, None)
+        self._recent = None
 
     def forget_all(self) -> None:
         """Drop all captured steps; findings for capturing stay."""
         for spec in self:
             spec.forget_plans()
         self._by_signature.clear()
+        self._recent = None
 
     def may_repeat(self, spec: Specialisation) -> bool:
         """Whether a step may be run again in its backward: so it was, or none has been seen."""

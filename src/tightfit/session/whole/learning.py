@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
+
+import msgspec
 
 from tightfit.allocator import code_bytes
 from tightfit.execution.guard import Guard, StepPeaks
@@ -28,8 +29,7 @@ _MOST_FREED = 2  # steps that are not learned from, as something was freed durin
 _LEARNED = 8  # steps of a shape; later ones are checked, and peaks are the user's
 
 
-@dataclass(frozen=True)
-class LastStep:
+class LastStep(msgspec.Struct, frozen=True):
     """The step before, to learn from."""
 
     planned: Planned  # its plan
@@ -89,7 +89,9 @@ class StepMonitor:
             held = standing.gradient_bytes + standing.state_bytes + standing.others_bytes
             return graph.constant_bytes + held
 
-        begun = self._begun[spec] = self._begun.get(spec, 0) + 1
+        begun = self._begun.get(spec, 0) + 1
+        if begun <= _LEARNED:
+            self._begun[spec] = begun
         self.guard.before_forward(
             constant_bytes, budget_bytes, options.shared, runs, is_known=begun > _LEARNED
         )

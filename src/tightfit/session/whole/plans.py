@@ -62,10 +62,9 @@ class _LastChoice:
 
     def holds(self, spec: Specialisation, around: Surroundings) -> bool:
         """Whether the same would be found for a call: no better plan is being searched."""
-        if spec is not self.spec or around != self.around or spec.searches or spec.was_optimistic:
+        if spec is not self.spec or around != self.around:
             return False
-        known = spec.plans.values()
-        return len(known) == self.plans and any(each is self.planned for each in known)
+        return spec.keeps_to(self.planned, self.plans)
 
 
 class Plans:
@@ -299,24 +298,27 @@ def _around_step(
 ) -> Surroundings:
     """Return memory resident around a step now, if all of the budget is for it."""
     standing = account.standing(inputs, options.others_in_budget(account), spec.input_bytes)
+    usable_bytes = options.usable_bytes
     return Surroundings(
         gradients=_gradients(spec.captured, inputs, account),
         gradient_bytes=standing.gradient_bytes,
         state_bytes=standing.state_bytes + standing.coming_bytes,
         outside_bytes=spec.user_code.planned_bytes,
         others_bytes=standing.others_bytes + standing.others_coming_bytes + spec.surplus_bytes,
-        budget_bytes=options.planned_bytes,
-        whole_bytes=options.usable_bytes,
+        budget_bytes=usable_bytes - options.left_bytes,
+        whole_bytes=usable_bytes,
         far=options.far,
     )
 
 
 def _gradients(captured: Captured, inputs: list[Any], account: Account) -> Gradients:
     """Return whether gradients outlive their hand-over, or are added to existing ones."""
-    missing = [
+    missing = (
         owner
         for _, position in captured.joint.gradients
         if not (owner := inputs[position]).is_leaf or owner.grad is None
-    ]
-    taken = account.replicas is not None and account.replicas.takes(missing)
-    return "fresh" if missing and not taken else "accumulated"
+    )
+    if account.replicas is None:
+        return "accumulated" if next(missing, None) is None else "fresh"
+    owners = list(missing)
+    return "fresh" if owners and not account.replicas.takes(owners) else "accumulated"

@@ -151,6 +151,16 @@ class Specialisation:
         """The plans that are ready to run, by their surroundings."""
         return MappingProxyType(self._plans)
 
+    def has(self, planned: Planned) -> bool:
+        """Whether a plan is among those that are ready to run."""
+        return id(planned) in map(id, self._plans.values())
+
+    def keeps_to(self, planned: Planned, plans: int) -> bool:
+        """Whether a plan is one of so many, no other is searched, and each has room for all."""
+        if self._searches or self._optimistic or len(self._plans) != plans:
+            return False
+        return self.has(planned)
+
     def seen_around(self, around: Surroundings) -> Surroundings:
         """Return surroundings to plan for: with measured bytes of user code, or of a known plan."""
         seen_bytes = self.user_code.seen_bytes
@@ -324,7 +334,7 @@ class Specialisation:
 
     def saw_backward(self, planned: Planned, peak_bytes: int) -> None:
         """Note bytes held by a backward of one of the plans, constants of that plan included."""
-        if any(planned is own for own in self._plans.values()):
+        if self.has(planned):
             self.surplus_bytes = max(self.surplus_bytes, peak_bytes - planned.outcome.peak_bytes)
 
 

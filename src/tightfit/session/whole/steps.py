@@ -20,12 +20,12 @@ from tightfit.errors import (
 from tightfit.execution.guard import Guard, StepPeaks, left_out
 from tightfit.execution.run_state import RunState
 from tightfit.execution.runtime import Run, Runner
+from tightfit.living import Living
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
 from tightfit.session.callee import Callee
 from tightfit.session.default_addresses import DefaultAddresses, PlanRejected
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.living import Living
 from tightfit.session.options import Options
 from tightfit.session.report import Report
 from tightfit.session.step.again import RepeatableCall
@@ -67,15 +67,16 @@ class WholeSteps:
             weakref.WeakMethod(self._replanned),
             weakref.WeakMethod(self._planned_once_more),
         )
-        self._started = weakref.WeakMethod(self._backward_started)
-        self._ended = _while_alive(weakref.WeakMethod(self._backward_ended))
+        self._this_weakly = weakref.ref(self)
+        self._ended = _while_alive(self._this_weakly, WholeSteps._backward_ended)
 
     # -- calling ------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> list[Run]:
         """Planned calls that await their backward."""
-        return [run for run in self.runs.now() if run.is_open]
+        living = self.runs.now()
+        return [run for run in living if run.is_open] if living else living
 
     @property
     def guard(self) -> Guard | None:
@@ -254,7 +255,8 @@ class WholeSteps:
         self._addresses.begin_step((spec.key, planned.number), self)
         again = RepeatableCall(weakref.ref(self._again), spec, given)
         may_repeat = spec.captured.stepper is None
-        run = Run(_while_alive(self._started, spec), self._ended, again if may_repeat else None)
+        started = _while_alive(self._this_weakly, WholeSteps._backward_started, spec)
+        run = Run(started, self._ended, again if may_repeat else None)
         self.runs.add(run)
         self._plans.shares.called(spec, run, self.options, self.monitor.live_bytes())
         self._calls += 1
@@ -311,16 +313,16 @@ class WholeSteps:
 
 
 def _while_alive(
-    method: weakref.WeakMethod[Callable[..., None]], *args: Any
+    owner: weakref.ref[WholeSteps], method: Callable[..., None], *args: Any
 ) -> Callable[[Run], None]:
-    """Return a callable that passes on to a method of a run, and does not keep its object alive.
+    """Return a callable that passes a run on to a method, and does not keep its owner alive.
 
     A buffer of the model may hold the history of a call, which could not be released then.
     """
 
     def tell(run: Run) -> None:
-        if (found := method()) is not None:
-            found(*args, run)
+        if (found := owner()) is not None:
+            method(found, *args, run)
 
     return tell
 

@@ -7,16 +7,16 @@ of the optimizer's step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from tightfit.allocator.tally import Tally, before_refusals
 from tightfit.capture.captured import Captured
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import producers
+from tightfit.living import Living
 from tightfit.plan.plan import Plan
 from tightfit.plan.simulate import simulate
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.living import Living
 from tightfit.session.memory.surroundings import (
     assumed_outside_bytes,
     handed_out_bytes,
@@ -69,8 +69,7 @@ class UserCode:
         self.planned_bytes = outside_bytes
 
 
-@dataclass(frozen=True)
-class PlannedForward:
+class PlannedForward(msgspec.Struct, frozen=True):
     """A forward that has run by a plan."""
 
     captured: Captured  # the step

@@ -23,8 +23,15 @@ class Living(Generic[T]):
 
     def now(self) -> list[T]:
         """Return those that live now."""
+        if not self._references:
+            return []
         # of a copy: one that dies meanwhile is taken out of the list
         return [member for known in tuple(self._references) if (member := known()) is not None]
+
+    def are_only(self, member: T) -> bool:
+        """Whether no other than one object lives now, and it is among them."""
+        known = self._references
+        return len(known) == 1 and known[0]() is member
 
     def add(self, member: T) -> None:
         """Take one more object, which is not among them."""
