@@ -1,10 +1,12 @@
 """The optimizer's step inside the plan, compared with a step after backward: bytes, seconds, bits.
 
 python benchmarks/in_backward.py [--models gpt2,vit] [--optimizers "SGD;AdamW"] [--steps 20]
+    [--ways plain,within]
 
 Each run is a process of its own, one thread. ``plain`` is the loop as it is; ``after`` a fitted
 model whose optimizer steps after backward; ``within`` one with ``update_in_backward=True``. Both
-train in the least budget that holds for their loop, the latter with ample room, too. Peaks are
+train in the least budget that holds for their loop, the latter with ample room, too, and with
+gradients clipped by their norm in three budgets between. Peaks are
 those of whole steps, from a forward to ``zero_grad``, above what lasts between steps. Rows go to
 ``benchmarks/results/in_backward.jsonl``, the page is ``docs/in-backward-measured.md``.
 """
@@ -42,6 +44,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "in-backward-measured.m
 MIB = 1 << 20
 STEPS = 20
 SECONDS = 30.0  # for a plan
+BETWEEN = 0.2, 0.4, 0.6  # of the way from the least budget to an ample one
 
 MODELS: dict[str, tuple[str, Callable[[], Example]]] = {
     "gpt2": ("GPT-2 small, 4 x 256", lambda: make("gpt2", batch=4, sequence=256, dropout=0.0)),
@@ -57,6 +60,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=1e-3),
     "Adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-3),
 }
+CLIPPED = ", clipped"  # behind the name of an optimizer: gradients are clipped by their norm
+MAX_NORM = 1.0
+WAYS = "plain", "after", "within"
 
 RUNS = (
     ("gpt2", "AdamW"),
@@ -67,6 +73,10 @@ RUNS = (
     ("vit", "AdamW"),
     ("gpt2", "SGD with momentum"),
     ("gpt2", "SGD"),
+    ("llama", "AdamW, clipped"),
+    ("gpt2", "AdamW, clipped"),
+    ("resnet50", "SGD with momentum, clipped"),
+    ("vit", "AdamW, clipped"),
 )
 
 
@@ -77,17 +87,22 @@ class _Loop:
         torch.manual_seed(0)
         self.example = MODELS[model][1]()
         self.model = self.example.model
-        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
+        self.optimizer = OPTIMIZERS[optimizer.removesuffix(CLIPPED)](self.model.parameters())
+        self.clips = optimizer.endswith(CLIPPED)
+        self.is_clipped_after = self.clips
         self.losses: list[str] = []
 
     def fit(self, way: str, budget: int | str) -> None:
         """Fit the model, unless it is to be plain."""
         if way != "plain":
+            within = way == "within"
+            self.is_clipped_after = self.clips and not within
             tightfit.fit(
                 self.model,
                 budget,
                 optimizer=self.optimizer,
-                update_in_backward=way == "within",
+                update_in_backward=within,
+                clip_grad_norm=MAX_NORM if self.clips and within else None,
                 limits=(SECONDS, 0.005),
             )
 
@@ -123,6 +138,8 @@ class _Loop:
         loss.backward()
         self.losses.append(loss.detach().numpy().tobytes().hex())
         del loss
+        if self.is_clipped_after:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -171,24 +188,35 @@ def _run(*words: str) -> Row:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def measure(models: Sequence[str], optimizers: Sequence[str], steps: int) -> None:
+def measure(models: Sequence[str], optimizers: Sequence[str], ways: str, steps: int) -> None:
     """Append the rows of some models with some optimizers."""
     for model, optimizer in RUNS:
         if model not in models or optimizer not in optimizers:
             continue
-        least = {way: _run(model, optimizer, way, "least", "0") for way in ("after", "within")}
-        budgets = [("plain", "64GiB"), ("within", "64GiB")]
-        for way, found in least.items():
-            if "least_bytes" in found:
-                budgets.append((way, str(int(1.005 * found["least_bytes"]) + MIB)))
-        for way, budget in budgets:
-            run = _run(model, optimizer, way, budget, str(steps))
-            found = least.get(way, {}).get("least_bytes")
-            row = {"model": model, "optimizer": optimizer, "way": way, "budget": budget}
-            row |= {"least_bytes": found, "steps": steps, **run}
-            with ROWS.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(row, flush=True)
+        for way in (way for way in WAYS if way in ways.split(",")):
+            least = None if way == "plain" else _run(model, optimizer, way, "least", "0")
+            least_bytes = least.get("least_bytes") if least is not None else None
+            budgets = ["64GiB"] if way != "after" else []
+            if least_bytes is not None:
+                budgets.append(str(int(1.005 * least_bytes) + MIB))
+            for budget in budgets:
+                ample = _measure(model, optimizer, way, budget, least_bytes, steps)
+                if budget == "64GiB" and way == "within" and optimizer.endswith(CLIPPED):
+                    room = ample.get("planned_bytes", 0) - (least_bytes or 0)
+                    budgets += [str(int((least_bytes or 0) + part * room)) for part in BETWEEN]
+
+
+def _measure(
+    model: str, optimizer: str, way: str, budget: str, least_bytes: int | None, steps: int
+) -> Row:
+    """Train one model one way; append the row and return it."""
+    row = {"model": model, "optimizer": optimizer, "way": way, "budget": budget}
+    row |= {"least_bytes": least_bytes, "steps": steps}
+    row |= _run(model, optimizer, way, budget, str(steps))
+    with ROWS.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    print(row, flush=True)
+    return row
 
 
 def document(rows: Sequence[Row]) -> str:
@@ -217,8 +245,7 @@ def document(rows: Sequence[Row]) -> str:
 
 def _cells(row: Row, alike: Sequence[Row]) -> list[str]:
     """Return the cells of a row, one of several of the same loop."""
-    ample = row["budget"] == "64GiB"
-    name = [MODELS[row["model"]][0], row["optimizer"], row["way"], "ample" if ample else "least"]
+    name = [MODELS[row["model"]][0], row["optimizer"], row["way"], _budget(row)]
     if "error" in row:
         return [*name, "", "", "", "", row["error"]]
     plain = next(r for r in alike if r["way"] == "plain")
@@ -234,11 +261,20 @@ def _cells(row: Row, alike: Sequence[Row]) -> list[str]:
     return [*name, text, f"{row['peak_bytes'] / MIB:.0f}", extra, seconds, bits]
 
 
+def _budget(row: Row) -> str:
+    """Return the name of a row's budget."""
+    if row["budget"] == "64GiB":
+        return "ample"
+    size = int(row["budget"])
+    return "least" if size <= 1.006 * row["least_bytes"] + MIB else f"{size / MIB:.0f} MiB"
+
+
 def main() -> None:
     """Measure, or only write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--optimizers", default=";".join(OPTIMIZERS))
+    parser.add_argument("--optimizers", default=";".join(dict.fromkeys(o for _, o in RUNS)))
+    parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--table", action="store_true", help="only write the page")
     parser.add_argument("--child", nargs="+", help="used by the benchmark itself")
@@ -247,7 +283,9 @@ def main() -> None:
         child(*options.child)
         return
     if not options.table:
-        measure(options.models.split(","), options.optimizers.split(";"), options.steps)
+        measure(
+            options.models.split(","), options.optimizers.split(";"), options.ways, options.steps
+        )
     rows = [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()]
     PAGE.write_text(document(rows), encoding="utf-8")
 

@@ -199,6 +199,29 @@ def test_a_model_of_two_and_a_half_times_the_budget_trains(foreach: bool, link: 
         assert all(torch.equal(value, found[number][key]) for key, value in state.items())
 
 
+def test_gradients_are_moved_until_their_norm_is_known(link: None) -> None:
+    plain, own = wide(256), wide(256)
+    sgd, mine = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (plain, own))
+    for step in range(4):
+        torch.manual_seed(step)
+        plain(torch.randn(8, 256)).square().mean().backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
+        sgd.step()
+        sgd.zero_grad()
+    budget = int(1.6 * sum(p.nbytes for p in own.parameters()))
+    keywords: dict[str, Any] = {"clip_grad_norm": 0.01, "offload": "64MiB", "cache": False}
+    tightfit.fit(own, budget, optimizer=mine, limits=ANY_PLAN, **keywords)
+    for step in range(4):
+        torch.manual_seed(step)
+        own(torch.randn(8, 256)).square().mean().backward()
+        mine.step()
+        mine.zero_grad()
+    assert_same(own, plain)
+    last = attached(own).last
+    moved = {s.value for s in last.outcome.plan.instructions if isinstance(s, Store)}
+    assert any(last.graph.values[value].role == "gradient" for value in moved)
+
+
 def test_state_that_exists_is_moved_and_stays_right(link: None, tmp_path: Path) -> None:
     plain, own = wide(depth=1), wide(depth=1)
     pairs = [(m, torch.optim.Adam(m.parameters(), amsgrad=True)) for m in (plain, own)]

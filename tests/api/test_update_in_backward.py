@@ -74,6 +74,22 @@ class Convolutions(nn.Module):
         return self.head(self.body(x).mean((2, 3))).square().mean()
 
 
+class Deep(nn.Module):
+    """Layers with more weights than activations, the first of them used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+        self.norms = nn.ModuleList(nn.LayerNorm(64) for _ in range(6))
+        self.kernels = nn.ModuleList(nn.Conv2d(16, 16, 3, padding=1) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm, kernel in zip(self.layers, self.norms, self.kernels, strict=True):
+            x = x + nn.functional.gelu(layer(norm(x)))
+            x = x + torch.relu(kernel(x.view(-1, 16, 2, 2))).flatten(1)
+        return self.layers[0](x).square().mean()
+
+
 def words() -> tuple[Tensor, ...]:
     return torch.randint(0, 96, (8, 16)), torch.randint(0, 96, (8, 16))
 
@@ -469,6 +485,37 @@ def test_a_plan_for_little_room_steps_in_stretches(monkeypatch: pytest.MonkeyPat
     assert 1 in ways
 
 
+def computes_gradients_again(model: nn.Module) -> bool:
+    """Whether the last plan takes a step with a gradient of the second pass."""
+    last = attached(model).last
+    ops = {x.op: x.alternative for x in last.outcome.plan.instructions if isinstance(x, Compute)}
+    ways = [(last.graph.ops[op], way) for op, way in ops.items()]
+    read = {v for op, way in ways if op.changes for v in op.alternatives[way].reads}
+    return any(last.graph.values[v].name.endswith(", again") for v in read)
+
+
+def trained_with_clipping(
+    make: Callable[[], nn.Module],
+    draw: Callable[[], tuple[Tensor, ...]],
+    kind: str,
+    max_norm: float,
+) -> nn.Module:
+    """Train in the least budget, compare with the plain loop; return the fitted model."""
+    torch.manual_seed(0)
+    plain = make()
+    fitted = copy.deepcopy(plain)
+    of_plain, of_fitted = (OPTIMIZERS[kind](m.parameters()) for m in (plain, fitted))
+    expected = trained(plain, of_plain, draw, clipped=max_norm)
+    keywords = {"optimizer": of_fitted, "cache": False, "clip_grad_norm": max_norm}
+    tightfit.fit(fitted, "64MiB", limits=(2, 0.01), **keywords)
+    least = attached(fitted).smallest_budget(draw(), {}).found_bytes
+    tightfit.fit(fitted, int(1.01 * least) + 4096, **keywords)
+    assert all(map(torch.equal, trained(fitted, of_fitted, draw), expected))
+    assert_same(fitted, plain, of_fitted, of_plain)
+    assert all(p.grad is None for p in fitted.parameters())
+    return fitted
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "max_norm"),
     [
@@ -481,19 +528,19 @@ def test_a_plan_for_little_room_steps_in_stretches(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_clipping_has_the_bits_of_the_plain_loop(name: str, kind: str, max_norm: float) -> None:
-    make, draw = MODELS[name]
-    torch.manual_seed(0)
-    plain = make()
-    fitted = copy.deepcopy(plain)
-    of_plain, of_fitted = (OPTIMIZERS[kind](m.parameters()) for m in (plain, fitted))
-    expected = trained(plain, of_plain, draw, clipped=max_norm)
-    keywords = {"optimizer": of_fitted, "cache": False, "clip_grad_norm": max_norm}
-    tightfit.fit(fitted, "64MiB", limits=(2, 0.01), **keywords)
-    least = attached(fitted).smallest_budget(draw(), {}).found_bytes
-    tightfit.fit(fitted, int(1.1 * least), **keywords)
-    assert all(map(torch.equal, trained(fitted, of_fitted, draw), expected))
-    assert_same(fitted, plain, of_fitted, of_plain)
-    assert all(p.grad is None for p in fitted.parameters())
+    trained_with_clipping(*MODELS[name], kind, max_norm)
+
+
+def test_gradients_are_computed_again_where_clipping_cannot_keep_them() -> None:
+    draw = lambda: (torch.randn(4, 64),)  # noqa: E731
+    model = trained_with_clipping(Deep, draw, "SGD with momentum", 0.01)
+    last = attached(model).last
+    ways = {x.op: x.alternative for x in last.outcome.plan.instructions if isinstance(x, Compute)}
+    taken = [(last.graph.ops[op], way) for op, way in ways.items()]
+    read = {v for op, way in taken if op.changes for v in op.alternatives[way].reads}
+    assert any(last.graph.values[v].name.endswith(", again") for v in read)
+    kept = last.outcome.peak_bytes - last.graph.constant_bytes
+    assert kept < 0.7 * sum(p.nbytes for p in model.parameters())
 
 
 def test_clipping_some_of_the_gradients_is_refused() -> None:

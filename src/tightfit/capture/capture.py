@@ -13,7 +13,7 @@ from tightfit.capture.handed import is_handed
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.lift import lift
 from tightfit.capture.normalise.passes import normalise
-from tightfit.capture.stepping import Stepper, taking_steps
+from tightfit.capture.stepping.steps import Stepper, taking_steps
 from tightfit.capture.stored import StoredTrace
 from tightfit.capture.trace.garbage import fewer_collections
 from tightfit.capture.trace.numbers import trace_with_numbers

@@ -12,15 +12,16 @@ __all__ = ["need_before_changes"]
 def need_before_changes(graph: Graph) -> dict[OpId, tuple[OpId, ...]]:
     """Return for each op that changes constants the ops that have to come before it.
 
-    They read a constant that it changes, or something that may be computed of one again just for
-    them: after the change that would give something else.
+    They read a constant that it changes, or something that may be computed of one just for them:
+    after the change that would give something else. A pinned op runs in its own place or not at
+    all.
     """
     if not any(op.changes for op in graph.ops):
         return {}
     needed_by: list[int] = [0] * len(graph.values)  # of each value: ops, as bits of a number
     for op in reversed(graph.ops):
         own = 1 << op.id
-        if op.pinned is None or not op.required:
+        if op.pinned is None:
             for value in {v for way in op.alternatives for v in way.writes}:
                 own |= needed_by[value]
         for value in {v for way in op.alternatives for v in way.reads}:

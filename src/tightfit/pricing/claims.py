@@ -16,7 +16,7 @@ from torch import fx
 
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs
-from tightfit.capture.stepping import PredictedOp
+from tightfit.capture.stepping.predicted import PredictedOp
 from tightfit.graph.ir import Alternative, Exactness, OpId
 from tightfit.pricing.keys import key_of, name_of
 from tightfit.torch_private import core as private
@@ -59,7 +59,7 @@ def claims_of(captured: Captured) -> dict[tuple[OpId, int], Claim]:
         for op, calls in zip(captured.graph.ops, captured.calls, strict=True)
         for number, way in enumerate(op.alternatives)
         if number and not _is_the_same(calls[0], calls[number])
-        if not isinstance(calls[0].function, PredictedOp)  # tried by its contributor
+        if not isinstance(calls[number].function, PredictedOp)  # tried by its contributor
     }
 
 

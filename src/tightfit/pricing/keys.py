@@ -8,7 +8,7 @@ from torch import fx
 
 from tightfit.capture.captured import Call
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
-from tightfit.capture.stepping import PredictedOp
+from tightfit.capture.stepping.predicted import PredictedOp
 from tightfit.costs.measured.call import call_key
 from tightfit.torch_private import core as private
 

@@ -21,7 +21,7 @@ from torch import fx
 
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs, storage_bytes
-from tightfit.capture.stepping import PredictedOp
+from tightfit.capture.stepping.predicted import PredictedOp
 from tightfit.costs.measured.call import Footprint, Measurement, measure_once
 from tightfit.costs.neighbour import matched, scaled_from, work
 from tightfit.graph.ir import Graph, OpId, ValueId

@@ -12,7 +12,7 @@ import torch
 from tightfit.allocator.refusals import is_refusal, unless_refused
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
-from tightfit.capture.stepping import PredictedOp
+from tightfit.capture.stepping.predicted import PredictedOp
 from tightfit.costs.cache import Cache
 from tightfit.costs.measured.call import (
     Footprint,

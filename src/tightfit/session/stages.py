@@ -16,7 +16,7 @@ from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.alone import captured_alone
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured, parameters_of
-from tightfit.capture.stepping import with_parameter_steps
+from tightfit.capture.stepping.steps import with_parameter_steps
 from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.traced_call import TracedCall
 from tightfit.costs import with_costs

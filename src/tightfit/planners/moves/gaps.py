@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tightfit.graph.ir import Graph, OpId, ValueId
+from tightfit.graph.liveness import computed_ops
 from tightfit.plan.assemble import Step
 from tightfit.plan.plan import Compute, Far
 
@@ -48,7 +49,7 @@ def movable_values(graph: Graph) -> frozenset[ValueId]:
     return frozenset(
         value.id
         for value in graph.values
-        if value.role == "computed"
+        if value.role in ("computed", "gradient")
         and value.fate == "none"
         and value.size_bytes > 0
         and not value.stays
@@ -78,9 +79,12 @@ def begins_of(graph: Graph, steps: Sequence[Step]) -> list[float]:
 
 
 def gaps_of(graph: Graph, begins: Sequence[float]) -> dict[ValueId, Gap]:
-    """Return the longest gap of each movable value that something reads."""
+    """Return the longest gap of each movable value that something reads.
+
+    Ops that only other alternatives read are no uses: a value need not be back for them.
+    """
     uses: dict[ValueId, list[OpId]] = {value: [] for value in movable_values(graph)}
-    for op in graph.ops:
+    for op in computed_ops(graph):
         first = [way for way in op.alternatives if way.use != "again"]
         for value in {v for way in first for v in (*way.reads, *way.writes)}:
             if value in uses:

@@ -11,7 +11,7 @@ import torch
 
 from tightfit.allocator.alive import alive
 from tightfit.allocator.resident import granularity_of
-from tightfit.capture.stepping import Stretch
+from tightfit.capture.stepping.steps import Stretch
 from tightfit.errors import BadInput, TightfitError
 from tightfit.execution.far.offload import Offload
 from tightfit.execution.stepping import with_gradient

@@ -14,7 +14,8 @@ from torch import fx, nn
 from tightfit.capture.captured import Call, Captured, parameters_of
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import base_of
-from tightfit.costs.measured.call import Measurement
+from tightfit.capture.stepping.predicted import PredictedOp
+from tightfit.capture.stepping.second_pass import SecondPass
 from tightfit.errors import BadInput
 from tightfit.graph.changes import need_before_changes
 from tightfit.graph.ir import Alternative, Choice, Graph, Op, OpId, Value, ValueId
@@ -22,9 +23,8 @@ from tightfit.graph.liveness import producers, readers
 from tightfit.graph.validate import validate_graph
 from tightfit.torch_private import clipping
 
-__all__ = ["ParameterStep", "PredictedOp", "Stepper", "taking_steps", "with_parameter_steps"]
+__all__ = ["ParameterStep", "Stepper", "taking_steps", "with_parameter_steps"]
 
-_BYTES_PER_S = 5e9  # that a step of a parameter reads and writes, until steps have been timed
 _STRETCH_BYTES = 1 << 19  # moved in the time that it takes to begin another stretch
 _WORTH = 4  # times less workspace
 _NUMBERS = 4  # that a norm and a factor work with
@@ -75,25 +75,6 @@ class Stepper(Protocol):
     def step(self, parameter: torch.Tensor, gradient: torch.Tensor, elements: int | None) -> None:
         """Take the step of one parameter, so many elements at a time; None: all at once."""
         ...
-
-
-@dataclass(frozen=True)
-class PredictedOp:
-    """The function of an op of the optimizer's step: it names its memory itself."""
-
-    workspace_bytes: int  # memory it takes and gives back while it runs
-    moved_bytes: int  # bytes it reads and writes
-
-    def measure(self, *, briefly: bool = False) -> Measurement:
-        """Return its memory, predicted; its time is learned from steps."""
-        return Measurement(
-            cost_s=self.moved_bytes / _BYTES_PER_S,
-            workspace_bytes=self.workspace_bytes,
-            output_bytes=(),
-            output_strides=(),
-            aliases=(),
-            none_outputs=(),
-        )
 
 
 @dataclass(frozen=True)
@@ -195,7 +176,9 @@ def with_parameter_steps(
     }
     stepper.take(names)
     order = {id(p): n for n, p in enumerate(p for m in modules.values() for p in m.parameters())}
-    return _Placing(captured, stepper, members, order).run()
+    stepped = [node for node, _ in captured.joint.stepped]
+    second = SecondPass(captured, stepped) if stepper.max_norm is not None else None
+    return _Placing(captured, stepper, members, order, second).run()
 
 
 @dataclass(frozen=True)
@@ -216,12 +199,15 @@ class _Placing:
         stepper: Stepper,
         members: Mapping[fx.Node, torch.Tensor],
         order: Mapping[int, int],
+        second: SecondPass | None,
     ) -> None:
-        self.captured = captured
+        self.captured = captured = captured if second is None else second.captured
+        self.second = second  # makes gradients again that are not kept until their norm is known
         self.stepper = stepper
         self.members = members
         self.order = order  # of parameters, by their identity
-        self.graph = _with_pins(captured)
+        self.sources = [self._sources(node) for node, _ in captured.joint.stepped]
+        self.graph = _with_pins(captured, [node for nodes in self.sources for node in nodes])
         self.segment = next(s.id for s in reversed(self.graph.segments) if s.phase == _BACKWARD)
         self.values = list(captured.graph.values)
         self.value_of = dict(captured.value_of)
@@ -230,16 +216,21 @@ class _Placing:
     def run(self) -> Captured:
         stepped = self.captured.joint.stepped
         readers_of = readers(self.graph)
-        bases = [base_of(node) for node, _ in stepped]
+        bases = [base_of(node) for nodes in self.sources for node in nodes]
         factor = None if self.stepper.max_norm is None else self._factor(self.stepper.max_norm)
-        for node, position in stepped:
-            base = base_of(node)
-            is_shared = bases.count(base) > 1 or bool(readers_of[self.value_of[base]])
-            self._add_step(node, position, factor, copies=is_shared)
+        shared = {b for b in bases if bases.count(b) > 1 or readers_of[self.value_of[b]]}
+        for (_, position), nodes in zip(stepped, self.sources, strict=True):
+            gradients = [(node, base_of(node) in shared) for node in nodes]
+            self._add_step(position, gradients, factor)
         ops = (*self.graph.ops, *(added.op for added in self.added))
         return self._in_place(
             msgspec.structs.replace(self.graph, ops=ops, values=tuple(self.values))
         )
+
+    def _sources(self, node: fx.Node) -> tuple[fx.Node, ...]:
+        """Return the nodes that a step may take a gradient from, the one that is kept first."""
+        again = None if self.second is None else self.second.node_of(node)
+        return (node,) if again is None else (node, again)
 
     def _factor(self, max_norm: float) -> fx.Node:
         """Add the norms of all gradients, and the factor that clips them; return its node."""
@@ -281,48 +272,57 @@ class _Placing:
         size = self.graph.device.rounded(4)
         self.values.append(Value(id=value, name=f"{name} of gradients", size_bytes=size))
         call = Call(function, arguments, {}, (value,), False)
-        reads = dict.fromkeys(self.value_of[base_of(n)] for n in call.nodes())
+        self._add(f"step.{name}", (call,), node)
         self.value_of[node] = value
-        self._add(f"step.{name}", (call,), node, reads=tuple(reads), writes=(value,))
         return node
 
     def _node(self, function: PredictedOp, name: str) -> fx.Node:
         return fx.Graph().create_node("call_function", function, name=name)
 
     def _add(
-        self, target: str, calls: tuple[Call, ...], node: fx.Node, **fields: tuple[ValueId, ...]
+        self,
+        target: str,
+        calls: tuple[Call, ...],
+        node: fx.Node,
+        changes: tuple[ValueId, ...] = (),
     ) -> None:
-        """Add an op behind all others; `fields` are the values it reads, writes and changes."""
-        reads, writes = fields["reads"], fields.get("writes", ())
+        """Add an op behind all others, that writes over some constants."""
+        ways = []
+        for number, call in enumerate(calls):
+            own = (self.value_of[base_of(n)] for n in call.nodes())
+            reads = tuple(dict.fromkeys((*own, *changes)))
+            writes = tuple(v for v in call.outputs if v is not None)
+            name = f"step.{number}" if number else "default"
+            ways.append(Alternative(name=name, reads=reads, writes=writes))
         op = Op(
             id=len(self.graph.ops) + len(self.added),
             target=target,
             segment=self.segment,
-            alternatives=tuple(
-                Alternative(name=f"step.{way}" if way else "default", reads=reads, writes=writes)
-                for way in range(len(calls))
-            ),
+            alternatives=tuple(ways),
             pinned="is a part of the optimizer's step",
-            changes=fields.get("changes", ()),
+            changes=changes,
         )
         self.added.append(_Added(op, calls, node))
 
     def _add_step(
-        self, node: fx.Node, position: int, factor: fx.Node | None, *, copies: bool
+        self, position: int, gradients: Sequence[tuple[fx.Node, bool]], factor: fx.Node | None
     ) -> None:
+        """Add the step of a parameter; its gradients, each with whether others hold it, too."""
         joint = self.captured.joint
         placeholder = joint.placeholders[position]
         parameter = self.members[placeholder]
-        step = self._step_of(parameter, node.meta["val"], copies=copies)
-        steps = (step, *self._in_stretches(step, parameter))
-        own, gradient = self.value_of[placeholder], self.value_of[base_of(node)]
-        state = self._state(joint.sources[position].name, step.state_bytes)
         clips = () if factor is None else (factor,)
-        calls = tuple(Call(part, (placeholder, node, *clips), {}, (None,), False) for part in steps)
-        reads = (own, gradient, *state, *(self.value_of[n] for n in clips))
-        made = self._node(step, "step")
-        name = f"step.{self.stepper.name}"
-        self._add(name, calls, made, reads=reads, changes=(own, *state))
+        calls: list[Call] = []
+        for node, is_shared in gradients:
+            whole = self._step_of(parameter, node.meta["val"], copies=is_shared)
+            calls += [
+                Call(step, (placeholder, node, *clips), {}, (None,), False)
+                for step in (whole, *self._in_stretches(whole, parameter))
+            ]
+        first: ParameterStep = calls[0].function  # type: ignore[assignment]
+        state = self._state(joint.sources[position].name, first.state_bytes)
+        changes = (self.value_of[placeholder], *state)
+        self._add(f"step.{self.stepper.name}", tuple(calls), self._node(first, "step"), changes)
 
     def _step_of(
         self, parameter: torch.Tensor, gradient: torch.Tensor, *, copies: bool
@@ -374,7 +374,7 @@ class _Placing:
         before, maker = need_before_changes(graph), producers(graph)
         followed = {
             added.op.id: {*before.get(added.op.id, ())}
-            | {maker[v] for v in added.op.alternatives[0].reads if v in maker}
+            | {maker[v] for way in added.op.alternatives for v in way.reads if v in maker}
             for added in self.added
         }
         behind: dict[OpId, list[_Added]] = {}
@@ -419,16 +419,17 @@ class _Placing:
         )
 
 
-def _with_pins(captured: Captured) -> Graph:
+def _with_pins(captured: Captured, sources: Sequence[fx.Node]) -> Graph:
     """Return a graph in which no backward op runs again that would hold up a step.
 
     Those are ops that read a stepped parameter, and ops of which gradients of stepped parameters
-    alone are made. While one of them may run again, all that it needs is needed.
+    alone are made. While one of them may run again, all that it needs is needed. `sources`: the
+    nodes that gradients are taken from.
     """
     graph, joint = captured.graph, captured.joint
     stepped = {captured.value_of[joint.placeholders[place]] for _, place in joint.stepped}
     read_by = readers(graph)
-    gradients = {captured.value_of[base_of(node)] for node, _ in joint.stepped}
+    gradients = {captured.value_of[base_of(node)] for node in sources}
     for_steps: set[OpId] = set()
     ops = list(graph.ops)
     for op in reversed(graph.ops):
