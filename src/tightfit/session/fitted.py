@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tightfit.capture.calls.signature import shape_of_call
 from tightfit.capture.calls.structure import Arguments
+from tightfit.capture.opaque.needs import NoRoomToMeasure
 from tightfit.errors import (
     BadInput,
     CaptureError,
@@ -252,7 +253,8 @@ class Fitted:
         if self.route is not self._whole:
             return self.route(given)
         if self._addresses.awaits_a_plan(self.options):
-            with contextlib.suppress(CaptureError):  # no single graph: planned while it runs
+            # no single graph, or no room to measure: planned while it runs, or never
+            with contextlib.suppress(CaptureError, NoRoomToMeasure):
                 self._whole.prepare(given, quickly=True)
             self._take_options(self._addresses.look(given.leaves, self.options))
         try:

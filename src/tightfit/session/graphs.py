@@ -13,9 +13,10 @@ import msgspec
 from tightfit.capture.calls.signature import shape_of_call
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph
+from tightfit.capture.opaque.needs import NoRoomToMeasure
 from tightfit.capture.traced_call import TracedCall
 from tightfit.dynamo.backend import RunsPlainly
-from tightfit.errors import BadInput, BudgetExceeded, CaptureError, InfeasibleBudget
+from tightfit.errors import BadInput, CaptureError, InfeasibleBudget
 from tightfit.execution.guard import left_out
 from tightfit.planners.bounds import leaves_much_to_plan
 from tightfit.planners.questions.minimum import MinimumBudget
@@ -25,7 +26,7 @@ from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.followed import FollowedCalls
 from tightfit.session.handed_calls import HandedCalls, RunsGraphs, run_as_it_is
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.limit import name_budget, raising
+from tightfit.session.memory.limit import name_budget, raising, refuses
 from tightfit.session.options import Options
 from tightfit.session.parts.in_graphs import InGraphs
 from tightfit.session.report import Report
@@ -118,13 +119,24 @@ class GraphSteps(WholeSteps):
         if error is None:
             try:
                 return super().__call__(self.graphs.arguments(graph, inputs))
-            except FitsPlainly as fits:
-                error = fits.error
-                announce(
-                    f"{self.callee.name}: no plan fits the budget, and plain PyTorch is expected "
-                    "to. It runs as plain PyTorch; requests beyond the budget are refused"
-                )
+            except (FitsPlainly, NoRoomToMeasure) as found:
+                error = self._left_plain(found)
         return self._run_plainly(graph, inputs, error)
+
+    def _left_plain(self, found: FitsPlainly | NoRoomToMeasure) -> InfeasibleBudget:
+        """Return the error of a call that is to run without a plan, if that may fit."""
+        name = self.callee.name
+        if isinstance(found, FitsPlainly):
+            error, why = found.error, "no plan fits the budget, and plain PyTorch is expected to."
+        elif self.options.needs_plans or not refuses(self.account):
+            raise found
+        else:  # without the frames of the other, which hold tensors
+            error = InfeasibleBudget(
+                str(found), budget_bytes=found.budget_bytes, minimum_bytes=found.minimum_bytes
+            )
+            why = "the budget has no room to measure a module that runs as one op."
+        announce(f"{name}: {why} It runs as plain PyTorch; requests beyond the budget are refused")
+        return error
 
     def _run_plainly(
         self, graph: HandedGraph, inputs: Sequence[Any], error: InfeasibleBudget
@@ -149,7 +161,7 @@ class GraphSteps(WholeSteps):
         names = self._followed.one_ops()
         try:
             spec = super()._capture(key, call, waits=waits)
-        except BudgetExceeded as error:
+        except NoRoomToMeasure as error:
             if not names:
                 raise
             raise _better_in_graphs(self.callee.name, names) from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 import tightfit
 from tightfit.api.prove import prove
 from tightfit.capture.capture import capture
+from tightfit.capture.opaque.needs import NoRoomToMeasure
 from tightfit.capture.traced_call import TracedCall
 from tightfit.session.handles import fitted_of
 from tightfit.zoo import Example
@@ -145,3 +148,19 @@ def test_a_stack_of_attention_with_large_embeddings_is_looked_into() -> None:
     ops = [op.target for part in tightfit.report(fitted).parts for op in part.graph.ops]
     assert not [target for target in ops if "opaque" in target]
     assert sum("scaled_dot_product" in target or "bmm" in target for target in ops) >= 3
+
+
+def test_where_nothing_has_room_to_be_measured_it_runs_as_plain_pytorch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextlib.contextmanager
+    def refusing(_: object) -> Iterator[None]:
+        raise NoRoomToMeasure("no room", budget_bytes=1 << 22, minimum_bytes=1 << 23)
+        yield
+
+    model = Reader(nn.LSTM, 1)
+    expected = trained(copy.deepcopy(model))
+    monkeypatch.setattr("tightfit.capture.opaque.tracing.naming_its_needs", refusing)
+    tightfit.fit(model, "4MiB", cache=False)
+    assert all(map(torch.equal, trained(model), expected))
+    assert "no room to measure a module that runs as one op" in capsys.readouterr().err

@@ -15,13 +15,21 @@ from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.opaque.call import OpaqueCall
 from tightfit.capture.restored.python_state import PythonState
 from tightfit.costs.measured.call import fixed_generators
+from tightfit.errors import InfeasibleBudget
 from tightfit.torch_private import core as private
 
-__all__ = ["naming_its_needs"]
+__all__ = ["NoRoomToMeasure", "naming_its_needs"]
 
 _MARGIN = 4
 _MARGIN_BYTES = 16 << 10
 """The share of its bytes when stopped that it may lack, where nothing is known."""
+
+
+class NoRoomToMeasure(InfeasibleBudget):
+    """The budget has no room to run an opaque module by itself, as is done once to measure it.
+
+    Nothing has changed: plain PyTorch, which runs it in its turn, may still fit.
+    """
 
 
 @contextlib.contextmanager
@@ -30,7 +38,7 @@ def naming_its_needs(call: OpaqueCall) -> Iterator[None]:
 
     The request that was refused is but the next of many.
 
-    Raises `BudgetExceeded` with the bytes of forward and backward of the call, counted on fake
+    Raises `NoRoomToMeasure` with the bytes of forward and backward of the call, counted on fake
     tensors. It is a quarter more than it had taken where these show less, or where it does not run
     on them.
     """
@@ -53,7 +61,10 @@ def naming_its_needs(call: OpaqueCall) -> Iterator[None]:
             f"the module {call.name!r} runs as one op, and the budget has no room to run it by "
             "itself, as it must once to be measured."
         )
-        raise budget_exceeded(error, message, further_bytes=needed_bytes - taken_bytes) from error
+        found = budget_exceeded(error, message, further_bytes=needed_bytes - taken_bytes)
+        raise NoRoomToMeasure(
+            str(found), budget_bytes=found.budget_bytes, minimum_bytes=found.measured_bytes
+        ) from error
 
 
 def _needed_bytes(call: OpaqueCall) -> int | None:

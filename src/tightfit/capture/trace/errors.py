@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tightfit.allocator.refusals import is_refusal
 from tightfit.capture.origins import ModuleTrail
-from tightfit.errors import BadInput, BudgetExceeded, CaptureError
+from tightfit.errors import BadInput, CaptureError, InfeasibleBudget
 from tightfit.torch_private import core as private
 
 __all__ = ["explained"]
@@ -19,7 +19,7 @@ def explained(trail: ModuleTrail) -> Iterator[None]:
     try:
         with private.without_meta_log():
             yield
-    except (BadInput, BudgetExceeded, CaptureError):
+    except (BadInput, InfeasibleBudget, CaptureError):
         raise
     except (private.DataDependentOutputException, private.DynamicOutputShapeException) as error:
         raise CaptureError(
