@@ -76,6 +76,10 @@ def test_a_failed_step_leaves_the_model_as_it_was(options, inputs, error, messag
     assert_same(state_of(plain), state_of(model))
 
 
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
 class Called(nn.Module):
     """Runs without a forward."""
 
@@ -98,6 +102,10 @@ class Called(nn.Module):
         (lambda m: tightfit.fit(m, "1MiB", limits=3), r"limits must be \(seconds, gap\)"),
         (lambda m: tightfit.fit(m, "1MiB", limits=(-1, 0)), r"limits must be \(seconds, gap\)"),
         (lambda m: tightfit.fit(m, "1MiB", optimizer="sgd"), "must be a torch optimizer, got str"),
+        (
+            lambda m: tightfit.fit(m, "1MiB", optimizer=[sgd(m), sgd(m)]),
+            "with several, leave it out",
+        ),
         (lambda m: tightfit.fit(m, "1MiB", exactness="exact"), "exactness 'exact'"),
         (lambda m: tightfit.fit(m.forward, "1MiB"), r"use tightfit\.step\("),
         (lambda m: tightfit.fit(m, "1MiB", plan="none.json"), r"cannot read none\.json"),

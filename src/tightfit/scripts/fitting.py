@@ -16,6 +16,7 @@ from tightfit.scripts.metered import Metered
 from tightfit.scripts.trained import Trained, unwrapped
 from tightfit.session.handles import fitted_of
 from tightfit.session.memory.budget import Budget
+from tightfit.session.options import refuse_other_than_optimizer
 from tightfit.units import parse_bytes
 
 __all__ = ["Fitting"]
@@ -188,6 +189,7 @@ class Fitting:
         return self._shared
 
     def _note(self, modules: list[nn.Module], optimizer: Any, budget: int | str | Budget) -> None:
+        refuse_other_than_optimizer(optimizer)
         for module in modules:
             self._trained.meet(module)
         self._metered.begin(modules, optimizer, budget)

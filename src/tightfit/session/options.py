@@ -30,6 +30,7 @@ __all__ = [
     "Options",
     "incompatible",
     "make_options",
+    "refuse_other_than_optimizer",
     "with_ranks",
     "worst_first",
 ]
@@ -138,6 +139,17 @@ class Options:
 _NO_PLANS = (None,) * 4
 
 
+def refuse_other_than_optimizer(optimizer: Any) -> None:
+    """Raise `BadInput` if something given as an optimizer is none."""
+    if optimizer is None or hasattr(optimizer, "param_groups"):
+        return
+    several = isinstance(optimizer, list | tuple) and all(
+        hasattr(each, "param_groups") for each in optimizer
+    )
+    way_out = "; with several, leave it out: each is found when it steps" if several else ""
+    raise BadInput(f"optimizer must be a torch optimizer, got {type(optimizer).__name__}{way_out}")
+
+
 def make_options(
     budget: int | str | Budget,
     *,
@@ -169,8 +181,7 @@ def make_options(
     is_number = isinstance(in_flight, int) and not isinstance(in_flight, bool)
     if in_flight is not None and (not is_number or in_flight < 1):
         raise BadInput(f"in_flight must be an int of at least 1, got {in_flight!r}")
-    if optimizer is not None and not hasattr(optimizer, "param_groups"):
-        raise BadInput(f"optimizer must be a torch optimizer, got {type(optimizer).__name__}")
+    refuse_other_than_optimizer(optimizer)
     find_planner(planner)
     steps, far = None, _far_side(offload, planner, in_flight)
     alone = {
