@@ -5,10 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 
 from support.graphs import training_graphs, two_layers
+from support.papers import chain
 from tightfit.graph import Graph
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan import verify
 from tightfit.planners.base import Limits
+from tightfit.planners.questions.least_budgets import LeastBudgets
 from tightfit.planners.questions.minimum import minimum_budget
 
 
@@ -26,3 +28,19 @@ def test_the_plan_found_needs_what_is_said_and_no_plan_needs_less_than_the_limit
 def test_it_is_exact_where_one_op_needs_everything() -> None:
     least = minimum_budget(two_layers())
     assert least.lower_bytes == least.found_bytes == 4600
+
+
+def test_a_busy_machine_leaves_no_time_and_still_less_is_found() -> None:
+    graph = chain([8] * 12)
+    least = minimum_budget(graph, limits=Limits(seconds=1e-6))
+    assert least.found_bytes <= 0.6 * eager_peak_bytes(graph)
+
+
+def test_searches_of_the_same_step_begin_where_earlier_ones_ended() -> None:
+    graph = chain([8] * 12)
+    known = LeastBudgets()
+    thorough = known.find(graph, limits=Limits(seconds=5.0))
+    again = known.find(graph.with_outside(1), limits=Limits(seconds=0.1))
+    assert again.found_bytes <= thorough.found_bytes + 1
+    accumulated = known.find(graph, "accumulated", Limits(seconds=0.1))
+    verify(accumulated.plan, graph)

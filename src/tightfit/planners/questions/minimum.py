@@ -36,6 +36,7 @@ __all__ = ["FoundSchedule", "MinimumBudget", "minimum_budget", "proven_least_byt
 _RESOLUTION = 0.002  # of the peak: where the search for a smaller budget ends
 _LIMIT_SHARE = 0.3  # of the time for the lower limit
 _BISECT_S = 0.05  # of search per budget beyond the greedy descent, while the bracket is halved
+_LEAST_TRIES = 6  # however short the time: on a busy machine it is
 _PIECE_S = 0.25  # of search at a time, in small steps
 _GAP_SHARE = 0.03  # of the gap between the best budget and the limit: how far it is lowered at once
 # A search ends after so long without a smaller budget
@@ -287,7 +288,7 @@ class _Search:
     def bisect(self, progress: Progress) -> None:
         """Halve the bracket."""
         low, tries = self.limit, 0
-        while self.best - low > self.least_step and self.left() > 0:
+        while self.best - low > self.least_step and (self.left() > 0 or tries < _LEAST_TRIES):
             tries += 1
             progress.update(tries, f"smallest budget so far {format_bytes(self.best)}")
             middle = (self.best + low) // 2
