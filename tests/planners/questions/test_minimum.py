@@ -40,6 +40,7 @@ def test_searches_of_the_same_step_begin_where_earlier_ones_ended() -> None:
     graph = chain([8] * 12)
     known = LeastBudgets()
     thorough = known.find(graph, limits=Limits(seconds=5.0))
+    known.find(graph.with_outside(1000), limits=Limits(seconds=0.1))
     again = known.find(graph.with_outside(1), limits=Limits(seconds=0.1))
     assert again.found_bytes <= thorough.found_bytes + 1
     accumulated = known.find(graph, "accumulated", Limits(seconds=0.1))

@@ -1,9 +1,9 @@
 """The backward a second time, behind itself: for gradients that are not kept.
 
 The norm of all gradients is known when the first pass has ended. A gradient that was freed by then
-is computed again for its step, from what the second pass makes anew or what the first has kept. Its
-ops run only if they are read. They are ops of their own, each with its place in the order of the
-step: before the steps of the parameters that they read.
+is computed again for its step, from what the second pass makes or what the first has kept. Its ops
+run only if they are read. They are ops of their own, each with its place in the order of the step:
+before the steps of the parameters that they read.
 """
 
 from __future__ import annotations

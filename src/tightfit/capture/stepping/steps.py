@@ -167,7 +167,8 @@ def with_parameter_steps(
 
     A parameter's step reads it, its gradient and its state, and writes over it. It comes after all
     ops that need the old weight: those that read it, and those that may be computed again and reads
-    something that was computed of it. Backward ops that read it are not computed again.
+    something that was computed of it. Backward ops that read it are not computed again. Where
+    gradients are clipped, the second pass has ops for that.
     """
     members = parameters_of(captured.joint, modules)
     names = {

@@ -42,7 +42,7 @@ _GAP_SHARE = 0.03  # of the gap between the best budget and the limit: how far i
 # A search ends after so long without a smaller budget
 _PATIENCE_SHARE = 0.3  # of the time for all
 _PATIENCE_OP_S = 0.01  # for each op, and for a hundred at least
-_PROGRAM_S = 1.5  # for exact methods of others, at least; a limit of less time does without
+_PROGRAM_S = 1.5  # for exact methods of others, at least, where so much is left
 _PATIENCE_TRIES = 4  # with a number of iterations instead of a time
 
 
@@ -163,10 +163,15 @@ class _Order:
         ways = tuple(len(alternatives) for alternatives in self.problem.alternatives)
         return self.ops, len(self.problem.sizes), ways
 
-    def begin_from(self, schedule: PooledSchedule) -> tuple[int, list[Compute]]:
+    def peak_of(self, found: FoundSchedule) -> int:
+        """Return the peak of the schedule of another problem of the same shape."""
+        found.schedule.load(self.schedule)
+        return self.schedule.peak() + self.constant_bytes
+
+    def begin_from(self, found: FoundSchedule) -> tuple[int, list[Compute]]:
         """Take the schedule of another problem of the same shape; return its peak and computes."""
         self.schedule.set_budget(self.problem.budget_bytes)
-        schedule.load(self.schedule)
+        found.schedule.load(self.schedule)
         return self._kept()
 
     def reach(
@@ -299,18 +304,20 @@ class _Search:
         """Begin from the best schedule of earlier searches; return their seconds, 0: of none."""
         searched_s = 0.0
         for order in tuple(self.orders):
-            for each in earlier:
-                if each.shape == order.shape:
-                    found = order.begin_from(each.schedule)
-                    if found[0] < self.best:
-                        searched_s = each.searched_s
-                        self._keep(order, found)
+            shape = order.shape
+            alike = [each for each in earlier if each.shape == shape]
+            best = min(alike, key=order.peak_of, default=None)
+            if best is not None and order.peak_of(best) < self.best:
+                searched_s = best.searched_s
+                self._keep(order, order.begin_from(best))
         return searched_s
 
     def lower_step_by_step(self, progress: Progress) -> None:
         """Go on from the best schedule, order by order, until none smaller comes for long."""
         while self.best - self.limit > self.least_step and self.left() > 0:
             self.lower_best(progress)
+            if self.left() <= 0:
+                return
             smaller, wait_s = self.best - self.least_step, self.wait_s
             if not (
                 self.reach_by_program(smaller, wait_s) or self.reach(smaller, wait_s, progress)
