@@ -59,7 +59,7 @@ class CudaTally:
         self._start = self._meter.live_bytes()
         self._reserved_start = self._meter.held_bytes()
         self._before = {s.data_ptr() for s in storages_of(before)}
-        self._kept_to: tuple[int, int] | None = None
+        self.kept_to: tuple[int, int] | None = None
         self._limit_bytes = self._before_bytes = 0
         self._advised_bytes = 0
         weakref.finalize(self, self._apply, self._index).atexit = False
@@ -84,9 +84,9 @@ class CudaTally:
     def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
         """Have the allocator reserve no more than a limit from now on, uncounted bytes aside."""
         now = None if limit_bytes is None else (limit_bytes, before_bytes)
-        if now == self._kept_to:
+        if now == self.kept_to:
             return
-        self._kept_to = now
+        self.kept_to = now
         if now is None:
             self._limited.discard(self)
         else:

@@ -29,7 +29,7 @@
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define VERSION 10
+#define VERSION 11
 
 /* ------------------------------------------------------------------ c10's binary interface */
 
@@ -623,7 +623,10 @@ EXPORT const char *tightfit_hook_install(const char *library) {
 /* ------------------------------------------------------------------ called by Python */
 
 EXPORT int tightfit_hook_version(void) { return VERSION; }
-EXPORT int64_t tightfit_hook_live_bytes(void) { return all_live_bytes(); }
+/* -1: blocks were lost, and counts are incomplete. */
+EXPORT int64_t tightfit_hook_live_bytes(void) {
+    return atomic_load(&lost_blocks) ? -1 : all_live_bytes();
+}
 
 /* Opens a peak that starts from bytes live now. Returns its slot, or -1 if all are open. */
 EXPORT int tightfit_hook_peak_open(void) {
@@ -653,6 +656,12 @@ EXPORT void tightfit_hook_peak_close(int slot) {
 }
 
 EXPORT int64_t tightfit_hook_peak_bytes(int slot) { return atomic_load(&peak_bytes[slot]); }
+/* Returns the peak, and lets it start again. */
+EXPORT int64_t tightfit_hook_peak_take(int slot) {
+    int64_t peak = atomic_load(&peak_bytes[slot]);
+    atomic_store(&peak_bytes[slot], all_live_bytes());
+    return peak;
+}
 EXPORT void tightfit_hook_peak_reset(int slot) {
     atomic_store(&peak_bytes[slot], all_live_bytes());
 }

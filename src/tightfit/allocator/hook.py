@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 _FILE = "tightfit_hook.so"
-_VERSION = 10
+_VERSION = 11
 MAKE_ROOM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
 """A function to free memory at a limit: missing bytes in, whether it freed any out."""
 BEFORE_REFUSAL = ctypes.CFUNCTYPE(None)
@@ -31,6 +31,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...] | None]] = {
     "tightfit_hook_peak_open": (ctypes.c_int, ()),
     "tightfit_hook_peak_close": (None, (ctypes.c_int,)),
     "tightfit_hook_peak_bytes": (ctypes.c_int64, (ctypes.c_int,)),
+    "tightfit_hook_peak_take": (ctypes.c_int64, (ctypes.c_int,)),
     "tightfit_hook_peak_reset": (None, (ctypes.c_int,)),
     "tightfit_hook_tally_open": (ctypes.c_int, ()),
     "tightfit_hook_tally_close": (None, (ctypes.c_int,)),

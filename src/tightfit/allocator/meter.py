@@ -96,9 +96,10 @@ class CpuMeter:
 
     def live_bytes(self) -> int:
         """Return the bytes given out since the hook was installed and not yet freed."""
-        if self._hook.tightfit_hook_lost_blocks():
+        live_bytes = self._hook.tightfit_hook_live_bytes()
+        if live_bytes < 0:
             raise MemoryError("the allocator hook ran out of memory: its counts are incomplete")
-        return self._hook.tightfit_hook_live_bytes()
+        return live_bytes
 
     def peak_bytes(self) -> int:
         """Return the most that `live_bytes` was since the last `reset_peak` of this meter."""
@@ -110,9 +111,7 @@ class CpuMeter:
 
     def take_peak_bytes(self, *, quietly: bool = False) -> int:
         """Return the peak, and let it start again."""
-        peak_bytes = self._hook.tightfit_hook_peak_bytes(self._slot)
-        self._hook.tightfit_hook_peak_reset(self._slot)
-        return peak_bytes
+        return self._hook.tightfit_hook_peak_take(self._slot)
 
     def held_bytes(self) -> int:
         """Return the resident memory of the process."""

@@ -29,6 +29,7 @@ class Tally(Protocol):
     """Counts the bytes given out on a device since it was made, as long as they are held."""
 
     refuses: bool  # whether it can refuse requests above a limit
+    kept_to: tuple[int, int] | None  # the limit and the bytes before, of `keep_to`; None: no limit
 
     def given_bytes(self) -> int:
         """Return the bytes given out since and still held."""
@@ -78,6 +79,7 @@ class CpuTally:
                 "64 fitted models exist in this process already: drop those that are not used"
             )
         self._make_room = MAKE_ROOM()
+        self.kept_to: tuple[int, int] | None = None
         self._limit, self._before = ctypes.c_int64(), ctypes.c_int64()
         closing = weakref.finalize(self, self._hook.tightfit_hook_tally_close, self._slot)
         closing.atexit = False
@@ -96,6 +98,10 @@ class CpuTally:
 
     def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
         """Refuse requests from now on that would exceed a limit."""
+        now = None if limit_bytes is None else (limit_bytes, before_bytes)
+        if now == self.kept_to:
+            return
+        self.kept_to = now
         self._limit.value = _NO_LIMIT if limit_bytes is None else limit_bytes
         self._before.value = before_bytes
         self._hook.tightfit_hook_tally_keep_to(self._slot, self._limit, self._before)

@@ -32,7 +32,7 @@ from tightfit.session.parts.in_graphs import InGraphs
 from tightfit.session.report import Report
 from tightfit.session.step.graphs_of_step import GraphsOfStep
 from tightfit.session.whole.plans import FitsPlainly
-from tightfit.session.whole.specialisation import Specialisation
+from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.steps import WholeSteps
 
 __all__ = ["GraphSteps"]
@@ -212,13 +212,9 @@ class GraphSteps(WholeSteps):
         self.outside.varies()
         raise RunsPlainly
 
-    def _run(self, spec: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
-        """Run the forward of a plan; note by which plan it ran."""
-        is_first = not self.waiting
-        outputs = super()._run(spec, given, inputs)
-        assert self.last is not None
-        self._graphs_of_step.ran(spec.captured.graph, self.last, is_first=is_first)
-        return outputs
+    def _ran(self, spec: Specialisation, planned: Planned, *, is_first: bool) -> None:
+        """Note by which plan a graph of the step has run."""
+        self._graphs_of_step.ran(spec.captured.graph, planned, is_first=is_first)
 
     def report(self) -> Report:
         """Return promises of the current plan, bytes of the last step, and code outside of plans.

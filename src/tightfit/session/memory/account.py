@@ -266,9 +266,11 @@ class Account:
 
     def _turn(self, state: _State) -> None:
         self._state = state
-        if _KEEPERS.are_only(self) and self._tally is not None:
-            if state == "free" or not self._refuse_above(self._limit_bytes or 0):
-                self._tally.keep_to(None, 0)
+        tally = self._tally
+        if tally is not None and _KEEPERS.are_only(self):
+            is_kept = state != "free" and tally.kept_to == (self._limit_bytes, self._before_now)
+            if not is_kept and (state == "free" or not self._refuse_above(self._limit_bytes or 0)):
+                tally.keep_to(None, 0)
             return
         keepers = self._keepers()
         refusing = [keeper._tally for keeper in keepers if keeper._refuse_more(keepers)]

@@ -248,7 +248,8 @@ class WholeSteps:
 
     def _run(self, spec: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
         """Run the forward of a plan; return its flattened outputs."""
-        planned = self.last = self._plans.chosen(spec, inputs, self.options, self.waiting)
+        waiting = self.waiting
+        planned = self.last = self._plans.chosen(spec, inputs, self.options, waiting)
         options = self._addresses.accept(planned, self.options)
         if options is not self.options:
             raise PlanRejected(options)
@@ -262,7 +263,11 @@ class WholeSteps:
         self._calls += 1
         outputs = again.noted(inputs, _begun(spec, planned, self._addresses)(inputs, run))
         self.account.since.forward_ended(outputs)
+        self._ran(spec, planned, is_first=not waiting)
         return outputs
+
+    def _ran(self, spec: Specialisation, planned: Planned, *, is_first: bool) -> None:
+        """Note that a forward has run; `is_first`: no other awaited its backward before it."""
 
     def _replanned(self, unfit: Specialisation, given: Arguments) -> Runner:
         """Plan a call again in its backward: its outputs have other gradients than expected."""
