@@ -31,6 +31,7 @@ import torch
 
 import tightfit
 from benchmarks.rows import Row
+from benchmarks.training import circumstances
 from benchmarks.whole_steps import llama
 from tightfit.allocator import measure_peak
 from tightfit.allocator.resident import resident_tensor_bytes
@@ -213,6 +214,7 @@ def _measure(
     row = {"model": model, "optimizer": optimizer, "way": way, "budget": budget}
     row |= {"least_bytes": least_bytes, "steps": steps}
     row |= _run(model, optimizer, way, budget, str(steps))
+    row |= circumstances(1, 1)
     with ROWS.open("a") as file:
         file.write(json.dumps(row) + "\n")
     print(row, flush=True)
