@@ -8,7 +8,7 @@ and differentiates that. From then on the call is held as plain PyTorch holds it
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,11 +54,15 @@ class Repeated(Protocol):
         ...
 
     def once_more(
-        self, came: dict[int, torch.Tensor], begun: Callable[[int, torch.Tensor], torch.Tensor]
+        self,
+        came: dict[int, torch.Tensor],
+        begun: Callable[[int, torch.Tensor], torch.Tensor],
+        unread: Set[int],
     ) -> Iterator[dict[int, torch.Tensor | None]]:
         """Run it for a further backward; return the gradients of placeholders as they come.
 
-        `begun` returns the first term of the sum of a gradient, as of `Program`.
+        `begun` returns the first term of the sum of a gradient, as of `Program`. `unread`:
+        placeholders that may have changed: gradients from these outputs do not depend on them.
         """
         ...
 

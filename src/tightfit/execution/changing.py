@@ -1,4 +1,4 @@
-"""Buffers that a program changes between forward and backward, while a plan reads them again.
+"""Tensors that a program changes between forward and backward, while a plan reads them again.
 
 Plain PyTorch keeps values that a forward has computed of a buffer; a plan may compute them again.
 Where the buffer is changed meanwhile, as the queue of momentum contrast is, that needs a copy.
@@ -17,7 +17,7 @@ from tightfit.allocator.tally import before_refusals
 from tightfit.capture.joint_graph import Source
 from tightfit.execution import refused
 
-__all__ = ["ChangingBuffers", "Unchanged"]
+__all__ = ["ChangingBuffers", "LateReads", "Unchanged"]
 
 
 class ChangingBuffers:
@@ -129,3 +129,30 @@ def _release_all() -> None:
 
 
 before_refusals(_release_all)
+
+
+class LateReads:
+    """Parameters that a backward reads again after it has handed over their gradients.
+
+    An optimizer that steps inside backward may change one of them right then.
+
+    `reads`: placeholders, each with the number of the last group of gradients before which it is
+    read. `inputs`: the tensors of all placeholders, as they are now.
+    """
+
+    def __init__(
+        self,
+        reads: Sequence[tuple[int, int]],
+        inputs: Sequence[torch.Tensor],
+        sources: Sequence[Source],
+    ) -> None:
+        self._read = [
+            (last, weakref.ref(inputs[i]), inputs[i]._version, sources[i].name) for i, last in reads
+        ]
+
+    def check(self, group: int) -> None:
+        """Raise `TightfitError` if one was changed that is read for some group or later ones."""
+        for last, reference, version, name in self._read:
+            tensor = reference()
+            if group <= last and tensor is not None and tensor._version != version:
+                raise refused.changed_during(name)

@@ -19,8 +19,9 @@ from tightfit.capture.captured import Captured
 from tightfit.capture.normalise.gradients import added_up
 from tightfit.execution import refused
 from tightfit.execution.again import DifferentiatedCall, Repeated
+from tightfit.execution.apart import Apart
 from tightfit.execution.chain import Chained, goes_on_through
-from tightfit.execution.changing import ChangingBuffers, Unchanged
+from tightfit.execution.changing import ChangingBuffers, LateReads, Unchanged
 from tightfit.execution.lower import Program
 from tightfit.execution.reached import Reached
 from tightfit.execution.replanned import grouped, refuse_others, tangent, unplanned
@@ -65,6 +66,7 @@ class Runner:
         self.differentiable = frozenset(index for index, _ in self.tangents)
         self._read_by_others = read_by_others(joint)
         self._without: dict[frozenset[int], frozenset[int]] = {}
+        self.apart = Apart(joint)
         self.written = {position for _, position in joint.write_backs}
         self.stepped = tuple(position for _, position in joint.stepped)
         self.afterwards = " Parameters that were stepped by then stay so." if self.stepped else ""
@@ -160,7 +162,7 @@ class Run(Chained):
         self.aliases: dict[int, Any] = {}
         self.saved: list[Any] | None = None
         self.unchanged: Unchanged | None = None
-        self.watched: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self.late_reads: LateReads | None = None
         self.read_by_others: list[weakref.ref[torch.Tensor]] = []
         self.generator: Any = None
         self.state = RunState.NEW
@@ -208,8 +210,8 @@ class Run(Chained):
         assert runner is not None
         saved, kept = self.saved or [], runner.program.kept
         self.unchanged = Unchanged(saved, kept, runner.joint.sources, runner.changing)
-        if late_reads := runner.program.late_reads:
-            self.watched = {i: (weakref.ref(inputs[i]), inputs[i]._version) for i, _ in late_reads}
+        if reads := runner.program.late_reads:
+            self.late_reads = LateReads(reads, inputs, runner.joint.sources)
 
     def note_read_by_others(self, outputs: Sequence[torch.Tensor]) -> None:
         """Note outputs of which only a part of the gradient comes from outside."""
@@ -234,11 +236,18 @@ class Run(Chained):
         by_position = dict(zip(runner.returned.plain, gradients, strict=True))
         if runner.stepped:
             refuse_other_backward(runner, by_position, node, state=self.state)
+        if not self.reached.may_go_from(by_position):
+            raise refused.second_time(is_freed=False)
         if self._again is not None or (self._repeated is not None and torch.is_grad_enabled()):
             self._start_again(by_position)
             return
         self._check_startable(with_copies=True)
-        if self._note_gradients(by_position) or self.reached.backwards > 1:
+        unplanned = self._note_gradients(by_position)
+        if not self.reached.is_retained:
+            more = self.reached.missing and self._repeated is not None
+            left = runner.apart.left_by(by_position, node, runner.program.groups) if more else ()
+            self.reached.leaves(left)
+        if unplanned or self.reached.backwards > 1:
             self._check_startable()
             self._start_rerun(by_position, node)
             return
@@ -268,7 +277,7 @@ class Run(Chained):
 
     def _drop_repeated(self) -> None:
         """Drop the means to run the call again, unless another backward may come."""
-        if not self.reached.is_retained:
+        if not self.reached.may_go_on:
             self._repeated = None
         elif self._repeated is not None:
             self._repeated.retained()
@@ -388,13 +397,15 @@ class Run(Chained):
             else:
                 assert self.sums is not None
                 self.sums.start(node, groups)
-                self.generator = grouped(repeated.once_more(came, self.sums.begin), groups)
+                unread = runner.apart.unread(frozenset(came)) if reached.is_apart else frozenset()
+                coming = repeated.once_more(came, self.sums.begin, unread)
+                self.generator = grouped(coming, groups)
         except BaseException as error:
             self._end(RunState.FAILED)
             if is_refusal(error):
                 message = "A loss took an output that was planned to have no gradient."
                 if reached.backwards > 1:
-                    message = "A further backward (retain_graph=True) runs the forward again."
+                    message = "A further backward through the call runs its forward again."
                 raise budget_exceeded(error, message) from error
             raise
         self._end_with_backward()
@@ -404,10 +415,10 @@ class Run(Chained):
         assert self.runner is not None
         if self._again is not None:
             return next(self.generator)
-        if self.watched and self.state is RunState.IN_BACKWARD:
-            self._check_late_reads(index)
         groups = self.runner.program.groups
         try:
+            if self.late_reads is not None and self.state is RunState.IN_BACKWARD:
+                self.late_reads.check(index)
             with private.without_autocast():
                 gradients = next(self.generator, [])
                 if index + 1 >= len(groups):
@@ -430,23 +441,9 @@ class Run(Chained):
             self._end(RunState.DONE)
         return gradients
 
-    def _check_late_reads(self, index: int) -> None:
-        """Refuse to read a parameter that was changed right after its gradient was there.
-
-        An optimizer that steps inside backward may do so; parameters it changed must not be read
-        again.
-        """
-        assert self.runner is not None
-        for position, last in self.runner.program.late_reads:
-            reference, version = self.watched.get(position, (None, 0))
-            tensor = reference() if reference is not None else None
-            if index <= last and tensor is not None and tensor._version != version:
-                self._end(RunState.FAILED)
-                raise refused.changed_during(self.runner.joint.sources[position].name)
-
     def _end(self, state: RunState) -> None:
-        is_retained = self.reached.is_retained and self._repeated is not None
-        self.state = RunState.RETAINED if state is RunState.DONE and is_retained else state
+        goes_on = self.reached.may_go_on and self._repeated is not None
+        self.state = RunState.RETAINED if state is RunState.DONE and goes_on else state
         if self.state is not RunState.RETAINED:
             self._repeated = None
         if self.generator is not None:

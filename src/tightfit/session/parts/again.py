@@ -101,6 +101,10 @@ class PartsAgain:
         """Whether calls may be run again: so they were, or none has been seen."""
         return self._living_steps().known.may_repeat(step.key)
 
+    def is_repeated(self, step: PartStep) -> bool:
+        """Whether calls have been run again."""
+        return self._living_steps().known.is_repeated(step.key)
+
     def note_repeated(self, step: PartStep) -> None:
         """Note that a call is run again."""
         self._living_steps().known.note_repeated(step.key)

@@ -17,6 +17,7 @@ from tightfit.errors import WITHOUT_A_PLAN, TightfitError
 from tightfit.execution.again import RanPlainly
 from tightfit.execution.replanned import Planned, gradients_at_once, gradients_in_turn, unplanned
 from tightfit.execution.runtime import Run
+from tightfit.progress import announce
 from tightfit.session.step.held import GivenToCall, Instead
 from tightfit.torch_private import tools
 from tightfit.torch_private.releases import DERIVATIVES
@@ -65,6 +66,10 @@ class CallRepeater(Protocol[_Any]):
 
     def may_repeat(self, step: _Any) -> bool:
         """Whether calls may be run again: so they were, or none has been seen."""
+        ...
+
+    def is_repeated(self, step: _Any) -> bool:
+        """Whether calls have been run again."""
         ...
 
     def note_repeated(self, step: _Any) -> None:
@@ -191,14 +196,25 @@ class RepeatableCall(Generic[_Step]):
         return self._drawing_the_same(lambda: gradients_at_once(planned, inputs, came))
 
     def once_more(
-        self, came: dict[int, torch.Tensor], begun: Callable[[int, torch.Tensor], torch.Tensor]
+        self,
+        came: dict[int, torch.Tensor],
+        begun: Callable[[int, torch.Tensor], torch.Tensor],
+        unread: Set[int],
     ) -> Iterator[dict[int, torch.Tensor | None]]:
         """Run the call with its plan for a further backward.
 
         It draws the same random numbers. Its writes go into copies: they were done before. Returns
         an iterator that runs the backward and yields the gradients of placeholders.
+
+        `unread`: placeholders that may have changed since the call.
         """
-        planned, inputs = self._planned_once_more(self._owner().planned_once_more)
+        owner = self._owner()
+        if not owner.is_repeated(self._step):
+            announce(
+                f"{self._name}: several backwards go through one call: for each but the first its "
+                "forward runs again. To spare that, sum the losses and call backward once"
+            )
+        planned, inputs = self._planned_once_more(owner.planned_once_more, unread)
         return self._drawing_the_same(lambda: gradients_in_turn(planned, inputs, came, begun))
 
     def outputs_once_more(self) -> list[Any]:
@@ -209,24 +225,26 @@ class RepeatableCall(Generic[_Step]):
         return self._drawing_the_same(lambda: planned.program.forward(ready)[0])
 
     def _planned_once_more(
-        self, plan: Callable[[_Step, list[Any]], Planned]
+        self, plan: Callable[[_Step, list[Any]], Planned], unread: Set[int] = frozenset()
     ) -> tuple[Planned, list[Any]]:
         """Return a plan, and the placeholders to run it on.
 
         Raises `TightfitError` if the call cannot be run again.
         """
         self._owner().note_repeated(self._step)
-        given = self._given_once_more()
+        given = self._given_once_more(unread)
         if isinstance(given, str):
             raise _only_once(self._name, given)
         with torch.enable_grad():
             inputs = self._inputs_once_more(given)
             return plan(self._step, inputs), inputs
 
-    def _given_once_more(self) -> Arguments | str:
+    def _given_once_more(self, unread: Set[int] = frozenset()) -> Arguments | str:
         """Return inputs to run the planned forward on once more, or why it cannot be.
 
         An input from another call that is gone, or was written into, is made again by that call.
+
+        `unread`: placeholders that may have changed.
         """
         joint = self._step.captured.joint
         if self._before is None and self._step.captured.draws:
@@ -246,7 +264,8 @@ class RepeatableCall(Generic[_Step]):
             return None if other is None else other.requires_grad_()
 
         given = self._given.now(made_again)
-        reason = self._obstacle(given, made, {position for _, position in joint.write_backs})
+        exempt = {position for _, position in joint.write_backs} | unread
+        reason = self._obstacle(given, made, exempt)
         if reason is not None or given is None:
             return reason or ""
         inputs = self._owner().inputs(self._step, given)
@@ -343,7 +362,7 @@ def _state_of(inputs: Sequence[Any]) -> list[Any]:
 
 def _only_once(name: str, reason: str) -> TightfitError:
     return TightfitError(
-        f"backward runs through a step of {name} a further time (retain_graph=True): for that its "
+        f"backward runs through a step of {name} a further time: for that its "
         f"forward is run again, and here it cannot be, as {reason}. Call the model again, or sum "
         f"the losses and call backward once. {WITHOUT_A_PLAN}"
     )

@@ -65,6 +65,10 @@ class StepRepeater:
         """Whether calls of a step may be run again: so they were, or none has been seen."""
         return self._captures.may_repeat(step)
 
+    def is_repeated(self, step: Specialisation) -> bool:
+        """Whether calls of a step have been run again."""
+        return self._captures.is_repeated(step)
+
     def note_repeated(self, step: Specialisation) -> None:
         """Note that a call of a step is run again."""
         self._captures.note_repeated(step)

@@ -242,6 +242,10 @@ class Captures:
         """Whether a step may be run again in its backward: so it was, or none has been seen."""
         return spec not in self._shown or spec.key in self._repeated
 
+    def is_repeated(self, spec: Specialisation) -> bool:
+        """Whether calls of a step have been run again in their backward."""
+        return spec.key in self._repeated
+
     def note_repeated(self, spec: Specialisation) -> None:
         """Note that backward runs through calls of a step more than once."""
         self._repeated.add(spec.key)

@@ -1,0 +1,77 @@
+"""Outputs of a call whose backwards share no saved tensor: one may go back after another.
+
+Plain PyTorch frees saved tensors on the way of a backward. From another output a backward may still
+come, if it reads none of these: two networks in one module, say, each with a loss of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
+
+from torch import fx
+
+from tightfit.capture.joint_graph import JointGraph
+from tightfit.torch_private import engine
+
+__all__ = ["Apart"]
+
+
+class Apart:
+    """Finds out which backwards of a captured step read the same saved tensors."""
+
+    def __init__(self, joint: JointGraph) -> None:
+        self._joint = joint
+        self._tangents = frozenset(s.index for s in joint.sources if s.kind == "tangent")
+        self._known: dict[Any, frozenset[int]] = {}
+
+    def left_by(
+        self, came: Mapping[int, Any], node: Any, groups: Sequence[Sequence[int]]
+    ) -> frozenset[int]:
+        """Return the outputs from which a backward may go after one that keeps no graph.
+
+        `came`: the gradients of outputs with which it begins. `node`: the first of the call's chain
+        in autograd's graph. `groups`: the placeholders whose gradients each node of it hands over.
+        """
+        key = frozenset(i for i, g in came.items() if g is not None), _asked_for(node, groups)
+        if key not in self._known:
+            self._known[key] = self._left_by(*key)
+        return self._known[key]
+
+    def _left_by(self, came: frozenset[int], asked: Set[int]) -> frozenset[int]:
+        made, every = self._joint.made_from_gradients, self._made_from_any()
+        ends = [node for node, position in self._joint.gradients if position in asked]
+        passed = made(came) & self._leading_to(ends)
+        freeing = {node for node in passed if not every.issuperset(node.all_input_nodes)}
+        return frozenset(i for i in self._tangents - came if freeing.isdisjoint(made({i})))
+
+    def unread(self, came: frozenset[int]) -> frozenset[int]:
+        """Return the placeholders that gradients from some outputs do not depend on."""
+        joint = self._joint
+        own = joint.made_from_gradients(came)
+        ends = [node for node, _ in joint.gradients if node in own]
+        read = self._leading_to(ends, without=self._made_from_any() - own)
+        return frozenset(i for i, node in enumerate(joint.placeholders) if node not in read)
+
+    def _made_from_any(self) -> set[fx.Node]:
+        """Return all that is computed from gradients; operators read saved tensors besides."""
+        return self._joint.made_from_gradients(self._tangents)
+
+    def _leading_to(self, ends: Iterable[Any], without: Set[fx.Node] = frozenset()) -> set[fx.Node]:
+        """Return some values and all that they are computed from, but for some."""
+        found = {node for node in ends if isinstance(node, fx.Node)}
+        for node in reversed(self._joint.module.graph.nodes):
+            if node in found:
+                found.update(x for x in node.all_input_nodes if x not in without)
+        return found
+
+
+def _asked_for(node: Any, groups: Sequence[Sequence[int]]) -> frozenset[int]:
+    """Return the placeholders whose gradients the backward that runs now computes."""
+    found = []
+    for positions in groups:
+        following, *edges = node.next_functions
+        pairs = zip(positions, edges, strict=False)  # of others behind them
+        found += [p for p, (x, _) in pairs if x is not None and engine.asks_for_gradient(x)]
+        node = following[0]
+    return frozenset(found)
