@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import random
 from collections.abc import Callable
 
 import pytest
@@ -115,3 +117,74 @@ def test_a_parameter_that_both_read_is_not_to_change() -> None:
     losses = [y.square().mean() for y in model(torch.randn(8, 32))]
     with pytest.raises(TightfitError, match="was changed since the call"):
         a_step_each(model, losses, 0)
+
+
+class Drawn(nn.Module):
+    """Random operators on two inputs, with one to three outputs."""
+
+    def __init__(self, draws: random.Random) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+        self.norm = nn.LayerNorm(6)
+        kinds = ["layer", "layer", "relu", "tanh", "product", "sum", "norm", "view", "both"]
+        self.ops = [
+            (draws.choice(kinds), draws.randrange(n), draws.randrange(n), draws.randrange(4))
+            for n in range(2, draws.randint(5, 9))
+        ]
+        made = range(2, 2 + len(self.ops))
+        self.outputs = draws.sample(made, k=min(len(made), draws.randint(1, 3)))
+
+    def forward(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        values = [x, y]
+        for kind, one, other, layer in self.ops:
+            values.append(self._made(kind, values[one], values[other], layer))
+        return [values[i].square() for i in self.outputs]
+
+    def _made(self, kind: str, a: Tensor, b: Tensor, layer: int) -> Tensor:
+        match kind:
+            case "layer":
+                return self.layers[layer](a)
+            case "product":
+                return a * b
+            case "sum":
+                return a + b
+            case "view":
+                return a.reshape(3, -1).reshape(6, 6)
+            case "both":
+                return torch.cat([a[:2], b[2:]])
+            case _:
+                return {"relu": torch.relu, "tanh": torch.tanh, "norm": self.norm}[kind](a)
+
+
+def differentiated(model: Drawn, seed: int) -> list[Tensor | None] | str:
+    """Go back one to three times, for some gradients of some outputs; return all, or the error."""
+    draws, found = random.Random(seed), []
+    torch.manual_seed(seed)
+    x, y = torch.randn(6, 6, requires_grad=True), torch.randn(6, 6)
+    owners = [x, *model.parameters()]
+    outputs = model(x, y)
+    try:
+        for _ in range(draws.randint(1, 3)):
+            chosen = draws.sample(outputs, k=draws.randint(1, len(outputs)))
+            loss, keeps = torch.stack([x.sum() for x in chosen]).sum(), draws.random() < 0.5
+            some = draws.sample(owners, k=draws.randint(1, 3))
+            if draws.random() < 0.5:
+                loss.backward(retain_graph=keeps)
+            else:
+                found += torch.autograd.grad(loss, some, retain_graph=keeps, allow_unused=True)
+    except (RuntimeError, TightfitError) as error:
+        return "second time" if "a second time" in str(error) else repr(error)
+    return [*found, *(owner.grad for owner in owners)]
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("seed", range(60))
+def test_random_backwards_are_those_of_plain_pytorch(seed: int) -> None:
+    model = Drawn(random.Random(seed))
+    fitted = tightfit.fit(copy.deepcopy(model), "1GiB", costs="unit", cache=False)
+    expected, found = differentiated(model, seed), differentiated(fitted, seed)
+    if isinstance(expected, str) or isinstance(found, str):
+        assert found == expected
+        return
+    for one, other in zip(expected, found, strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)  # pyright: ignore

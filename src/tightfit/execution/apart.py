@@ -23,35 +23,41 @@ class Apart:
     def __init__(self, joint: JointGraph) -> None:
         self._joint = joint
         self._tangents = frozenset(s.index for s in joint.sources if s.kind == "tangent")
-        self._known: dict[Any, frozenset[int]] = {}
+        self._known: dict[Any, frozenset[fx.Node]] = {}
+        self._unread: dict[frozenset[int], frozenset[int]] = {}
 
-    def left_by(
+    def read_by(
         self, came: Mapping[int, Any], node: Any, groups: Sequence[Sequence[int]]
-    ) -> frozenset[int]:
-        """Return the outputs from which a backward may go after one that keeps no graph.
+    ) -> frozenset[fx.Node]:
+        """Return the operators of a backward that read saved tensors.
 
         `came`: the gradients of outputs with which it begins. `node`: the first of the call's chain
         in autograd's graph. `groups`: the placeholders whose gradients each node of it hands over.
         """
         key = frozenset(i for i, g in came.items() if g is not None), _asked_for(node, groups)
         if key not in self._known:
-            self._known[key] = self._left_by(*key)
+            every, (outputs, asked) = self._made_from_any(), key
+            ends = [node for node, position in self._joint.gradients if position in asked]
+            passed = self._joint.made_from_gradients(outputs) & self._leading_to(ends)
+            reading = (node for node in passed if not every.issuperset(node.all_input_nodes))
+            self._known[key] = frozenset(reading)
         return self._known[key]
 
-    def _left_by(self, came: frozenset[int], asked: Set[int]) -> frozenset[int]:
-        made, every = self._joint.made_from_gradients, self._made_from_any()
-        ends = [node for node, position in self._joint.gradients if position in asked]
-        passed = made(came) & self._leading_to(ends)
-        freeing = {node for node in passed if not every.issuperset(node.all_input_nodes)}
-        return frozenset(i for i in self._tangents - came if freeing.isdisjoint(made({i})))
+    def may_follow(self, freed: Set[fx.Node]) -> bool:
+        """Whether from any output a backward may go that comes to none of some operators."""
+        made = self._joint.made_from_gradients
+        return any(freed.isdisjoint(made({i})) for i in self._tangents)
 
     def unread(self, came: frozenset[int]) -> frozenset[int]:
         """Return the placeholders that gradients from some outputs do not depend on."""
-        joint = self._joint
-        own = joint.made_from_gradients(came)
-        ends = [node for node, _ in joint.gradients if node in own]
-        read = self._leading_to(ends, without=self._made_from_any() - own)
-        return frozenset(i for i, node in enumerate(joint.placeholders) if node not in read)
+        if came not in self._unread:
+            joint = self._joint
+            own = joint.made_from_gradients(came)
+            ends = [node for node, _ in joint.gradients if node in own]
+            read = self._leading_to(ends, without=self._made_from_any() - own)
+            others = (i for i, node in enumerate(joint.placeholders) if node not in read)
+            self._unread[came] = frozenset(others)
+        return self._unread[came]
 
     def _made_from_any(self) -> set[fx.Node]:
         """Return all that is computed from gradients; operators read saved tensors besides."""

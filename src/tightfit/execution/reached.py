@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 
 __all__ = ["Reached"]
+
+Freed: TypeAlias = frozenset[Any]
+"""Operators of a backward that have read saved tensors, which are freed."""
 
 
 class Reached:
     """The outputs that the backwards of one call have reached.
 
     `backwards`: how many have begun. `is_retained`: whether the last of them keeps the graph.
-    `is_apart`: whether one before it has kept none. `missing`, `unplanned`: the outputs without a
-    gradient that were planned to have one in the last backward, and those with one that were not.
+    `missing`, `unplanned`: the outputs without a gradient that were planned to have one in the last
+    backward, and those with one that were not.
     """
 
     def __init__(self) -> None:
         self.backwards = 0
-        self.is_retained = self.is_apart = False
+        self.is_retained = False
         self.missing: tuple[int, ...] = ()
         self.unplanned: tuple[int, ...] = ()
         self._planned: frozenset[int] = frozenset()
         self._outputs = 0
         self._before: frozenset[int] = frozenset()
-        self._left: frozenset[int] | None = None  # from which another may go; None: from any
+        self._freed: Freed = frozenset()
+        self._may_follow = False  # another backward, after one that keeps no graph
 
     def begin(
         self,
@@ -45,25 +50,29 @@ class Reached:
             self._before = self.used
         self.backwards += 1
         self._planned, self._outputs = planned, outputs
-        self.is_retained, self.is_apart = retained, self._left is not None
+        self.is_retained = retained
         self.missing = tuple([i for i in planned if came.get(i) is None])
         self.unplanned = tuple([i for i, g in came.items() if g is not None and i not in planned])
 
-    def leaves(self, outputs: Iterable[int]) -> None:
-        """Note the outputs from which another backward may go, as this one keeps no graph."""
-        left = frozenset(outputs)
-        self._left = left if self._left is None else self._left & left
+    def has_freed(self, reads: Callable[[], Freed]) -> bool:
+        """Whether a backward before has freed what one reads."""
+        return bool(self._freed) and not self._freed.isdisjoint(reads())
 
-    def may_go_from(self, came: Mapping[int, torch.Tensor | None]) -> bool:
-        """Whether a backward may go from those outputs that have gradients."""
-        if self._left is None:
-            return True
-        return self._left.issuperset(i for i, g in came.items() if g is not None)
+    def frees(self, reads: Callable[[], Freed], may_follow: Callable[[Freed], bool] | None) -> None:
+        """Note that the last backward keeps no graph, and frees what it reads.
+
+        `reads`: tells that. `may_follow`: whether from any output a backward may go that reads
+        nothing freed; None: none can.
+        """
+        self._may_follow = False
+        if self.missing and may_follow is not None:
+            self._freed |= reads()
+            self._may_follow = may_follow(self._freed)
 
     @property
     def may_go_on(self) -> bool:
         """Whether another backward may come after the last."""
-        return self.is_retained or bool(self._left)
+        return self.is_retained or self._may_follow
 
     @property
     def unused(self) -> frozenset[int]:

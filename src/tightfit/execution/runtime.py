@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -236,7 +237,8 @@ class Run(Chained):
         by_position = dict(zip(runner.returned.plain, gradients, strict=True))
         if runner.stepped:
             refuse_other_backward(runner, by_position, node, state=self.state)
-        if not self.reached.may_go_from(by_position):
+        reads = partial(runner.apart.read_by, by_position, node, runner.program.groups)
+        if self.reached.has_freed(reads):
             raise refused.second_time(is_freed=False)
         if self._again is not None or (self._repeated is not None and torch.is_grad_enabled()):
             self._start_again(by_position)
@@ -244,9 +246,7 @@ class Run(Chained):
         self._check_startable(with_copies=True)
         unplanned = self._note_gradients(by_position)
         if not self.reached.is_retained:
-            more = self.reached.missing and self._repeated is not None
-            left = runner.apart.left_by(by_position, node, runner.program.groups) if more else ()
-            self.reached.leaves(left)
+            self.reached.frees(reads, runner.apart.may_follow if self._repeated else None)
         if unplanned or self.reached.backwards > 1:
             self._check_startable()
             self._start_rerun(by_position, node)
@@ -397,7 +397,7 @@ class Run(Chained):
             else:
                 assert self.sums is not None
                 self.sums.start(node, groups)
-                unread = runner.apart.unread(frozenset(came)) if reached.is_apart else frozenset()
+                unread = runner.apart.unread(frozenset(came))
                 coming = repeated.once_more(came, self.sums.begin, unread)
                 self.generator = grouped(coming, groups)
         except BaseException as error:

@@ -177,7 +177,9 @@ class Sums:
         self._watched.add(position)
         waiting = weakref.ref(self)  # the parameter must not keep a call alive
 
-        def arrived(gradient: torch.Tensor) -> None:
+        def arrived(gradient: torch.Tensor | None) -> None:
+            if gradient is None:  # a backward came by that has none for it
+                return
             handle.remove()
             sums = waiting()
             own = sums._handed.pop(position, None) if sums is not None else None
