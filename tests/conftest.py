@@ -16,6 +16,7 @@ from hypothesis import settings
 
 from tightfit.session.memory import account
 from tightfit.torch_private.storages import free_failed_backward
+from tightfit.zoo import mobilenet
 
 COMPILED = Path(__file__).parent.parent / "build" / "online_core"
 IMPORTED_BY_TRACING = ("torch._dynamo", "torch._inductor.utils", "torch._functorch.aot_autograd")
@@ -49,6 +50,13 @@ def alone() -> None:
     """Let models that earlier tests have left limit nothing: budgets of several are one limit."""
     for left in list(account._KEEPERS):
         left.keep_to(None)
+
+
+@pytest.fixture
+def short_mobilenet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let MobileNet v2 have five of its seventeen blocks, in tests of what is done with any."""
+    stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 2, 2))
+    monkeypatch.setattr(mobilenet, "_INVERTED", stages)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
