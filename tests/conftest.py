@@ -54,9 +54,11 @@ def alone() -> None:
 
 @pytest.fixture
 def short_mobilenet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let MobileNet v2 have five of its seventeen blocks, in tests of what is done with any."""
-    stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 2, 2))
-    monkeypatch.setattr(mobilenet, "_INVERTED", stages)
+    """Let MobileNets have five of their blocks, in tests of what is done with any model."""
+    separable = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1))
+    monkeypatch.setattr(mobilenet, "_SEPARABLE", separable)
+    inverted = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 2, 2))
+    monkeypatch.setattr(mobilenet, "_INVERTED", inverted)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -112,7 +112,7 @@ def test_states_that_are_detached_take_no_second_trace(capfd) -> None:
         run.fit(model, optimizer=optimizer)
         state = (torch.zeros(4, 16), torch.zeros(4, 16))
         for _ in range(run.steps):
-            output, state = model(torch.randn(4, 60, 8), tuple(s.detach() for s in state))
+            output, state = model(torch.randn(4, 24, 8), tuple(s.detach() for s in state))
             loss = output.square().mean()
             optimizer.zero_grad()
             loss.backward()

@@ -178,7 +178,7 @@ def test_a_graph_without_a_plan_runs_as_plain_pytorch(monkeypatch: pytest.Monkey
 
 
 def test_what_else_a_module_does_is_done_as_often_as_in_plain_pytorch(capsys: Any) -> None:
-    plain, fitted = twins(Counted, "1GiB")
+    plain, fitted = twins(Counted, "1GiB", blocks=2)
     reference = trained(plain)
     first = capsys.readouterr().out
     assert_equal(trained(fitted), reference)
@@ -193,7 +193,7 @@ def test_other_modules_in_which_data_decide_are_planned_graph_by_graph(
     inner: type[nn.Module],
 ) -> None:
     """They change what others read, serve again, return other sizes, or lie in another graph."""
-    plain, fitted = twins(inner, "1GiB")
+    plain, fitted = twins(inner, "1GiB", blocks=2)
     assert_equal(trained(fitted), trained(plain))
     assert attached(fitted).is_in_parts
 

@@ -14,7 +14,7 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import working_set_bytes
 from tightfit.planners.registry import plan_with
 
-LIMITS = Limits(iterations=8000, seconds=60)
+LIMITS = Limits(iterations=3000, seconds=60)
 CASES = [(seed, ratio, speed) for seed in range(8) for ratio in (0.2, 0.6) for speed in (1.0, 4.0)]
 
 
