@@ -67,9 +67,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out cases of tests marked `one_in(n)` but every n-th."""
-    if config.getoption("--sweep"):
-        return
+    """Leave out cases of tests marked `one_in(n)` but every n-th; begin with slow tests.
+
+    One that came last would have a worker for itself, and the other would wait.
+    """
+    if not config.getoption("--sweep"):
+        _leave_out(config, items)
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     seen: Counter[str] = Counter()
     kept, left_out = [], []
     for item in items:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "examples"
 FACTORIES = {"llama7b.py"}
 RECORDED = {"train_over_trees.py"}  # tests/online

@@ -20,7 +20,7 @@ STEPS = 7  # graphs that are others in each call run plainly from the fifth on
 class Routed(nn.Module):
     """Sends each token to the expert with the best score, with noise: others in every call."""
 
-    def __init__(self, width: int, experts: int = 3) -> None:
+    def __init__(self, width: int, experts: int = 2) -> None:
         super().__init__()
         self.gate = nn.Linear(width, experts)
         self.experts = nn.ModuleList(
@@ -67,7 +67,7 @@ class Averaging(Routed):
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
-        self.register_buffer("shares", torch.zeros(3))
+        self.register_buffer("shares", torch.zeros(2))
 
     def forward(self, x):
         with torch.no_grad():
