@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -239,35 +235,3 @@ def test_traces_that_were_not_used_for_long_make_room() -> None:
     assert [recent.find(key) for key in "abc"] == [b"12345", None, b"12345"]
     recent.keep("d", b"of more than all room")
     assert not any(map(recent.find, "abcd"))
-
-
-# -- in another process ---------------------------------------------------------------------------
-
-
-SCRIPT = """
-    import torch
-    from torch import nn
-    import tightfit
-    from tightfit.capture import capture
-
-    made = []
-    plain = capture._traced
-    capture._traced = lambda *args: made.append(1) or plain(*args)
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4))
-    tightfit.fit(net, "1MiB", costs="unit")
-    for _ in range(2):
-        net(torch.randn(8, 4)).square().mean().backward()
-    print(len(made), float(sum(p.grad.double().sum() for p in net.parameters())).hex())
-"""
-
-
-def test_another_process_trains_the_same_without_a_trace(tmp_path: Path) -> None:
-    around = {**os.environ, "TIGHTFIT_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
-    said = [
-        subprocess.run(command, env=around, stdout=subprocess.PIPE, text=True, check=True).stdout
-        for _ in range(2)
-    ]
-    (first, gradients), (second, same) = (each.split() for each in said)
-    assert (first, second) == ("1", "0") and same == gradients
