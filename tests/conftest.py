@@ -16,6 +16,7 @@ from hypothesis import settings
 
 from tightfit.session.memory import account
 from tightfit.torch_private.storages import free_failed_backward
+from tightfit.zoo import mobilenet
 
 COMPILED = Path(__file__).parent.parent / "build" / "online_core"
 IMPORTED_BY_TRACING = ("torch._dynamo", "torch._inductor.utils", "torch._functorch.aot_autograd")
@@ -51,15 +52,31 @@ def alone() -> None:
         left.keep_to(None)
 
 
+@pytest.fixture
+def short_mobilenet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let MobileNets have five of their blocks, in tests of what is done with any model."""
+    separable = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1))
+    monkeypatch.setattr(mobilenet, "_SEPARABLE", separable)
+    inverted = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 2, 2))
+    monkeypatch.setattr(mobilenet, "_INVERTED", inverted)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--sweep`: all cases of batteries of which continuous integration runs a part."""
     parser.addoption("--sweep", action="store_true", help="all cases of tests marked `one_in`")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out cases of tests marked `one_in(n)` but every n-th."""
-    if config.getoption("--sweep"):
-        return
+    """Leave out cases of tests marked `one_in(n)` but every n-th; begin with slow tests.
+
+    One that came last would have a worker for itself, and the other would wait.
+    """
+    if not config.getoption("--sweep"):
+        _leave_out(config, items)
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     seen: Counter[str] = Counter()
     kept, left_out = [], []
     for item in items:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "examples"
 FACTORIES = {"llama7b.py"}
 RECORDED = {"train_over_trees.py"}  # tests/online
@@ -37,7 +39,7 @@ def test_llama_is_checked_without_its_memory() -> None:
         "import resource, tightfit\n"
         "from tightfit.planners.base import Limits\n"
         f"found = tightfit.check({str(FOLDER / 'llama7b.py')!r} + ':llama7b', batch=4,\n"
-        "    budget='80GiB', costs='a100', limits=Limits(seconds=5))\n"
+        "    budget='80GiB', costs='a100', limits=Limits(seconds=2))\n"
         "assert found.fits and 25 << 30 < found.graph.constant_bytes < 41 << 30\n"
         "assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 << 20  # KiB\n"
     )

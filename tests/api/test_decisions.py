@@ -182,16 +182,16 @@ class Routed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate = nn.Linear(16, 4)
+        self.gate = nn.Linear(16, 2)
         self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)) for _ in range(4)
+            nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)) for _ in range(2)
         )
 
     def forward(self, x):
-        noisy = self.gate(x) + torch.randn(x.size(0), 4)
+        noisy = self.gate(x) + torch.randn(x.size(0), 2)
         weight, chosen = noisy.softmax(1).max(1)
         rows = chosen.argsort()
-        sizes = (chosen.unsqueeze(1) == torch.arange(4)).sum(0).tolist()
+        sizes = (chosen.unsqueeze(1) == torch.arange(2)).sum(0).tolist()
         parts = zip(self.experts, x[rows].split(sizes), strict=True)
         out = torch.cat([expert(part) for expert, part in parts])
         return (out.squeeze(1) * weight[rows]).square().mean()

@@ -92,8 +92,7 @@ def link(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fitted(model: nn.Module, budget: int, **keywords: Any) -> nn.Module:
     own = copy.deepcopy(model)
-    keywords = {"cache": False, "limits": ANY_PLAN, **keywords}
-    return tightfit.fit(own, budget, **keywords)
+    return tightfit.fit(own, budget, **{"limits": ANY_PLAN, **keywords})
 
 
 def test_less_memory_than_recomputing_needs(

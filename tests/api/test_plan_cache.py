@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from torch import nn
 import tightfit
 from benchmarks.training import let_search_end
 from support.planning import planners_called
+from tightfit.execution.attach import attached
+from tightfit.planners.outcomes import no_plan
 from tightfit.session import stages as pipeline
 from tightfit.session.whole import planning
 
@@ -100,3 +103,25 @@ def test_a_process_begins_with_the_plan_of_the_one_before(
         again = train(steps=1)
     assert again.plan is not None and again.overhead <= first.overhead + 0.01
     assert train(steps=1, budget="190KiB").plan is not None
+
+
+def test_the_plan_of_a_least_budget_is_known_to_the_next_process(
+    planned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another search might not find it again in its time."""
+
+    def model() -> nn.Module:
+        layers = (layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Tanh()))
+        return nn.Sequential(*layers)
+
+    x = torch.ones(256, 64)
+    first = tightfit.fit(model(), "1GiB", costs="unit", limits=(1, 0.01))
+    budget = attached(first).smallest_budget((x,), {}).found_bytes + 4096
+    nothing = no_plan(started=time.perf_counter(), proven=False)
+    monkeypatch.setattr(pipeline, "plan_with", lambda *args, **keywords: nothing)
+    monkeypatch.setattr(pipeline, "minimum_budget", None)
+    again = tightfit.fit(model(), budget, costs="unit", limits=(1, 0.01))
+    again(x).sum().backward()
+    let_search_end()
+    report = tightfit.report(again)
+    assert report.planned_peak_bytes <= budget and report.overhead > 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 import support.replicas
 from support.processes import run_ranks
 
 
+@pytest.mark.slow
 def test_data_parallel() -> None:
     assert run_ranks(support.replicas) == []

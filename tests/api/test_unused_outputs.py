@@ -112,7 +112,7 @@ def test_states_that_are_detached_take_no_second_trace(capfd) -> None:
         run.fit(model, optimizer=optimizer)
         state = (torch.zeros(4, 16), torch.zeros(4, 16))
         for _ in range(run.steps):
-            output, state = model(torch.randn(4, 60, 8), tuple(s.detach() for s in state))
+            output, state = model(torch.randn(4, 24, 8), tuple(s.detach() for s in state))
             loss = output.square().mean()
             optimizer.zero_grad()
             loss.backward()
@@ -122,8 +122,8 @@ def test_states_that_are_detached_take_no_second_trace(capfd) -> None:
 
     plain = live(loop, Run(None, steps=6, small=True))
     with patch.object(numbers, "trace", wraps=numbers.trace) as traces:
-        fitted = live(loop, Run(int(0.6 * plain.largest_bytes), steps=6, small=True))
+        fitted = live(loop, Run(int(0.75 * plain.largest_bytes), steps=6, small=True))
     assert not fitted.error
     assert fitted.losses == plain.losses and fitted.parameters == plain.parameters
-    assert fitted.largest_bytes <= int(0.6 * plain.largest_bytes)
+    assert fitted.largest_bytes <= int(0.75 * plain.largest_bytes)
     assert traces.call_count == 1 and "receive no gradient" not in capfd.readouterr().err

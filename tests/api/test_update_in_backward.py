@@ -107,9 +107,7 @@ def least_bytes(
     """Return the least budget of a copy of a model."""
     own = copy.deepcopy(model)
     mine = OPTIMIZERS[optimizer](own.parameters())
-    tightfit.fit(
-        own, "1GiB", optimizer=mine, update_in_backward=in_backward, cache=False, limits=(2, 0.01)
-    )
+    tightfit.fit(own, "1GiB", optimizer=mine, update_in_backward=in_backward, limits=(2, 0.01))
     return attached(own).smallest_budget(inputs, {}).found_bytes
 
 
@@ -163,7 +161,7 @@ def test_an_optimizer_has_the_bits_of_the_plain_loop(kind: str) -> None:
     of_plain = OPTIMIZERS[kind](plain.parameters())
     of_fitted = OPTIMIZERS[kind](fitted.parameters())
     expected = trained(plain, of_plain, words)
-    tightfit.fit(fitted, budget, optimizer=of_fitted, update_in_backward=True, cache=False)
+    tightfit.fit(fitted, budget, optimizer=of_fitted, update_in_backward=True)
     assert all(map(torch.equal, trained(fitted, of_fitted, words), expected))
     assert_same(fitted, plain, of_fitted, of_plain)
     assert all(p.grad is None for p in fitted.parameters())
@@ -180,7 +178,7 @@ def test_a_model_has_the_bits_of_the_plain_loop(name: str, share: float) -> None
     budget = int(share * least_bytes(plain, draw(), "AdamW", in_backward=True)) + 4096
     of_plain, of_fitted = (OPTIMIZERS["AdamW"](m.parameters()) for m in (plain, fitted))
     expected = trained(plain, of_plain, draw)
-    tightfit.fit(fitted, budget, optimizer=of_fitted, update_in_backward=True, cache=False)
+    tightfit.fit(fitted, budget, optimizer=of_fitted, update_in_backward=True)
     assert all(map(torch.equal, trained(fitted, of_fitted, draw), expected))
     assert_same(fitted, plain, of_fitted, of_plain)
 
@@ -506,8 +504,8 @@ def trained_with_clipping(
     fitted = copy.deepcopy(plain)
     of_plain, of_fitted = (OPTIMIZERS[kind](m.parameters()) for m in (plain, fitted))
     expected = trained(plain, of_plain, draw, clipped=max_norm)
-    keywords = {"optimizer": of_fitted, "cache": False, "clip_grad_norm": max_norm}
-    tightfit.fit(fitted, "64MiB", limits=(2, 0.01), **keywords)
+    keywords = {"optimizer": of_fitted, "limits": (2, 0.01), "clip_grad_norm": max_norm}
+    tightfit.fit(fitted, "64MiB", **keywords)
     least = attached(fitted).smallest_budget(draw(), {}).found_bytes
     tightfit.fit(fitted, int(1.01 * least) + 4096, **keywords)
     assert all(map(torch.equal, trained(fitted, of_fitted, draw), expected))

@@ -252,6 +252,7 @@ def test_every_request_of_a_thousand_random_layouts_finds_its_place() -> None:
 PLANS = sorted((Path(__file__).parents[2] / "plans").glob("*.json.gz"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("file", PLANS, ids=lambda file: file.name.partition(".")[0])
 def test_every_request_of_the_zoos_plans_finds_its_place(file: Path) -> None:
     """With every block sixteen times as large, so that the step is one of a GPU."""

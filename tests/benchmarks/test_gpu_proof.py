@@ -52,6 +52,7 @@ def test_without_a_gpu_it_says_so(
     assert capsys.readouterr().out.count("--device cuda") == 8
 
 
+@pytest.mark.usefixtures("short_mobilenet")
 def test_rows_of_proofs_become_lines(proof: Any, tmp_path: Path) -> None:
     from benchmarks import gpu_proofs, readme
 
@@ -66,6 +67,7 @@ def test_rows_of_proofs_become_lines(proof: Any, tmp_path: Path) -> None:
     assert "make gpu-proof" in readme.gpu_section({}, {})
 
 
+@pytest.mark.usefixtures("short_mobilenet")
 def test_a_model_within_a_limit_becomes_a_row_for_each_way(proof: Any, tmp_path: Path) -> None:
     """On a CPU, where nothing is reserved: what remains is that it runs and says so."""
     from benchmarks import gpu_limit

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 
 
+@pytest.mark.usefixtures("short_mobilenet")
 def test_rows(tmp_path: Path) -> None:
     from benchmarks.training import main
 

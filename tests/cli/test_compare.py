@@ -132,6 +132,7 @@ def test_a_model_of_the_zoo_is_compared_without_its_memory(
     assert "cannot read the size 'wide'" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("short_mobilenet")
 def test_groups_of_alternatives_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--batch", "8", "--size", "64", "--costs", "p100", "--planners", "greedy,anytime"]
     groups = ["--budgets", "0.9", "--iterations", "20", "--alternatives", "none,output"]

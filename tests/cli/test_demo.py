@@ -12,6 +12,7 @@ from tightfit.studies import demonstration as demo
 SMALL = (demo.Exhibit("mobilenet_v2", (0.7,), {"batch": 4, "size": 64}),)
 
 
+@pytest.mark.usefixtures("short_mobilenet")
 def test_demonstration(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     proofs = demo.demonstrate(SMALL, rounds=1, planning_s=1.0)
     monkeypatch.setattr(demo, "demonstrate", lambda *_, **__: proofs)

@@ -80,14 +80,14 @@ def test_check_within_the_minimum_and_below(model: str, capsys: pytest.CaptureFi
 
 
 def test_check_says_what_an_estimate_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("zoo:vit", "--batch", "1", "--budget", "4GiB", "--costs", "a100", *QUICK)
-    assert main(["check", *words]) == 0
+    small = Path(__file__).parent.parent / "support" / "small.py"
+    words = ("--budget", "1GiB", "--costs", "a100", *QUICK)
+    assert main(["check", f"{small}:two_attentions", *words]) == 0
     text = capsys.readouterr().out
     assert "an estimate: operators are those of the CPU" in text
-    assert "12 attentions are flash here and count as flash there" in text
-    words = ("zoo:gpt2", "--batch", "1", "--sequence", "32", *words[3:])
-    assert main(["check", *words]) == 0  # its attention has dropout
-    assert "12 attentions keep their [tokens, tokens] weights" in capsys.readouterr().out
+    assert "2 attentions are flash here and count as flash there" in text
+    assert main(["check", f"{small}:two_with_dropout", *words]) == 0
+    assert "2 attentions keep their [tokens, tokens] weights" in capsys.readouterr().out
 
 
 def test_a_plan_of_a_model_is_verified_against_its_graph(

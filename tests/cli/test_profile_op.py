@@ -10,11 +10,13 @@ import pytest
 from support.pictures import texts_in
 from tightfit.cli import main
 
+SMALL = Path(__file__).parent.parent / "support" / "small.py"
+
 
 def test_each_way_has_its_time_its_workspace_and_what_it_reads(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    words = ["profile-op", "zoo:unet", "--batch", "1", "--size", "32"]
+    words = ["profile-op", f"{SMALL}:pooled"]
     assert main([*words, "aten.max_pool2d_with_indices_backward", "--json"]) == 0
     ways = json.loads(capsys.readouterr().out)["ways"]
     default, other, places = ways[:3]
@@ -43,8 +45,7 @@ def test_each_way_has_its_time_its_workspace_and_what_it_reads(
     ],
 )
 def test_what_is_replaced_together_is_shown_together(operator, shown, capsys) -> None:
-    model = f"{Path(__file__).parent.parent / 'support' / 'small.py'}:tokens"
-    assert main(["profile-op", model, operator, "--json"]) == 0
+    assert main(["profile-op", f"{SMALL}:tokens", operator, "--json"]) == 0
     ways = json.loads(capsys.readouterr().out)["ways"]
     assert {way["alternative"] for way in ways if way["is_kept"]} >= {"default"} | shown
 

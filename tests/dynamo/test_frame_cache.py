@@ -564,10 +564,12 @@ SCRIPT = """
     import torch
     from torch._dynamo import convert_frame
     import tightfit, user
+    from tightfit.capture import capture
 
-    made = []
-    plain = convert_frame._compile
-    convert_frame._compile = lambda *args, **kwargs: made.append(1) or plain(*args, **kwargs)
+    followed, traced = [], []
+    follow, trace = convert_frame._compile, capture._traced
+    convert_frame._compile = lambda *args, **kwargs: followed.append(1) or follow(*args, **kwargs)
+    capture._traced = lambda *args: traced.append(1) or trace(*args)
     torch.manual_seed(0)
     net = user.Net()
     fitted = tightfit.fit(copy.deepcopy(net), "1MiB", costs="unit")
@@ -577,7 +579,8 @@ SCRIPT = """
         for _ in range(2):
             each(x).square().mean().backward()
     pairs = zip(net.parameters(), fitted.parameters())
-    print(len(made), all(torch.equal(one.grad, other.grad) for one, other in pairs))
+    same = all(torch.equal(one.grad, other.grad) for one, other in pairs)
+    print(len(followed), len(traced), same)
 """
 
 
@@ -593,10 +596,10 @@ def _said(folder: Path) -> list[str]:
     return done.stdout.split()
 
 
-def test_another_process_follows_nothing_until_the_code_changes(tmp_path: Path) -> None:
+def test_another_process_follows_and_traces_nothing_until_the_code_changes(tmp_path: Path) -> None:
     user = tmp_path / "user.py"
     user.write_text(textwrap.dedent(MODULE))
-    assert _said(tmp_path) == ["1", "True"]
-    assert _said(tmp_path) == ["0", "True"]
+    assert _said(tmp_path) == ["1", "1", "True"]
+    assert _said(tmp_path) == ["0", "0", "True"]
     user.write_text(user.read_text().replace("x * FACTOR", "x - FACTOR"))
-    assert _said(tmp_path) == ["1", "True"]
+    assert _said(tmp_path) == ["1", "1", "True"]

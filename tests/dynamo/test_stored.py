@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
-import textwrap
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,9 @@ from support.captured import described
 from support.models import CASES, Case
 from support.precision import default_dtype
 from tightfit.capture import capture as capturing
+from tightfit.capture import stored
 from tightfit.capture.captured import Captured
+from tightfit.capture.recall.recent import RecentTraces
 from tightfit.errors import CaptureError
 from tightfit.execution.attach import attached
 
@@ -42,7 +41,11 @@ NEVER_STORED = {
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
-    """Yield a list that grows with every trace that is made; nothing is stored when it begins."""
+    """Yield a list that grows with every trace that is made; nothing is stored when it begins.
+
+    As if each model were of another process: only files are looked at.
+    """
+    monkeypatch.setattr(stored, "_RECENT", RecentTraces(most_bytes=0))
     monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))
     made: list[str] = []
     plain = capturing._traced
@@ -198,30 +201,37 @@ def test_nothing_is_stored_without_a_cache(traced: list[str], tmp_path: Path) ->
     assert traced and not stored_files(tmp_path)
 
 
-SCRIPT = """
-    import torch
-    from torch import nn
-    import tightfit
-    from tightfit.capture import capture
-
-    made = []
-    plain = capture._traced
-    capture._traced = lambda *args: made.append(1) or plain(*args)
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4))
-    tightfit.fit(net, "1MiB", costs="unit")
-    for _ in range(2):
-        net(torch.randn(8, 4)).square().mean().backward()
-    print(len(made), float(sum(p.grad.double().sum() for p in net.parameters())).hex())
-"""
+# -- in one process -------------------------------------------------------------------------------
 
 
-def test_another_process_trains_the_same_without_a_trace(tmp_path: Path) -> None:
-    around = {**os.environ, "TIGHTFIT_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
-    said = [
-        subprocess.run(command, env=around, stdout=subprocess.PIPE, text=True, check=True).stdout
-        for _ in range(2)
-    ]
-    (first, gradients), (second, same) = (each.split() for each in said)
-    assert (first, second) == ("1", "0") and same == gradients
+def test_a_model_that_is_fitted_again_takes_no_trace(
+    traced: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "_RECENT", RecentTraces(most_bytes=1 << 20))
+    plain, x = Net(), torch.randn(3, 4)
+    found = []
+    for budget in (None, "1MiB", "2MiB"):
+        net = copy.deepcopy(plain)
+        if budget is not None:
+            tightfit.fit(net, budget, costs="unit", cache=False)
+        torch.manual_seed(0)
+        net(x).backward()
+        found.append([p.grad for p in net.parameters()])
+    assert len(traced) == 1 and not stored_files(tmp_path)
+    assert all(map(torch.equal, [*found[1], *found[2]], [*found[0], *found[0]]))
+    other = copy.deepcopy(plain)
+    tie(other)
+    captured(other, x)
+    assert len(traced) == 2
+
+
+def test_traces_that_were_not_used_for_long_make_room() -> None:
+    recent = RecentTraces(most_bytes=10)
+    recent.keep("a", b"1234")
+    recent.keep("b", b"1234")
+    recent.keep("a", b"12345")
+    assert recent.find("b") and recent.find("a")
+    recent.keep("c", b"12345")
+    assert [recent.find(key) for key in "abc"] == [b"12345", None, b"12345"]
+    recent.keep("d", b"of more than all room")
+    assert not any(map(recent.find, "abcd"))

@@ -47,6 +47,7 @@ def run(library: Library, folder: Path, budget: Any = None) -> tuple[list[Any], 
     return found, [attached(model) for model in fitted], meter.peak_bytes() - before
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
 def test_same_bits_inside_the_budget(library: Library, tmp_path: Path) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
+import msgspec
 import pytest
 
 from support.papers import chain, peak_bytes
 from support.planning import planners_called
 from tightfit.errors import BadInput
 from tightfit.planners import apart
-from tightfit.planners.apart import plan_apart
+from tightfit.planners.apart import plan_apart, plan_each_apart
 from tightfit.planners.base import Limits, Task
+from tightfit.planners.child import run_in_child
 from tightfit.planners.registry import plan_with
 from tightfit.progress import Silent
 
@@ -39,6 +42,32 @@ def test_an_earlier_plan_goes_along(planned_here: list[str]) -> None:
     assert planned_here == []
     assert outcome.plan is not None and known is not None
     assert outcome.plan.instructions == known.instructions
+
+
+def test_one_process_plans_several_and_this_one_those_that_are_left(
+    planned_here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [TIGHT, msgspec.structs.replace(TIGHT, budget_bytes=1 << 20), TIGHT]
+    expected = [plan_with("anytime", task, LIMITS).plan for task in tasks]
+    started: list[float] = []
+
+    def counted(*words: Any, seconds: float, on_report: Any, **named: Any) -> bool:
+        started.append(seconds)
+        left = iter(range(len(tasks) + 1 - len(started)))  # the second process dies amid the third
+
+        def reported(message: bytes) -> None:
+            if not message or next(left, None) is not None:
+                on_report(message)
+
+        return run_in_child(*words, seconds=seconds, on_report=reported, **named)
+
+    monkeypatch.setattr(apart, "run_in_child", counted)
+    for planned in ([], ["anytime"]):
+        found = plan_each_apart("anytime", tasks, LIMITS)
+        assert [outcome.plan for outcome in found] == expected
+        assert planned_here == planned
+    assert len(started) == 2
+    assert plan_each_apart("anytime", (), LIMITS) == []
 
 
 @pytest.mark.parametrize("executable", ["", f"{os.sep}no{os.sep}python"])

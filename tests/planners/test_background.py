@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
+from benchmarks.training import let_search_end
 from tightfit.plan.plan import Outcome
-from tightfit.planners.background import Search
+from tightfit.planners.background import Search, searching
 from tightfit.planners.outcomes import no_plan
 from tightfit.progress import Progress
 
@@ -25,3 +27,17 @@ def test_a_search_that_was_disturbed_runs_again() -> None:
     search.wait()
     assert search.result() is nothing
     assert len(runs) == 3
+
+
+def test_one_that_is_cancelled_before_its_turn_is_over() -> None:
+    let_search_end()
+    may_end = threading.Event()
+    ran: list[Progress] = []
+    first = Search(lambda progress: may_end.wait())
+    second = Search(ran.append)
+    second.cancel()
+    second.wait()
+    assert second.result() is None and not ran and searching()
+    may_end.set()
+    first.wait()
+    assert first.result() and not searching()

@@ -57,8 +57,8 @@ FAULTY_EVERYWHERE = FAULTY.replace("optimizer.register_step", "register_optimize
 
 
 @pytest.fixture
-def proof_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ScriptProof]:
-    """Return what proves a program given as text; its runs are in this process."""
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run programs here, without the seconds that a process takes to import PyTorch."""
 
     def run_here(words: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         with monkeypatch.context() as around:
@@ -70,6 +70,11 @@ def proof_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., S
 
     monkeypatch.setattr(prove.subprocess, "run", run_here)
 
+
+@pytest.fixture
+def proof_of(tmp_path: Path, in_this_process: None) -> Callable[..., ScriptProof]:
+    """Return what proves a program given as text."""
+
     def proof(text: str, *arguments: str, **options: Any) -> ScriptProof:
         path = tmp_path / "train.py"
         path.write_text(START + text)
@@ -78,13 +83,14 @@ def proof_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., S
     return proof
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("example", "fitted", "budget"),
     [
+        ("train_over_trees.py", ("TreeCell", "Linear"), ("--budget", "64MiB")),
         ("train_in_a_budget.py", ("Sequential",), ()),
         ("model_with_its_own_loss.py", ("LanguageModel",), ("--budget", "150MiB")),
-        ("train_over_trees.py", ("TreeCell", "Linear"), ("--budget", "64MiB")),
     ],
 )
 def test_examples_are_proven(
@@ -97,11 +103,13 @@ def test_examples_are_proven(
     assert found["measured_peak_bytes"] <= found["budget_bytes"]
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_file_of_a_factory_trains_nothing(capsys: Any) -> None:
     assert main(["prove", str(EXAMPLES / "llama7b.py"), "--budget", "1GiB"]) == 2
     assert "took no optimizer step" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_planted_fault_is_named(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "train.py"
     path.write_text(START + FAULTY_EVERYWHERE)

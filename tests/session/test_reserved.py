@@ -136,7 +136,7 @@ def test_without_a_limit_more_than_the_budget_is_warned_of_once(
 ) -> None:
     model, _ = fitted(monkeypatch, 4.0, on_exceed="warn")
     with pytest.warns(UserWarning, match="has reserved .*, more than the budget of 12.00 MiB") as w:
-        train(model, 12)
+        train(model, 6)
     assert len([each for each in w if "has reserved" in str(each.message)]) == 1
 
 

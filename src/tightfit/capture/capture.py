@@ -40,8 +40,8 @@ def capture(
     that changes anything else is not seen: code that follows Python hands over graphs.
 
     `call`: the callable, its modules, example inputs. `strides`: those of results for which fake
-    kernels give wrong ones. `recalls`: whether a trace of an earlier process may be used, and this
-    trace is kept. `stepper`: takes the gradients of the parameters that it steps;
+    kernels give wrong ones. `recalls`: whether traces of other processes may be used, and
+    this one is kept for them. `stepper`: takes the gradients of the parameters that it steps;
     `with_parameter_steps` has it do so. Raises `NothingToTrain` if neither a parameter nor an input
     requires a gradient. Raises `CaptureError` if the step cannot be captured; names the module, the
     reason and a way out.
@@ -60,7 +60,8 @@ def capture(
 
 def _joint(call: TracedCall, strides: TrueStrides | None, *, recalls: bool) -> JointGraph:
     """Return the traced step: of a handed graph the stored one, if there is one."""
-    stored = StoredTrace.of(call, strides) if recalls and is_handed(call.function) else None
+    handed = is_handed(call.function)
+    stored = StoredTrace.of(call, strides, in_files=recalls) if handed else None
     found = stored.find() if stored is not None else None
     if found is not None:
         return found

@@ -1,4 +1,4 @@
-"""The trace of a handed graph in a file, by the key of the graph and of its inputs.
+"""The trace of a handed graph in memory and in a file, by the key of the graph and its inputs.
 
 A handed graph says all that it runs: no code is looked at. Its key must hold the graph itself, its
 constants, the layouts of its inputs, and properties of PyTorch and this machine.
@@ -29,6 +29,7 @@ from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.libraries import is_library, is_ours
 from tightfit.capture.recall.installation import installation, memory_of, sees_operators
 from tightfit.capture.recall.packing import KeptGraph, kept_graph, traced_again
+from tightfit.capture.recall.recent import RecentTraces
 from tightfit.capture.recall.trace_files import (
     ignoring_errors,
     note_use,
@@ -49,6 +50,9 @@ _SUFFIX = ".handed.gz"
 _LARGEST_CONSTANT = 1 << 20
 
 
+_RECENT = RecentTraces(most_bytes=32 << 20)
+
+
 class StoredGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of a file."""
 
@@ -62,31 +66,48 @@ class StoredTrace:
 
     call: TracedCall  # about to be traced
     key: str  # a digest of all that the trace follows from
+    in_files: bool  # whether other processes share it
 
     @classmethod
-    def of(cls, call: TracedCall, strides: TrueStrides | None) -> StoredTrace | None:
+    def of(
+        cls, call: TracedCall, strides: TrueStrides | None, *, in_files: bool
+    ) -> StoredTrace | None:
         """Return the stored trace of a call; None if no trace of it can be stored."""
         with ignoring_errors("no trace is stored"):
             described = msgspec.msgpack.encode(packed(_described(call, strides)))
-            return cls(call, _digest(described))
+            return cls(call, _digest(described), in_files)
         return None
 
     def find(self) -> JointGraph | None:
         """Return the trace that was stored, if it is there and holds."""
         with ignoring_errors(f"{self._path} is not used"):
-            if not self._path.exists():
+            kept = self._kept()
+            if kept is None:
                 return None
-            joint = traced_again(read_trace(self._path, StoredGraph, _FORMAT).graph)
+            joint = traced_again(kept)
             leaves = flatten(self.call.args, self.call.kwargs)[0]
             if joint.decisions.hold(leaves, self.call.modules):
-                note_use(self._path)
                 return joint
         return None
 
+    def _kept(self) -> KeptGraph | None:
+        recent = _RECENT.find(self.key)
+        if recent is not None:
+            return msgspec.msgpack.decode(recent, type=KeptGraph)
+        if not (self.in_files and self._path.exists()):
+            return None
+        note_use(self._path)
+        kept = read_trace(self._path, StoredGraph, _FORMAT).graph
+        _RECENT.keep(self.key, msgspec.msgpack.encode(kept))
+        return kept
+
     def keep(self, joint: JointGraph) -> None:
-        """Store a trace for other processes."""
+        """Store a trace for models that are fitted later, and for other processes."""
         with ignoring_errors("no trace is stored"):
-            write_trace(self._path, StoredGraph(_FORMAT, kept_graph(joint)))
+            kept = kept_graph(joint)
+            _RECENT.keep(self.key, msgspec.msgpack.encode(kept))
+            if self.in_files:
+                write_trace(self._path, StoredGraph(_FORMAT, kept))
 
     @property
     def _path(self) -> Path:

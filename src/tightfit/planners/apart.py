@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -13,7 +14,7 @@ from tightfit.planners.child import run_in_child
 from tightfit.planners.registry import plan_with
 from tightfit.progress import SILENT, Progress
 
-__all__ = ["plan_apart", "serve"]
+__all__ = ["plan_apart", "plan_each_apart", "serve"]
 
 _LONGEST = 3.0  # times the limit of a search, and a little: it is given the processor last
 _LITTLE_S = 10.0
@@ -23,7 +24,7 @@ class _PlannerRequest(msgspec.Struct, frozen=True):
     """The request to a planner in another process."""
 
     name: str
-    task: Task
+    tasks: Sequence[Task]
     limits: Limits
     known: Plan | None
 
@@ -37,6 +38,17 @@ def plan_apart(
 
     Raises `KeyboardInterrupt` if the progress does: the search is dropped.
     """
+    return _planned(_PlannerRequest(name, (task,), limits, known), progress)[0]
+
+
+def plan_each_apart(
+    name: str, tasks: Sequence[Task], limits: Limits, progress: Progress = SILENT
+) -> list[Outcome]:
+    """Plan tasks one after the other, in one process, as of `plan_apart`; limits are of each."""
+    return _planned(_PlannerRequest(name, tasks, limits, None), progress)
+
+
+def _planned(asked: _PlannerRequest, progress: Progress) -> list[Outcome]:
     answers: list[Outcome] = []
 
     def answered(message: bytes) -> None:
@@ -44,20 +56,24 @@ def plan_apart(
             answers.append(msgspec.msgpack.decode(message, type=Outcome))
         progress.update(len(answers))
 
-    if sys.executable and not hasattr(sys, "frozen"):
-        asked = msgspec.msgpack.encode(_PlannerRequest(name, task, limits, known))
-        seconds = _LONGEST * limits.seconds + _LITTLE_S
-        try:
+    if asked.tasks and sys.executable and not hasattr(sys, "frozen"):
+        seconds = _LONGEST * asked.limits.seconds * len(asked.tasks) + _LITTLE_S
+        with contextlib.suppress(OSError, RuntimeError):
             run_in_child(
-                f"{__name__}:serve", asked, seconds=seconds, on_report=answered, gives_way=True
+                f"{__name__}:serve",
+                msgspec.msgpack.encode(asked),
+                seconds=seconds,
+                on_report=answered,
+                gives_way=True,
             )
-        except (OSError, RuntimeError):
-            answers.clear()
-    return answers[0] if answers else plan_with(name, task, limits, progress, known)
+    left = asked.tasks[len(answers) :]
+    here = (plan_with(asked.name, task, asked.limits, progress, asked.known) for task in left)
+    return [*answers, *here]
 
 
 def serve(payload: bytes, report: Callable[[bytes], None]) -> None:
-    """Plan the task of the parent process and report it."""
+    """Plan the tasks of the parent process and report each."""
     asked = msgspec.msgpack.decode(payload, type=_PlannerRequest)
-    outcome = plan_with(asked.name, asked.task, asked.limits, known=asked.known)
-    report(msgspec.msgpack.encode(outcome))
+    for task in asked.tasks:
+        outcome = plan_with(asked.name, task, asked.limits, known=asked.known)
+        report(msgspec.msgpack.encode(outcome))

@@ -14,6 +14,7 @@ __all__ = ["Search", "searching"]
 
 _FAREWELL_S = 2.0
 _MOST_ATTEMPTS = 5
+_LOOKS_EVERY_S = 0.2  # whether a search that awaits its turn was cancelled
 
 _ONE_AT_A_TIME = threading.Lock()
 _UNFINISHED: WeakSet[Search[Any]] = WeakSet()
@@ -60,23 +61,30 @@ class Search(Generic[Found]):
         self._stopped.set()
 
     def _run(self) -> None:
-        attempts = _MOST_ATTEMPTS
         try:
-            with _ONE_AT_A_TIME:
-                while not self._stopped.is_set():
+            while not self._stopped.is_set():
+                if _ONE_AT_A_TIME.acquire(timeout=_LOOKS_EVERY_S):
                     try:
-                        self._found = self._plan(StoppableProgress(self._stopped))
-                        break
-                    except SystemError:  # `gc.get_objects` of another thread saw a half-made tuple
-                        attempts -= 1
-                        if not attempts:
-                            raise
+                        self._found = self._searched()
+                        return
+                    finally:
+                        _ONE_AT_A_TIME.release()
         except KeyboardInterrupt:  # raised by the progress of a cancelled search
             pass
         except Exception as error:  # the training loop's thread raises it
             self._error = error
         finally:
             _UNFINISHED.discard(self)
+
+    def _searched(self) -> Found:
+        attempts = _MOST_ATTEMPTS
+        while True:
+            try:
+                return self._plan(StoppableProgress(self._stopped))
+            except SystemError:  # `gc.get_objects` of another thread saw a half-made tuple
+                attempts -= 1
+                if not attempts:
+                    raise
 
 
 def searching() -> bool:

@@ -107,8 +107,6 @@ def _read_all(stream: BinaryIO, inbox: queue.SimpleQueue[bytes | None]) -> None:
 
 def main() -> None:
     """Serve one call: the payload from standard input, reports to standard output."""
-    if sys.argv[2] == "1" and hasattr(os, "nice"):
-        os.nice(_LOWEST_PRIORITY)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     module, _, name = sys.argv[1].partition(":")
@@ -121,7 +119,10 @@ def main() -> None:
         out.write(_HEADER.pack(len(message)) + message)
         out.flush()
 
-    getattr(importlib.import_module(module), name)(payload, report)
+    function = getattr(importlib.import_module(module), name)
+    if sys.argv[2] == "1" and hasattr(os, "nice"):  # its imports would take a minute where all work
+        os.nice(_LOWEST_PRIORITY)
+    function(payload, report)
 
 
 def _end_with_parent() -> None:

@@ -95,7 +95,7 @@ def range_bytes() -> tuple[int, int]:
     torch.manual_seed(0)
     model = Model()
     optimizer = optimizer_of(model)
-    tightfit.fit(model, "1GiB", optimizer=optimizer, costs="unit", cache=False, limits=LIMITS)
+    tightfit.fit(model, "1GiB", optimizer=optimizer, costs="unit", limits=LIMITS)
     peaks, held = [], batches(8)
     for x in held[:3]:
         train(model, optimizer, [x])
@@ -113,7 +113,7 @@ def test_the_same_bits_inside_the_budget(share: float, range_bytes, capsys) -> N
     model.load_state_dict(plain.state_dict())
     reference = train(plain, optimizer_of(plain), batches(8))
     optimizer = optimizer_of(model)
-    options = {"costs": "unit", "cache": False, "limits": LIMITS}
+    options = {"costs": "unit", "limits": LIMITS}
     tightfit.fit(model, budget, optimizer=optimizer, **options)
     trained = train(model, optimizer, batches(8))
     assert all(torch.equal(a, b) for a, b in zip(trained, reference, strict=True))
@@ -145,7 +145,7 @@ def test_a_function_of_several_modules() -> None:
     torch.manual_seed(0)
     plain, model = Model(), Model()
     model.load_state_dict(plain.state_dict())
-    options = {"costs": "unit", "cache": False, "limits": LIMITS}
+    options = {"costs": "unit", "limits": LIMITS}
     optimizer = optimizer_of(model)
     step = tightfit.step(lambda x: model(x) * 2, modules=model, budget="1GiB", **options)
     reference = train(plain, optimizer_of(plain), batches(3), lambda x: plain(x) * 2)

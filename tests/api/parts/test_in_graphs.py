@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
+import threading
+import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ from torch import nn
 import tightfit
 from benchmarks.training_loops import Run, live
 from tightfit.execution.attach import attached
+from tightfit.session.parts import planning
 
 pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")
 
@@ -76,6 +81,30 @@ def test_a_model_that_counts_and_logs_keeps_to_its_budget_and_finds_a_good_plan(
     assert len(steps) == 8
     assert all(step.peak_bytes <= 6 * most // 10 for step in steps)
     assert report.overhead < 0.5
+
+
+def test_a_search_for_the_parts_of_a_model_does_not_keep_it_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_end, searched, choose = threading.Event(), threading.Event(), planning.choose
+
+    def waiting(*args: Any, apart: bool = False) -> Any:
+        if apart:
+            searched.set()
+            may_end.wait()
+            return None
+        return choose(*args)
+
+    monkeypatch.setattr(planning, "choose", waiting)
+    monkeypatch.setattr(planning, "_WORTH_A_SEARCH", -1.0)
+    model = tightfit.fit(Counting(), "1GiB", costs="unit", cache=False)
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
+    assert searched.wait(60)
+    left = weakref.ref(model)
+    del model
+    gc.collect()
+    assert left() is None
+    may_end.set()
 
 
 class Contrast(nn.Module):

@@ -20,7 +20,7 @@ STEPS = 7  # graphs that are others in each call run plainly from the fifth on
 class Routed(nn.Module):
     """Sends each token to the expert with the best score, with noise: others in every call."""
 
-    def __init__(self, width: int, experts: int = 3) -> None:
+    def __init__(self, width: int, experts: int = 2) -> None:
         super().__init__()
         self.gate = nn.Linear(width, experts)
         self.experts = nn.ModuleList(
@@ -67,7 +67,7 @@ class Averaging(Routed):
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
-        self.register_buffer("shares", torch.zeros(3))
+        self.register_buffer("shares", torch.zeros(2))
 
     def forward(self, x):
         with torch.no_grad():
@@ -178,7 +178,7 @@ def test_a_graph_without_a_plan_runs_as_plain_pytorch(monkeypatch: pytest.Monkey
 
 
 def test_what_else_a_module_does_is_done_as_often_as_in_plain_pytorch(capsys: Any) -> None:
-    plain, fitted = twins(Counted, "1GiB")
+    plain, fitted = twins(Counted, "1GiB", blocks=2)
     reference = trained(plain)
     first = capsys.readouterr().out
     assert_equal(trained(fitted), reference)
@@ -193,7 +193,7 @@ def test_other_modules_in_which_data_decide_are_planned_graph_by_graph(
     inner: type[nn.Module],
 ) -> None:
     """They change what others read, serve again, return other sizes, or lie in another graph."""
-    plain, fitted = twins(inner, "1GiB")
+    plain, fitted = twins(inner, "1GiB", blocks=2)
     assert_equal(trained(fitted), trained(plain))
     assert attached(fitted).is_in_parts
 

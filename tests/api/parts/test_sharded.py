@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 
+import pytest
 import torch
 from torch import nn
 
@@ -15,6 +16,7 @@ from tightfit.session.handles import attach_by_parts
 from tightfit.session.options import make_options
 
 
+@pytest.mark.slow
 def test_sharded_parameters() -> None:
     assert run_ranks(support.sharded) == []
 

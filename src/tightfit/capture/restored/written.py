@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dis
+import functools
 import threading
 import types
 from collections.abc import Iterable, Mapping
@@ -135,6 +136,7 @@ class Written:
         self._waiting.extend((held[name], f"{module}.{name}") for name in names)
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def _loaded(code: types.CodeType) -> frozenset[str]:
     """Return the globals that code and functions defined in it load."""
     inner = (_loaded(c) for c in code.co_consts if isinstance(c, types.CodeType))

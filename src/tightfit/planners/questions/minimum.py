@@ -41,7 +41,7 @@ _PIECE_S = 0.25  # of search at a time, in small steps
 _GAP_SHARE = 0.03  # of the gap between the best budget and the limit: how far it is lowered at once
 # A search ends after so long without a smaller budget
 _PATIENCE_SHARE = 0.3  # of the time for all
-_PATIENCE_OP_S = 0.01  # for each op, and for a hundred at least
+_PATIENCE_OP_S = 0.01  # for each op, and for 25 at least
 _PROGRAM_S = 1.5  # for exact methods of others, at least, where so much is left
 _PATIENCE_TRIES = 4  # with a number of iterations instead of a time
 
@@ -327,7 +327,7 @@ class _Search:
     @property
     def wait_s(self) -> float:
         """The time after which a search without a smaller budget ends."""
-        of_ops_s = _PATIENCE_OP_S * max(100, len(self.graph.ops))
+        of_ops_s = _PATIENCE_OP_S * max(25, len(self.graph.ops))
         return min(_PATIENCE_SHARE * self.limits.seconds, of_ops_s)
 
     def lower_best(self, progress: Progress) -> None:

@@ -22,16 +22,12 @@ from tightfit.execution.changing import ChangingBuffers
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Run, Runner
 from tightfit.graph.fingerprint import fingerprint
-from tightfit.graph.ir import Graph
-from tightfit.graph.liveness import eager_peak_bytes
-from tightfit.plan.assemble import assemble, keep_everything
 from tightfit.plan.plan import Plan
 from tightfit.plan.verify import verify
-from tightfit.planners.base import Limits
-from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.progress import announce
 from tightfit.session.options import Options
 from tightfit.session.outputs import Usage
+from tightfit.session.parts.kind_plans import KindPlans, least_plan, most_plan
 from tightfit.session.processes import agreed
 from tightfit.session.step.holding import Holding, holding_of
 
@@ -41,8 +37,6 @@ __all__ = [
     "Part",
     "PartCall",
     "forget_oldest",
-    "least_plan",
-    "most_plan",
 ]
 
 _MOST_KEPT = 64  # signatures of calls
@@ -173,7 +167,7 @@ class KnownCalls:
         name = f"{part.name} (another call, {before})" if before else part.name
         most = most_plan(graph)
         holdings = holding_of(graph, least), holding_of(graph, most)
-        kind = Kind(captured, name, *holdings, repeated, part.alike)
+        kind = Kind(captured, KindPlans(graph, name, *holdings, part.alike), repeated)
         alike = self._known.setdefault(key, [])
         alike.append((part, kind))
         del alike[:-_MOST_ALIKE]
@@ -219,9 +213,6 @@ def forget_oldest(known: dict[Any, Any]) -> None:
 
 
 _AT_ONCE_S = 1.0  # for the plan of the first steps: a step waits for it
-_LEAST_SHARE = 0.3  # of a search's time
-_MOST_FOUND = 64
-_OUTSIDE_SHARES = (0.0, 0.5, 1.0)  # of the part's own bytes with nothing recomputed
 
 
 @dataclass(eq=False)
@@ -229,46 +220,28 @@ class Kind:
     """Parts that are alike: one captured step, one plan."""
 
     captured: Captured  # the step of such a part, priced
-    name: str  # the first such part; no two kinds have the same
-    # least, most: by the plan that saves least of those found, and by that which keeps everything
-    least: Holding
-    most: Holding
+    plans: KindPlans  # those found for it
     # Flattened inputs that the captured step takes again, for each use; see `capture.uses`
     repeated: tuple[int, ...] = ()
-    alike: int = 1  # how many parts of this kind the model may have
-    _found: list[Holding] = field(default_factory=list)
-    _least_was_searched: bool = False
     _runners: WeakKeyDictionary[Holding, Runner] = field(default_factory=WeakKeyDictionary)
 
     def __post_init__(self) -> None:
         self._changing = ChangingBuffers(self.captured.joint.sources)
 
     @property
-    def menu(self) -> list[Holding]:
-        """All plans that were found for it, for any step."""
-        return [self.least, self.most, *self._found]
+    def name(self) -> str:
+        """The first such part; no two kinds have the same."""
+        return self.plans.name
 
-    def note(self, found: Holding) -> None:
-        """Keep a plan in mind that was found for some step: another may run it."""
-        if all(found.plan != other.plan for other in self.menu):
-            self._found.append(found)
-            del self._found[:-_MOST_FOUND]
+    @property
+    def least(self) -> Holding:
+        """That of the plan that saves least of those found."""
+        return self.plans.least
 
-    def search_least(self, limits: Limits) -> bool:
-        """Search longer for a plan that holds little; return whether a better one was found."""
-        if self._least_was_searched:
-            return False
-        self._least_was_searched = True
-        graph = self.captured.graph
-        patient = msgspec.structs.replace(limits, seconds=limits.seconds / _LEAST_SHARE)
-        plan = least_plan(graph, self.alike, patient)
-        verify(plan, graph)
-        found, before = holding_of(graph, plan), self.least
-        if _held_bytes(found, self.alike) >= _held_bytes(before, self.alike):
-            return False
-        self.least = found
-        self.note(before)
-        return True
+    @property
+    def most(self) -> Holding:
+        """That of the plan that keeps everything."""
+        return self.plans.most
 
     def inputs(self, leaves: Sequence[Any]) -> list[Any]:
         """Return the flattened inputs of the captured step for those of a call."""
@@ -280,30 +253,3 @@ class Kind:
             program = lower(self.captured, holding.plan)
             self._runners[holding] = Runner(self.captured, program, self._changing)
         return self._runners[holding]
-
-
-def most_plan(graph: Graph) -> Plan:
-    """Return the plan that keeps everything."""
-    peak_bytes = eager_peak_bytes(graph)
-    return assemble(graph, keep_everything(graph), budget_bytes=peak_bytes)
-
-
-def least_plan(graph: Graph, alike: int, limits: Limits) -> Plan:
-    """Return a plan with which a model of such parts holds little at its peak.
-
-    Saving less makes the peak of a backward higher. Plans are searched for little, much and nothing
-    held outside. The plan is taken with which that many parts, one at its peak, hold least.
-
-    `alike`: how many parts of this kind the model may have.
-    """
-    eager_bytes = eager_peak_bytes(graph) - graph.constant_bytes
-    outsides = [round(share * eager_bytes) for share in _OUTSIDE_SHARES]
-    own = msgspec.structs.replace(limits, seconds=_LEAST_SHARE * limits.seconds / len(outsides))
-    plans = [minimum_budget(graph.with_outside(outside), limits=own).plan for outside in outsides]
-
-    return min(plans, key=lambda plan: _held_bytes(holding_of(graph, plan), alike))
-
-
-def _held_bytes(holding: Holding, alike: int) -> int:
-    """Return the bytes of that many parts, one of them at its peak."""
-    return holding.peak_bytes + (alike - 1) * holding.staying_bytes

@@ -18,6 +18,7 @@ from tightfit.session.memory.budget import usable_bytes
 from tightfit.session.options import Options
 from tightfit.session.parts.choice import PartPlans, PartPlansMessage, choose, choose_at_once
 from tightfit.session.parts.history import CallOrder, Situation, Situations
+from tightfit.session.parts.kind_plans import KindPlans
 from tightfit.session.parts.kinds import Kind, Part
 from tightfit.session.processes import agreed
 from tightfit.session.step.edits import PossibleCall, as_called, with_calls
@@ -177,45 +178,46 @@ class StepPlans:
             raise self._infeasible(worst)
         found = situation.ended_search()
         if found is not None and _fit(found, worst, most_bytes):
-            better = found.spread(worst, left_bytes)
+            better = found.spread(_without_modules(worst), left_bytes)
             plans = better if plans is None or better.overhead < plans.overhead else plans
         if plans is None or not _fit(plans, worst, most_bytes):
             plans = self._choose(situation, worst, left_bytes)
             self._guard.restart()
         elif situation.planned.calls != worst.calls or worst.peak_of(plans.calls) > most_bytes:
             alone = self.options.ranks is None  # ranks decide together, with new plans only
-            plans = plans.spread(worst, left_bytes if alone else 0)
+            plans = plans.spread(_without_modules(worst), left_bytes if alone else 0)
         situation.plan(plans, worst)
 
     def _choose(self, situation: Situation, ledger: StepLedger[Kind], left_bytes: int) -> PartPlans:
         """Return the plans of a step's calls."""
         if self.options.ranks is not None:
             return self._choose_together(situation, ledger, left_bytes)
-        found = choose_at_once(ledger, left_bytes, self.options)
+        alone = _without_modules(ledger)
+        found = choose_at_once(alone, left_bytes, self.options)
         if found is not None and found.overhead > _WORTH_A_SEARCH:
-            self._search(situation, ledger, left_bytes)
+            self._search(situation, alone, left_bytes)
         if found is None:
-            found = choose(ledger, left_bytes, self.options)
+            found = choose(alone, left_bytes, self.options)
         if found is None and self._search_least(ledger):
-            found = choose(ledger, left_bytes, self.options)
+            found = choose(alone, left_bytes, self.options)
         if found is None:
             raise self._infeasible(ledger)
         return found
 
-    def _search(self, situation: Situation, ledger: StepLedger[Kind], left_bytes: int) -> None:
+    def _search(self, situation: Situation, ledger: StepLedger[KindPlans], left_bytes: int) -> None:
         """Search better plans in the background; that holds neither the model nor its optimizer."""
-        measured = dataclasses.replace(ledger, parts=[])
-        options = dataclasses.replace(self.options, optimizer=None, shared=None)
+        options = dataclasses.replace(self.options, optimizer=None, shared=None, steps=None)
 
         def search(progress: Progress) -> PartPlans | None:
             own = dataclasses.replace(options, progress=progress)
-            return choose(measured, left_bytes, own, apart=True)
+            return choose(ledger, left_bytes, own, apart=True)
 
         situation.search(search)
 
     def _search_least(self, ledger: StepLedger[Kind]) -> bool:
         """Search longer for plans that hold little; return whether any kind has a new plan."""
-        found = [kind.search_least(self.options.limits) for kind in dict.fromkeys(ledger.calls)]
+        kinds = dict.fromkeys(_without_modules(ledger).calls)
+        found = [kind.search_least(self.options.limits) for kind in kinds]
         return any(found)
 
     def _choose_together(
@@ -225,17 +227,18 @@ class StepPlans:
         graphs = [fingerprint(kind.captured.graph) for kind in ledger.calls]
         number = self._choices_made[situation.signature]
         self._choices_made[situation.signature] += 1
+        alone = _without_modules(ledger)
         own: PartPlans | None = None
 
         def make() -> PartPlansMessage:
             nonlocal own
-            own = choose(ledger, left_bytes, self.options)
-            return PartPlansMessage.of(own, ledger)
+            own = choose(alone, left_bytes, self.options)
+            return PartPlansMessage.of(own, alone)
 
         message = agreed(self.options.ranks, f"parts {number} {graphs}", PartPlansMessage, make)
-        found = own or message.plans_for(ledger)
+        found = own or message.plans_for(alone)
         if found is not None and ledger.peak_of(found.calls) > left_bytes + self.late_bytes:
-            found = choose(ledger, left_bytes, self.options)
+            found = choose(alone, left_bytes, self.options)
         if found is None:
             raise self._infeasible(ledger)
         return found
@@ -275,7 +278,7 @@ class StepPlans:
     def _chosen(self, part: Part, kind: Kind) -> Holding:
         situation = self._situation
         planned = situation.foreseen(part, kind)
-        by_kind = situation.plans.kinds.get(kind) if situation.plans else None
+        by_kind = situation.plans.kinds.get(kind.plans) if situation.plans else None
         if self.options.ranks is not None:
             return planned or by_kind or kind.least  # ranks decide together, between steps
         left = self.limit_bytes - self._coming_bytes - self._guard.held_bytes()
@@ -284,7 +287,7 @@ class StepPlans:
             release_retained()
             left = self.limit_bytes - self._coming_bytes - self._guard.held_bytes()
             found = self._fitting(part, kind, planned, by_kind, left)
-        if found is None and kind.search_least(self.options.limits):
+        if found is None and kind.plans.search_least(self.options.limits):
             found = self._fitting(part, kind, planned, by_kind, left)
         if found is not None:
             return found
@@ -344,5 +347,12 @@ def _peak_at_least(ledger: StepLedger[Kind]) -> int:
 
 def _fit(plans: PartPlans, ledger: StepLedger[Kind], most_bytes: int) -> bool:
     """Whether plans are there for all calls of a step, and keep to its limit."""
-    known = all(kind in plans.kinds for kind in ledger.calls)
-    return known and ledger.peak_with(plans.kinds) <= most_bytes
+    alone = _without_modules(ledger)
+    known = all(kind in plans.kinds for kind in alone.calls)
+    return known and alone.peak_with(plans.kinds) <= most_bytes
+
+
+def _without_modules(ledger: StepLedger[Kind]) -> StepLedger[KindPlans]:
+    """Return a step of which only graphs and plans are known: what is captured holds modules."""
+    calls = tuple(kind.plans for kind in ledger.calls)
+    return StepLedger(calls, ledger.holdings, ledger.intervals, base_bytes=ledger.base_bytes)

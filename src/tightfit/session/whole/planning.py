@@ -354,6 +354,7 @@ def smallest_budget(spec: Specialisation, around: Surroundings, options: Options
     least = spec.least_budgets.find(graph, around.gradients, options.limits, options.progress)
     if spec.postponed is None:
         spec.known.remember(least.plan)
+    store_least_plan(spec.hoped.graph, "least", least, options)
     return least
 
 
@@ -371,7 +372,6 @@ def quick_range(
     crowded = graph.with_outside(least.found_bytes - graph.constant_bytes)
     thrifty = spec.least_budgets.find(crowded, around.gradients, limits, options.progress)
     spec.known.remember_thrifty(thrifty.plan)
-    store_least_plan(spec.hoped.graph, "least", least, options)
     store_least_plan(spec.hoped.graph, "thrifty", thrifty, options)
     return _range_of(graph, thrifty.plan, new_gradient_bytes)
 

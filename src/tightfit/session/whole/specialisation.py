@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -20,7 +20,7 @@ from tightfit.execution.guard import StepPeaks
 from tightfit.execution.runtime import Runner
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
-from tightfit.plan.plan import Outcome, Plan
+from tightfit.plan.plan import Gradients, Outcome, Plan
 from tightfit.planners.background import Search, searching
 from tightfit.planners.questions.least_budgets import LeastBudgets
 from tightfit.pricing.in_steps import StepCosts, Tuner, recall, remember, with_step_costs
@@ -30,7 +30,7 @@ from tightfit.session.options import Options
 from tightfit.session.processes import agreed
 from tightfit.session.report import Report, planned_moves, report_of
 from tightfit.session.whole.compile_trials import CompiledPlan
-from tightfit.session.whole.earlier import earlier_plans
+from tightfit.session.whole.earlier import earlier_plan, earlier_plans
 from tightfit.session.whole.known_plans import KnownPlans
 from tightfit.session.whole.postponed import Postponed
 from tightfit.session.whole.user_code import UserCode
@@ -286,8 +286,12 @@ class Specialisation:
             self.captured = self.captured.with_graph(with_step_costs(graph, costs))
 
     def recall_plans(self, options: Options) -> None:
-        """Know the plans that an earlier process ran such a step by."""
+        """Know the plans that an earlier process ran such a step by, and those that hold least."""
         self.known = KnownPlans(earlier_plans(self.captured.graph, options))
+        for gradients in get_args(Gradients):
+            least = earlier_plan(self.captured.graph, "least", gradients, options)
+            if least is not None:
+                self.known.remember(least)
 
     def use_step_costs(self, options: Options) -> None:
         """Put costs from real steps in place of isolated ones, once; plans are made again."""
