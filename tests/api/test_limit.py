@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -414,3 +415,26 @@ def test_a_budget_below_the_parameters_is_refused_before_anything_is_captured(mo
     before = model[0][0].weight.detach().clone()
     optimizer.zero_grad()
     assert torch.equal(before, model[0][0].weight)
+
+
+def test_a_refusal_says_whether_a_plan_can_give_the_room() -> None:
+    """Between calls none can; between forward and backward that of a whole step can."""
+    model = dense(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    fit(model, 2 * MIB, optimizer=optimizer)
+    for stepped in (False, True):
+        loss = model(torch.randn(64, 128)).square().mean()
+        with pytest.raises(RuntimeError, match="plans that code, too"):
+            torch.zeros(MIB)
+        loss.backward()
+        del loss
+        with pytest.raises(RuntimeError, match="no plan can give it room") as refused:
+            torch.zeros(MIB)
+        assert "tightfit.step" not in str(refused.value)
+        held, named = (
+            int(n)
+            for n in re.findall(r"(\d+) bytes \([^)]*\)(?: are held|, or hold)", str(refused.value))
+        )
+        coming = 0 if stepped else sum(p.nbytes for p in model.parameters())  # momentum
+        assert named == held + 2 * 4 * MIB + coming
+        optimizer.step()

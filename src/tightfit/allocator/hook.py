@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 _FILE = "tightfit_hook.so"
-_VERSION = 10
+_VERSION = 11
 MAKE_ROOM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
 """A function to free memory at a limit: missing bytes in, whether it freed any out."""
 BEFORE_REFUSAL = ctypes.CFUNCTYPE(None)
@@ -36,7 +36,10 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...] | None]] = {
     "tightfit_hook_tally_close": (None, (ctypes.c_int,)),
     "tightfit_hook_tally_given_bytes": (ctypes.c_int64, (ctypes.c_int,)),
     "tightfit_hook_tally_take_peak": (ctypes.c_int64, (ctypes.c_int,)),
-    "tightfit_hook_tally_advise": (None, (ctypes.c_int, ctypes.c_int64)),
+    "tightfit_hook_tally_tell": (
+        None,
+        (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p),
+    ),
     "tightfit_hook_tally_keep_to": (None, None),  # a number and two of c_int64
     "tightfit_hook_tally_make_room": (None, (ctypes.c_int, MAKE_ROOM)),
     "tightfit_hook_before_refusals": (None, (BEFORE_REFUSAL,)),

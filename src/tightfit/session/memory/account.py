@@ -325,6 +325,15 @@ class Account:
             return self
         return next((k for k in self._keepers() if self in k._limited_with), None)
 
+    @property
+    def rests(self) -> bool:
+        """Whether no step is running within its limit."""
+        return self._state == "resting"
+
+    def expected_within_limit_bytes(self) -> int:
+        """Return gradients and state that will exist of all that keep to its limit."""
+        return expected_bytes_of([self, *self._limited_with])
+
     def refusals(self) -> Refusals:
         """Return the requests that were refused because of the limit."""
         return self._tally.refusals() if self._tally is not None else Refusals()

@@ -10,6 +10,7 @@ from typing import Any
 
 from tightfit.allocator.refusals import budget_exceeded, is_refusal, likely_further_bytes
 from tightfit.allocator.resident import resident_tensor_bytes
+from tightfit.allocator.told import Told
 from tightfit.errors import InfeasibleBudget
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.optimizers import before_every_step
@@ -36,7 +37,7 @@ def name_budget(account: Account, needed_bytes: int) -> bool:
     keeper = account.keeper
     if keeper is None or keeper.tally is None or not refuses(account):
         return False
-    keeper.tally.advise(needed_bytes)
+    keeper.tally.tell(Told(budget_bytes=needed_bytes))
     return True
 
 
