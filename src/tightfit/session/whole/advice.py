@@ -77,7 +77,9 @@ def advised(
     new_bytes = account.new_gradient_bytes() + less.used_gradient_bytes
     graph = coming.around.around(spec.captured)
     if open_calls.is_alone:
-        this_call = _need(spec, each)
+        seconds = max(_QUICKLY.seconds, options.limits.seconds / 2)  # the loop has stopped
+        limits = msgspec.structs.replace(options.limits, seconds=seconds)
+        this_call = _need(spec, each, limits)
         call_bytes, held_bytes = this_call.needed_bytes, less.held_by(each)
     else:
         error, this_call = _with_more_room(error, spec, less.around), None
@@ -95,7 +97,8 @@ def advised(
     if not account.since.has_stepped:
         adding = replace(each.around, gradients="accumulated")
         adding = replace(adding, gradient_bytes=adding.gradient_bytes + new_bytes)
-        adding_bytes = _need(spec, replace(each, around=adding)).needed_bytes
+        step, enough_bytes = replace(each, around=adding), max(every.values())
+        adding_bytes = _need(spec, step, enough_bytes=enough_bytes).needed_bytes
         adding_bytes = with_numbers(adding_bytes + open_calls.least_bytes)
         if open_calls.is_alone:  # nobody has seen that they come: no more than without them
             plain_bytes = max(each.plain_bytes(spec), every["the optimizer's step"])
@@ -135,9 +138,16 @@ def needed_by_steps(spec: Specialisation, around: Surroundings, account: Account
     return with_numbers(need.needed_bytes)
 
 
-def _need(spec: Specialisation, passing: Passing) -> Need:
-    """Return the least budget that was found for a step, with ways that it has room to compare."""
-    need = passing.least(spec, _QUICKLY)
+def _need(
+    spec: Specialisation, passing: Passing, limits: Limits = _QUICKLY, *, enough_bytes: int = 0
+) -> Need:
+    """Return the least budget that was found for a step, with ways that it has room to compare.
+
+    `enough_bytes`: a budget that need not be smaller.
+    """
+    need = passing.least(spec, limits)
+    if need.needed_bytes <= enough_bytes:
+        return need
     more = _with_more_ways(spec, passing.around)
     if more is None or more.named_bytes >= need.needed_bytes:
         return need

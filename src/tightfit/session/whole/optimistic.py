@@ -165,13 +165,14 @@ class LessExpected:
             if around.around(spec.hoped).constant_bytes > around.budget_bytes:
                 continue
             graph = around.around(spec.hoped)
-            least = spec.least_budgets.find(graph, around.gradients, _QUICKLY)
-            if least.found_bytes > around.budget_bytes:
+            within = spec.least_budgets.within
+            found = within(graph, around.gradients, _QUICKLY, around.budget_bytes)
+            if found is None:
                 continue
             if spec.postponed is None:
-                spec.known.remember(least.plan)
+                spec.known.remember(found)
             roomy, thrifty = self._most_room(spec, around)
-            for each, known in ((roomy, thrifty), (around, least.plan)):
+            for each, known in ((roomy, thrifty), (around, found)):
                 with contextlib.suppress(InfeasibleBudget):
                     planned = plan(each, known)
                     if fits(planned, way):
