@@ -364,6 +364,21 @@ def test_a_model_that_nobody_has_any_more_limits_nobody() -> None:
     torch.zeros(4 * MIB)
 
 
+def test_weights_that_a_call_puts_in_place_count_in_addition(metered) -> None:
+    """As in meta-learning, where the first weights are still there."""
+    model = dense(4)
+    own = sum(p.nbytes for p in model.parameters())
+    peak = metered(model)
+    fit(model, 16 * own)
+    fast = {name: (p * 1.01).detach().requires_grad_() for name, p in model.named_parameters()}
+    for _ in range(2):
+        loss = torch.func.functional_call(model, fast, (torch.randn(16, 128),)).square().mean()
+        with pytest.raises(RuntimeError, match="no room for a further"):
+            torch.empty((16 * own - peak() + own // 2) // 4)
+        loss.backward()
+    assert peak() <= 16 * own
+
+
 def test_weights_that_are_put_in_place_between_steps_count_once() -> None:
     """As people write averages of weights: `target.data = target.data * m + online.data * (1 - m)`.
 
