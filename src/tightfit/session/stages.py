@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 _AT_ONCE_S = 0.3
-_LEAST_S = 1.0
+_LEAST_S = 3.0  # for the schedule that plans for less room begin from
 _AMPLE_BYTES = 1 << 60
 _ANY_GAP = 1e3  # of overhead: more than any plan has
 _FURTHER_FAR = 0.05  # of what a plan moves: later calls need another plan, with a little more
