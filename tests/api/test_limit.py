@@ -453,3 +453,16 @@ def test_a_refusal_says_whether_a_plan_can_give_the_room() -> None:
         coming = 0 if stepped else sum(p.nbytes for p in model.parameters())  # momentum
         assert named == held + 2 * 4 * MIB + coming
         optimizer.step()
+
+
+def test_the_budget_named_in_a_backward_counts_what_is_held_in_the_optimizers_step() -> None:
+    """Its state comes on top of what others hold, too: a buffer of samples, say."""
+    model = dense(4, 256)
+    own = sum(p.nbytes for p in model.parameters())
+    optimizer = torch.optim.Adam(model.parameters())
+    fit(model, 8 * own, optimizer=optimizer)
+    loss = model(torch.randn(8, 256)).square().mean()
+    samples = torch.empty(int(6.5 * own) // 4)
+    with pytest.raises(BudgetExceeded) as refused:
+        loss.backward()
+    assert refused.value.measured_bytes >= 4 * own + samples.nbytes

@@ -140,7 +140,8 @@ class OpenCall:
         else:
             rise = _kept_bytes if self._is_differentiated else _rise_bytes
             needed = self._entered_bytes + rise(call)
-        named_bytes = with_numbers(max(needed, self._stepping_bytes(call.captured)))
+        stepping_bytes = self._stepping_bytes(call.captured) + self._others_bytes(call)
+        named_bytes = with_numbers(max(needed, stepping_bytes))
         self._tell(keeper.tally, Told(named_bytes, origin=origin))
 
     def _tell(self, tally: Tally, told: Told) -> None:
@@ -155,6 +156,14 @@ class OpenCall:
     def _held_bytes(self) -> int:
         keeper = self._account.keeper
         return keeper.held_bytes() if keeper is not None else 0
+
+    def _others_bytes(self, call: PlannedForward) -> int:
+        """Return bytes that were neither of the step nor of its model when its backward began."""
+        if call.plan is None or self._entered_bytes is None:
+            return 0
+        own_bytes = simulate(call.graph, call.plan).crossing_bytes - call.graph.constant_bytes
+        own_bytes += self._account.lasting_bytes() + call.graph.constants_bytes["inputs"]
+        return max(0, self._entered_bytes - own_bytes)
 
     def _stepping_bytes(self, captured: Captured) -> int:
         """Return bytes to be held in the optimizer's step, at least."""
