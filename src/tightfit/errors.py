@@ -28,6 +28,7 @@ __all__ = [
     "as_user_sees_it",
     "first_of",
     "with_another_way",
+    "without_frames",
 ]
 
 
@@ -172,6 +173,17 @@ class InfeasibleBudget(TightfitError):
         self.minimum_bytes = minimum_bytes
         self.call_bytes = minimum_bytes if call_bytes is None else call_bytes
         self.proven = proven
+
+
+def without_frames(error: InfeasibleBudget) -> InfeasibleBudget:
+    """Return the same error without the frames of where it was raised, which hold tensors."""
+    return InfeasibleBudget(
+        str(error),
+        budget_bytes=error.budget_bytes,
+        minimum_bytes=error.minimum_bytes,
+        proven=error.proven,
+        call_bytes=error.call_bytes,
+    )
 
 
 class BudgetExceeded(TightfitError):

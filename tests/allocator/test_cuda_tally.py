@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tightfit.allocator.cuda_tally import CudaTally
+from tightfit.allocator.refusal_details import RefusalDetails
 from tightfit.allocator.refusals import budget_exceeded, is_refusal, refused_bytes, unless_refused
 from tightfit.torch_private.gpu import allocator_settings
 
@@ -142,7 +143,7 @@ def test_what_the_device_refuses_is_said_in_terms_of_the_budget(device: Device) 
     assert exceeded.budget_bytes == 5 * GIB and exceeded.measured_bytes > 4 * GIB
     assert "The backward was stopped. tightfit: the budget of" in str(exceeded)
     assert "921.60 MiB reserved and not given out" in str(exceeded)
-    tally.advise(20 * GIB)
+    tally.describe_refusals(RefusalDetails(budget_bytes=20 * GIB))
     assert budget_exceeded(error, "").measured_bytes == 20 * GIB
 
     def refused() -> None:

@@ -14,9 +14,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+import tightfit
 from tightfit.allocator import CpuMeter, measure_peak
 from tightfit.capture.capture import capture
 from tightfit.capture.traced_call import TracedCall
+from tightfit.errors import BudgetExceeded
 from tightfit.session.memory.forecast import step_needs
 from tightfit.session.memory.surroundings import assumed_outside_bytes
 
@@ -99,3 +101,29 @@ def test_memory_of_a_loss_outside_is_assumed_from_its_inputs(kind: str) -> None:
     given = model(x).detach().requires_grad_()
     _, peak = measure_peak(lambda: loss(given, target).backward(), device="cpu")
     assert 0 <= assumed - (peak.peak_bytes - SCALARS_BYTES) <= 2 * SCALARS_BYTES
+
+
+def test_the_budget_named_for_a_step_has_room_for_numbers_that_a_loop_keeps() -> None:
+    """Losses that are kept come after the first step, for which the budget is named."""
+
+    def train(budget: int) -> int | None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 4))
+        optimizer = torch.optim.Adam(model.parameters())
+        tightfit.fit(model, budget, optimizer=optimizer, costs="unit", cache=False)
+        losses = []
+        try:
+            for _ in range(4):
+                optimizer.zero_grad()
+                loss = model(torch.randn(8, 128)).square().mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+        except BudgetExceeded as error:
+            return error.measured_bytes
+        return None
+
+    plan_bytes = 900 << 10  # has room for a backward, and none for the state
+    named = train(plan_bytes)
+    assert named is not None
+    assert train(named) is None

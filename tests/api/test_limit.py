@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -363,6 +364,21 @@ def test_a_model_that_nobody_has_any_more_limits_nobody() -> None:
     torch.zeros(4 * MIB)
 
 
+def test_weights_that_a_call_puts_in_place_count_in_addition(metered) -> None:
+    """As in meta-learning, where the first weights are still there."""
+    model = dense(4)
+    own = sum(p.nbytes for p in model.parameters())
+    peak = metered(model)
+    fit(model, 16 * own)
+    fast = {name: (p * 1.01).detach().requires_grad_() for name, p in model.named_parameters()}
+    for _ in range(2):
+        loss = torch.func.functional_call(model, fast, (torch.randn(16, 128),)).square().mean()
+        with pytest.raises(RuntimeError, match="no room for a further"):
+            torch.empty((16 * own - peak() + own // 2) // 4)
+        loss.backward()
+    assert peak() <= 16 * own
+
+
 def test_weights_that_are_put_in_place_between_steps_count_once() -> None:
     """As people write averages of weights: `target.data = target.data * m + online.data * (1 - m)`.
 
@@ -414,3 +430,39 @@ def test_a_budget_below_the_parameters_is_refused_before_anything_is_captured(mo
     before = model[0][0].weight.detach().clone()
     optimizer.zero_grad()
     assert torch.equal(before, model[0][0].weight)
+
+
+def test_a_refusal_says_whether_a_plan_can_give_the_room() -> None:
+    """Between calls none can; between forward and backward that of a whole step can."""
+    model = dense(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    fit(model, 2 * MIB, optimizer=optimizer)
+    for stepped in (False, True):
+        loss = model(torch.randn(64, 128)).square().mean()
+        with pytest.raises(RuntimeError, match="plans that code, too"):
+            torch.zeros(MIB)
+        loss.backward()
+        del loss
+        with pytest.raises(RuntimeError, match="no plan can give it room") as refused:
+            torch.zeros(MIB)
+        assert "tightfit.step" not in str(refused.value)
+        held, named = (
+            int(n)
+            for n in re.findall(r"(\d+) bytes \([^)]*\)(?: are held|, or hold)", str(refused.value))
+        )
+        coming = 0 if stepped else sum(p.nbytes for p in model.parameters())  # momentum
+        assert named == held + 2 * 4 * MIB + coming
+        optimizer.step()
+
+
+def test_the_budget_named_in_a_backward_counts_what_is_held_in_the_optimizers_step() -> None:
+    """Its state comes on top of what others hold, too: a buffer of samples, say."""
+    model = dense(4, 256)
+    own = sum(p.nbytes for p in model.parameters())
+    optimizer = torch.optim.Adam(model.parameters())
+    fit(model, 8 * own, optimizer=optimizer)
+    loss = model(torch.randn(8, 256)).square().mean()
+    samples = torch.empty(int(6.5 * own) // 4)
+    with pytest.raises(BudgetExceeded) as refused:
+        loss.backward()
+    assert refused.value.measured_bytes >= 4 * own + samples.nbytes

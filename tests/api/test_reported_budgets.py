@@ -348,6 +348,9 @@ def test_texts_fields_and_advice_are_views_of_one_value(name: str, share: float)
             assert error.minimum_bytes <= tried <= 1.02 * error.minimum_bytes
             found = [int(n) for n in re.findall(r"a plan fits (\d+) bytes", text)]
             assert all(n <= max(found) for n in proven_in(text) if found)
+            assert all(n <= error.minimum_bytes for n in found)
+            if (later := re.search(r"more than this call: (\d+) bytes", text)) is not None:
+                assert int(later[1]) == error.minimum_bytes
             assert error.proven == ("proven: there is none" in text)
         elif isinstance(error, BudgetExceeded):
             assert str(error.measured_bytes) in text

@@ -12,6 +12,7 @@ import torch
 
 from tightfit.allocator.caching import return_cached
 from tightfit.allocator.meter import CudaMeter
+from tightfit.allocator.refusal_details import RefusalDetails
 from tightfit.allocator.resident import storages_of
 from tightfit.torch_private.gpu.allocator_settings import expand_segments
 from tightfit.units import format_bytes, parse_bytes
@@ -61,7 +62,7 @@ class CudaTally:
         self._before = {s.data_ptr() for s in storages_of(before)}
         self.kept_to: tuple[int, int] | None = None
         self._limit_bytes = self._before_bytes = 0
-        self._advised_bytes = 0
+        self._details = RefusalDetails()
         weakref.finalize(self, self._apply, self._index).atexit = False
 
     def given_bytes(self) -> int:
@@ -96,9 +97,9 @@ class CudaTally:
             self._limited.add(self)
         self._apply(self._index)
 
-    def advise(self, budget_bytes: int) -> None:
-        """Name at least this budget where the limit refuses a request."""
-        self._advised_bytes = budget_bytes
+    def describe_refusals(self, details: RefusalDetails) -> None:
+        """Have errors of refused requests say this."""
+        self._details = details
 
     def refusals(self) -> Refusals:
         """Return no refusals: PyTorch tells of them only by errors."""
@@ -129,15 +130,15 @@ class CudaTally:
         held_bytes = self.given_bytes() + self._before_bytes
         cached_bytes = max(0, self._meter.held_bytes() - self._meter.live_bytes())
         named = held_bytes + asked_bytes + max(asked_bytes, held_bytes // 8)
-        named = max(named, self._advised_bytes)
+        details = self._details
+        named = max(named + details.coming_bytes, details.budget_bytes)
         return (
             f"tightfit: the budget of {self._limit_bytes} bytes "
             f"({format_bytes(self._limit_bytes)}) has no room for a further {asked_bytes} bytes "
             f"({format_bytes(asked_bytes)}): {held_bytes} bytes ({format_bytes(held_bytes)}) are "
-            f"held now, and {format_bytes(cached_bytes)} reserved and not given out. The "
-            "request comes from outside the planned step, or more is held than was planned for. "
-            f"Try a budget of {named} bytes ({format_bytes(named)}), or hold less; a loss is "
-            "planned, too, by tightfit.step; tightfit.unfit ends the limit of a model"
+            f"held now, and {format_bytes(cached_bytes)} reserved and not given out. "
+            f"{details.origin.sentence}. Try a budget of {named} bytes ({format_bytes(named)}), or "
+            f"hold less{details.origin.ways}; tightfit.unfit ends the limit of a model"
         )
 
 

@@ -233,6 +233,8 @@ typedef struct {
     atomic_uint_fast64_t opened; /* the least stamp that counts; NEVER: closed */
     atomic_int_fast64_t given, peak, before, limit;
     atomic_int_fast64_t advised; /* the least budget to name; 0: not known */
+    atomic_int_fast64_t coming;  /* bytes that will be held in addition to a refused request */
+    _Atomic(const char *) origin, ways; /* where requests come from; further ways out */
     atomic_int_fast64_t refusals, refused_size, held_then; /* of the last refused request */
 } Tally;
 
@@ -340,11 +342,12 @@ static const char *in_units(char text[32], int64_t size) {
 
 /* Throws c10's exception for a request that was taken back. */
 static void refuse(Tally *tally, int64_t size) {
-    char message[600], limit_text[32], size_text[32], held_text[32], try_text[32];
+    char message[800], limit_text[32], size_text[32], held_text[32], try_text[32];
     int64_t held = atomic_load(&tally->given) + atomic_load(&tally->before);
     int64_t limit = atomic_load(&tally->limit);
     /* Later requests are not known: as much again, or an eighth of what is held. */
     int64_t try = held + size + (size > held / 8 ? size : held / 8);
+    try += atomic_load(&tally->coming);
     int64_t advised = atomic_load(&tally->advised);
     if (advised >= held + size)
         try = advised;
@@ -353,13 +356,12 @@ static void refuse(Tally *tally, int64_t size) {
     atomic_fetch_add(&tally->refusals, 1);
     snprintf(message, sizeof message,
              "tightfit: the budget of %lld bytes (%s) has no room for a further %lld bytes "
-             "(%s): %lld bytes (%s) are held. The request comes from outside the planned "
-             "step, or more is held than was planned for. Try a budget of %lld bytes (%s), "
-             "or hold less; a loss is planned, too, by tightfit.step; tightfit.unfit ends the "
-             "limit of a model",
+             "(%s): %lld bytes (%s) are held. %s. Try a budget of %lld bytes (%s), "
+             "or hold less%s; tightfit.unfit ends the limit of a model",
              (long long)limit, in_units(limit_text, limit), (long long)size,
              in_units(size_text, size), (long long)held, in_units(held_text, held),
-             (long long)try, in_units(try_text, try));
+             atomic_load(&tally->origin), (long long)try, in_units(try_text, try),
+             atomic_load(&tally->ways));
     if (fail)
         fail("allocate", "tightfit", 0, message);
     previous_allocate(previous, (size_t)1 << 62); /* no memory is that large: c10 throws */
@@ -683,6 +685,9 @@ EXPORT int tightfit_hook_tally_open(void) {
         atomic_store(&tally->make_room, NULL);
         atomic_store(&tally->refusals, 0);
         atomic_store(&tally->advised, 0);
+        atomic_store(&tally->coming, 0);
+        atomic_store(&tally->origin, "");
+        atomic_store(&tally->ways, "");
         atomic_store(&tally->opened, atomic_fetch_add(&tallies_opened, 1) + 1);
         if (slot == end)
             atomic_store(&tallies_end, end + 1);
@@ -712,11 +717,16 @@ EXPORT int64_t tightfit_hook_tally_take_peak(int slot) {
     return atomic_exchange(&tallies[slot].peak, atomic_load(&tallies[slot].given));
 }
 
-/* Limits bytes given out, plus `before` bytes. */
-EXPORT void tightfit_hook_tally_advise(int slot, int64_t budget) {
+/* What the error of a refused request says; the texts must live as long as the tally. */
+EXPORT void tightfit_hook_tally_describe(int slot, int64_t budget, int64_t coming,
+                                     const char *origin, const char *ways) {
     atomic_store(&tallies[slot].advised, budget);
+    atomic_store(&tallies[slot].coming, coming);
+    atomic_store(&tallies[slot].origin, origin);
+    atomic_store(&tallies[slot].ways, ways);
 }
 
+/* Limits bytes given out, plus `before` bytes. */
 EXPORT void tightfit_hook_tally_keep_to(int slot, int64_t limit, int64_t before) {
     atomic_store(&tallies[slot].before, before);
     atomic_store(&tallies[slot].limit, limit);

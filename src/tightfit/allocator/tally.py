@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterable
@@ -12,6 +13,7 @@ import torch
 
 from tightfit.allocator.cuda_tally import CudaTally, Refusals
 from tightfit.allocator.hook import BEFORE_REFUSAL, MAKE_ROOM, installed_hook
+from tightfit.allocator.refusal_details import RefusalDetails
 from tightfit.allocator.resident import storages_of
 from tightfit.errors import HookUnavailable
 from tightfit.progress import announce
@@ -47,8 +49,8 @@ class Tally(Protocol):
         """
         ...
 
-    def advise(self, budget_bytes: int) -> None:
-        """Name at least this budget where the limit refuses a request."""
+    def describe_refusals(self, details: RefusalDetails) -> None:
+        """Have errors of refused requests say this."""
         ...
 
     def refusals(self) -> Refusals:
@@ -81,6 +83,7 @@ class CpuTally:
         self._make_room = MAKE_ROOM()
         self.kept_to: tuple[int, int] | None = None
         self._limit, self._before = ctypes.c_int64(), ctypes.c_int64()
+        self.describe_refusals(RefusalDetails())
         closing = weakref.finalize(self, self._hook.tightfit_hook_tally_close, self._slot)
         closing.atexit = False
 
@@ -106,9 +109,12 @@ class CpuTally:
         self._before.value = before_bytes
         self._hook.tightfit_hook_tally_keep_to(self._slot, self._limit, self._before)
 
-    def advise(self, budget_bytes: int) -> None:
-        """Name at least this budget where the limit refuses a request."""
-        self._hook.tightfit_hook_tally_advise(self._slot, budget_bytes)
+    def describe_refusals(self, details: RefusalDetails) -> None:
+        """Have errors of refused requests say this."""
+        texts = _lasting(details.origin.sentence), _lasting(details.origin.ways)
+        self._hook.tightfit_hook_tally_describe(
+            self._slot, details.budget_bytes, details.coming_bytes, *texts
+        )
 
     def make_room_by(self, free: Callable[[int], bool] | int | None) -> None:
         """Call a function where the limit would be exceeded; refuse if it frees nothing.
@@ -132,6 +138,12 @@ class CpuTally:
             self._slot, ctypes.byref(asked), ctypes.byref(held)
         )
         return Refusals(int(count), asked.value, held.value)
+
+
+@functools.cache
+def _lasting(text: str) -> bytes:
+    """Return a text that lives as long as the process: the hook reads it at any time."""
+    return text.encode()
 
 
 def before_refusals(action: Callable[[], None]) -> None:

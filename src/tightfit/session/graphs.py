@@ -16,7 +16,7 @@ from tightfit.capture.handed import HandedGraph
 from tightfit.capture.opaque.needs import NoRoomToMeasure
 from tightfit.capture.traced_call import TracedCall
 from tightfit.dynamo.backend import RunsPlainly
-from tightfit.errors import BadInput, CaptureError, InfeasibleBudget
+from tightfit.errors import BadInput, CaptureError, InfeasibleBudget, without_frames
 from tightfit.execution.guard import left_out
 from tightfit.planners.bounds import leaves_much_to_plan
 from tightfit.planners.questions.minimum import MinimumBudget
@@ -130,10 +130,8 @@ class GraphSteps(WholeSteps):
             error, why = found.error, "no plan fits the budget, and plain PyTorch is expected to."
         elif self.options.needs_plans or not refuses(self.account):
             raise found
-        else:  # without the frames of the other, which hold tensors
-            error = InfeasibleBudget(
-                str(found), budget_bytes=found.budget_bytes, minimum_bytes=found.minimum_bytes
-            )
+        else:
+            error = without_frames(found)
             why = "the budget has no room to measure a module that runs as one op."
         announce(f"{name}: {why} It runs as plain PyTorch; requests beyond the budget are refused")
         return error

@@ -59,6 +59,7 @@ __all__ = [
 ]
 
 _AT_ONCE_S = 0.3
+_LEAST_S = 3.0  # for the schedule that plans for less room begin from
 _AMPLE_BYTES = 1 << 60
 _ANY_GAP = 1e3  # of overhead: more than any plan has
 _FURTHER_FAR = 0.05  # of what a plan moves: later calls need another plan, with a little more
@@ -205,8 +206,15 @@ def _found(task: Task, options: Options, known: Plan | None, apart: bool) -> Out
 
 
 def _least(task: Task, without: Outcome, options: Options) -> Outcome:
-    """Return the plan of the least budget where the default planner has found none and it fits."""
-    least = minimum_budget(task.graph, task.gradients, options.limits, options.progress)
+    """Return the plan of the least budget where the default planner has found none and it fits.
+
+    Where it is proven that none does, the least budget is searched but briefly: who raises the
+    error knows more of what is around the step.
+    """
+    limits = options.limits
+    if without.status == "infeasible":
+        limits = msgspec.structs.replace(limits, seconds=min(_LEAST_S, limits.seconds))
+    least = minimum_budget(task.graph, task.gradients, limits, options.progress)
     if options.planner == DEFAULT and least.found_bytes <= task.budget_bytes:
         return judged(task, least.plan)
     raise infeasible(task, _with_far_needed(task, without, options), least)

@@ -45,3 +45,23 @@ def test_searches_of_the_same_step_begin_where_earlier_ones_ended() -> None:
     assert again.found_bytes <= thorough.found_bytes + 1
     accumulated = known.find(graph, "accumulated", Limits(seconds=0.1))
     verify(accumulated.plan, graph)
+
+
+@given(training_graphs())
+def test_whether_a_budget_has_a_plan_is_asked_without_the_smallest(graph: Graph) -> None:
+    limits = Limits(seconds=1.0, iterations=20)
+    least = minimum_budget(graph, limits=limits)
+    eager_bytes = eager_peak_bytes(graph)
+    known = LeastBudgets()
+    assert known.within(graph, "fresh", limits, least.lower_bytes - 1) is None
+    found = known.within(graph, "fresh", limits, eager_bytes)
+    assert found is not None and found.budget_bytes <= eager_bytes
+    verify(found, graph)
+
+
+def test_an_answer_that_came_early_does_not_shorten_a_later_search() -> None:
+    graph = chain([8] * 12)
+    thorough = minimum_budget(graph, limits=Limits(seconds=2.0))
+    known = LeastBudgets()
+    assert known.within(graph, "fresh", Limits(seconds=2.0), eager_peak_bytes(graph)) is not None
+    assert known.find(graph, limits=Limits(seconds=2.0)).found_bytes <= thorough.found_bytes

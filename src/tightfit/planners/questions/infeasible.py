@@ -11,7 +11,7 @@ from tightfit.errors import InfeasibleBudget
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import producers
 from tightfit.graph.names import holder_module, name_op
-from tightfit.plan.plan import Compute, Outcome
+from tightfit.plan.plan import Compute, Outcome, Plan
 from tightfit.plan.simulate import Simulation, simulate
 from tightfit.planners.base import Task
 from tightfit.planners.questions.minimum import MinimumBudget
@@ -27,10 +27,14 @@ _GRADIENTS = "gradients of parameters"
 
 @dataclass(frozen=True)
 class Expected:
-    """Memory that a step is planned for and that was not seen yet."""
+    """The least budget of a step with the memory that is expected around it."""
 
+    graph: Graph  # the step with that memory
+    plan: Plan  # its least plan there
+    found_bytes: int  # the budget of that plan
     held_bytes: Mapping[str, int]  # expected bytes other than the step's, by holder
-    proven_bytes: int  # the least budget without all of that: no plan needs less
+    proven_bytes: int | None  # no plan needs less, also without them; None: that of the asked
+    needed_bytes: int  # the budget to try: steps to come may need more
 
 
 class NoPlan(InfeasibleBudget):
@@ -52,38 +56,30 @@ class NoPlan(InfeasibleBudget):
 
 
 def infeasible_message(
-    task: Task,
-    outcome: Outcome,
-    least: MinimumBudget,
-    expected: Expected | None = None,
-    needed_bytes: int | None = None,
+    task: Task, outcome: Outcome, least: MinimumBudget, expected: Expected | None = None
 ) -> str:
     """Return the budget asked for, the least, live values at the tightest instant, and ways out.
 
     `outcome`: the planner's answer for the budget that was asked for: without a plan. `least`: the
-    least budget of the same graph. `expected`: the part of the graph's constants that is only
-    expected; None: none. `needed_bytes`: the budget to try; None: the least for which a plan is
-    known.
+    least budget of the same graph. `expected`: that of the step as steps like it will come; None:
+    as `least`.
     """
-    graph = task.graph
-    tightest = simulate(graph, least.plan)
-    is_proven = outcome.status == "infeasible"
-    proven_bytes, held = least.lower_bytes, ""
-    if expected is not None and any(expected.held_bytes.values()):
+    is_proven, proven_bytes = outcome.status == "infeasible", least.lower_bytes
+    if expected is None:
+        needed_bytes = _least_whole(task, least)
+        expected = Expected(task.graph, least.plan, least.found_bytes, {}, None, needed_bytes)
+    elif expected.proven_bytes is not None:
         proven_bytes = min(proven_bytes, expected.proven_bytes)
         is_proven = proven_bytes > task.budget_bytes
-        held = ", expected with " + " and ".join(
-            f"{format_bytes(size)} of {holder}"
-            for holder, size in expected.held_bytes.items()
-            if size
-        )
+    graph, found_bytes = expected.graph, expected.found_bytes
+    tightest = simulate(graph, expected.plan)
     known = "proven: there is none" if is_proven else "none was found"
     lines = [
         f"no plan of {graph.name or 'this step'} fits {_budget(task)} ({known})",
-        f"  least     a plan fits {least.found_bytes} bytes ({format_bytes(least.found_bytes)})"
-        f"{held}; proven: none fits less than {proven_bytes} ({format_bytes(proven_bytes)}); "
-        f"constants take {format_bytes(graph.constant_bytes)}",
-        f"  tightest  {_where(graph, least, tightest)}, which needs at once: "
+        f"  least     a plan fits {found_bytes} bytes ({format_bytes(found_bytes)})"
+        f"{_listed(expected.held_bytes)}; proven: none fits less than {proven_bytes} "
+        f"({format_bytes(proven_bytes)}); constants take {format_bytes(graph.constant_bytes)}",
+        f"  tightest  {_where(graph, expected.plan, tightest)}, which needs at once: "
         f"{_modules(graph, tightest)}",
     ]
     if task.far is not None:
@@ -92,11 +88,17 @@ def infeasible_message(
             f"far memory none was found either: {outcome.note}"
         )
     ways = [
-        f"a budget of {as_budget(needed_bytes or _least_whole(task, least))}",
-        _batch(task, tightest),
+        f"a budget of {as_budget(expected.needed_bytes)}",
+        _batch(task.budget_bytes, graph, tightest),
         _largest(graph, tightest),
     ]
     return "\n".join([*lines, "  try       " + "; ".join(way for way in ways if way)])
+
+
+def _listed(held_bytes: Mapping[str, int]) -> str:
+    """Name memory that is only expected."""
+    held = [f"{format_bytes(size)} of {holder}" for holder, size in held_bytes.items() if size]
+    return f", expected with {' and '.join(held)}" if held else ""
 
 
 def _budget(task: Task) -> str:
@@ -117,10 +119,10 @@ def _least_whole(task: Task, least: MinimumBudget) -> int:
     return task.whole_bytes + math.ceil(lacking / task.part if lacking > 0 else lacking)
 
 
-def _where(graph: Graph, least: MinimumBudget, tightest: Simulation) -> str:
+def _where(graph: Graph, plan: Plan, tightest: Simulation) -> str:
     if tightest.peak_index < 0:
         return "the start of the step"
-    step = least.plan.instructions[tightest.peak_index]
+    step = plan.instructions[tightest.peak_index]
     return (
         name_op(graph.ops[step.op]) if isinstance(step, Compute) else "between forward and backward"
     )
@@ -147,21 +149,21 @@ def _modules(graph: Graph, tightest: Simulation) -> str:
     return ", ".join(parts) or "only constants"
 
 
-def _batch(task: Task, tightest: Simulation) -> str:
+def _batch(budget_bytes: int, graph: Graph, tightest: Simulation) -> str:
     """Estimate the batch that fits: saved tensors scale with it, gradients do not.
 
     Where nearly this batch fits, that is no advice.
     """
-    values = task.graph.values
+    values = graph.values
     gradients = sum(size for value, size in tightest.holders if values[value].role == "gradient")
-    fixed = task.graph.constant_bytes + gradients
+    fixed = graph.constant_bytes + gradients
     scaling = tightest.peak_bytes - fixed
-    if scaling <= 0 or task.budget_bytes <= fixed:
+    if scaling <= 0 or budget_bytes <= fixed:
         return (
             "a smaller model or an optimizer with less state: parameters, gradients and the like "
             f"take {format_bytes(fixed)} by themselves, so no batch fits"
         )
-    share = (task.budget_bytes - fixed) / scaling
+    share = (budget_bytes - fixed) / scaling
     return f"a batch {100 * share:.0f} % as large" if share < _NEARLY_ALL else ""
 
 

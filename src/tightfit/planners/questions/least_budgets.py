@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from tightfit.graph.ir import Graph
-from tightfit.plan.plan import Gradients
+from tightfit.plan.plan import Gradients, Plan
 from tightfit.planners.base import Limits
 from tightfit.planners.questions.minimum import FoundSchedule, MinimumBudget, minimum_budget
 from tightfit.progress import SILENT, Progress
@@ -32,6 +32,16 @@ class LeastBudgets:
         least = minimum_budget(graph, gradients, limits, progress, tuple(self._found))
         self.learn(least)
         return least
+
+    def within(
+        self, graph: Graph, gradients: Gradients, limits: Limits, budget_bytes: int
+    ) -> Plan | None:
+        """Return a plan of the step within a budget; None: none was found."""
+        least = minimum_budget(
+            graph, gradients, limits, earlier=tuple(self._found), asked_bytes=budget_bytes
+        )
+        self.learn(least)
+        return least.plan if least.found_bytes <= budget_bytes else None
 
     def learn(self, least: MinimumBudget) -> None:
         """Begin later searches from the schedule of one that ended elsewhere."""

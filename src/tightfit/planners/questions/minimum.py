@@ -76,15 +76,17 @@ def minimum_budget(
     limits: Limits | None = None,
     progress: Progress = SILENT,
     earlier: Sequence[FoundSchedule] = (),
+    asked_bytes: int | None = None,
 ) -> MinimumBudget:
     """Find the smallest budget of a graph from both sides (docs/search.md, "The least budget").
 
     `limits`: of the whole search; by default 10 seconds. `progress`: an interruption ends the
     search with the best so far. `earlier`: of steps alike; after a search that was as long, only
-    the best of them is lowered.
+    the best of them is lowered. `asked_bytes`: the search ends once it is known whether this budget
+    has a plan; None: it ends with the smallest.
     """
     limits = limits or Limits(seconds=10.0)
-    search = _Search(graph, gradients, limits)
+    search = _Search(graph, gradients, limits, asked_bytes)
     progress.start("smallest budget", at_most_s=limits.seconds)
     try:
         search.find_limits(progress)
@@ -194,14 +196,18 @@ class _Order:
         return self._kept() if self.schedule.fits else None
 
     def lowered(
-        self, limits: Limits, least_step: int, patience: _Patience
+        self, limits: Limits, least_step: int, patience: _Patience, enough_bytes: int
     ) -> tuple[int, list[Compute]] | None:
-        """Lower the last schedule found in small steps; return the peak and computes reached."""
+        """Lower the last schedule found in small steps; return the peak and computes reached.
+
+        `enough_bytes`: a peak that need not be lowered.
+        """
         if self.found is None:
             return None
         self.found.load(self.schedule)
         search = _engine.Search(self.schedule, limits.seed, _engine.Settings())
         best, peak, limit = None, self.schedule.peak(), self.limit - self.constant_bytes
+        limit = max(limit, enough_bytes - self.constant_bytes - least_step)
         while peak - limit > least_step and not patience.over:
             step = max(least_step, int(_GAP_SHARE * (peak - limit)))
             self.schedule.set_budget(peak - step)
@@ -254,10 +260,14 @@ class _Order:
 class _Search:
     """The bracket: a proven limit below, a schedule that fits above."""
 
-    def __init__(self, graph: Graph, gradients: Gradients, limits: Limits) -> None:
+    def __init__(
+        self, graph: Graph, gradients: Gradients, limits: Limits, asked_bytes: int | None = None
+    ) -> None:
         self.started = time.perf_counter()
         self.graph = graph
         self.limits = limits
+        self.asked_bytes = asked_bytes
+        self.begun_s = 0.0  # the limit of an earlier search from whose schedule this begins
         self.eager = eager_peak_bytes(graph, gradients=gradients)
         self.task = Task(graph=graph, budget_bytes=self.eager, gradients=gradients)
         self.best = self.eager
@@ -286,6 +296,14 @@ class _Search:
             order.find_limit(seconds / len(others), progress)
 
     @property
+    def is_over(self) -> bool:
+        """Whether the answer is known well enough."""
+        asked_bytes = self.asked_bytes
+        if asked_bytes is not None and not self.limit <= asked_bytes < self.best:
+            return True
+        return self.best - self.limit <= self.least_step
+
+    @property
     def least_step(self) -> int:
         """The resolution of the search."""
         return max(1, int(_RESOLUTION * (self.eager - self.graph.constant_bytes)))
@@ -293,7 +311,11 @@ class _Search:
     def bisect(self, progress: Progress) -> None:
         """Halve the bracket."""
         low, tries = self.limit, 0
-        while self.best - low > self.least_step and (self.left() > 0 or tries < _LEAST_TRIES):
+        while (
+            not self.is_over
+            and self.best - low > self.least_step
+            and (self.left() > 0 or tries < _LEAST_TRIES)
+        ):
             tries += 1
             progress.update(tries, f"smallest budget so far {format_bytes(self.best)}")
             middle = (self.best + low) // 2
@@ -302,21 +324,20 @@ class _Search:
 
     def begin_from(self, earlier: Sequence[FoundSchedule]) -> float:
         """Begin from the best schedule of earlier searches; return their seconds, 0: of none."""
-        searched_s = 0.0
         for order in tuple(self.orders):
             shape = order.shape
             alike = [each for each in earlier if each.shape == shape]
             best = min(alike, key=order.peak_of, default=None)
             if best is not None and order.peak_of(best) < self.best:
-                searched_s = best.searched_s
+                self.begun_s = best.searched_s
                 self._keep(order, order.begin_from(best))
-        return searched_s
+        return self.begun_s
 
     def lower_step_by_step(self, progress: Progress) -> None:
         """Go on from the best schedule, order by order, until none smaller comes for long."""
-        while self.best - self.limit > self.least_step and self.left() > 0:
+        while not self.is_over and self.left() > 0:
             self.lower_best(progress)
-            if self.left() <= 0:
+            if self.is_over or self.left() <= 0:
                 return
             smaller, wait_s = self.best - self.least_step, self.wait_s
             if not (
@@ -332,9 +353,13 @@ class _Search:
 
     def lower_best(self, progress: Progress) -> None:
         """Go on from the best schedule in small steps."""
+        if self.is_over:
+            return
         progress.update(0, f"smallest budget so far {format_bytes(self.best)}")
         patience = _Patience(self.limits, self.wait_s, self.left())
-        found = self.orders[0].lowered(self.limits, self.least_step, patience)
+        found = self.orders[0].lowered(
+            self.limits, self.least_step, patience, self.asked_bytes or 0
+        )
         if found is not None and found[0] < self.best:
             self.best, self.computes = found
 
@@ -375,7 +400,8 @@ class _Search:
         lowest, best = min(self.orders, key=lambda order: order.limit), self.orders[0]
         schedule = None
         if best.found is not None:
-            schedule = FoundSchedule(best.shape, best.found, self.limits.seconds)
+            own_s = self.limits.seconds if self.asked_bytes is None else 0.0
+            schedule = FoundSchedule(best.shape, best.found, max(own_s, self.begun_s))
         return MinimumBudget(
             lower_bytes=min(self.limit, outcome.peak_bytes),
             lower_op=lowest.limit_op,

@@ -70,6 +70,9 @@ class Account:
         self.device = device_of_modules(modules)
         self.optimizers = Optimizers(modules, optimizer, self.granularity_bytes)
         self._tally = tally or self._new_tally()
+        self._first: Living[torch.Tensor] = Living()  # the members at the beginning
+        for member in {id(m): m for m in self._members()}.values():
+            self._first.add(member)
         self._limit_bytes: int | None = None
         self._limited_with: weakref.WeakSet[Account] = weakref.WeakSet()
         self._state: _State = "free"
@@ -207,13 +210,24 @@ class Account:
     def _before_bytes(self, accounts: Iterable[Account]) -> int:
         """Return bytes that some hold together and that existed before this tally began."""
         assert self._tally is not None
-        held = [tensor for account in accounts for tensor in account._own()]
+        held = [tensor for account in accounts for tensor in account._existing()]
         counted = self._tally.counted_bytes(held)
         return max(0, resident_tensor_bytes(held, self.granularity_bytes) - counted)
 
     def _own(self) -> list[torch.Tensor]:
-        members = [t for m in self.modules.values() for t in (*m.parameters(), *m.buffers())]
-        return [*members, *self._gradients(), *self._states()]
+        return [*self._members(), *self._gradients(), *self._states()]
+
+    def _members(self) -> list[torch.Tensor]:
+        return [t for m in self.modules.values() for t in (*m.parameters(), *m.buffers())]
+
+    def _existing(self) -> list[torch.Tensor]:
+        """Return the own tensors, with first members that others are in the place of for a while.
+
+        `torch.func.functional_call` puts weights of the caller there.
+        """
+        own = self._own()
+        known = set(map(id, own))
+        return [*own, *(first for first in self._first.now() if id(first) not in known)]
 
     def _gradients(self) -> list[torch.Tensor]:
         return [p.grad for p in parameters_of(self.modules) if p.is_leaf and p.grad is not None]
@@ -326,6 +340,15 @@ class Account:
         if self._limit_bytes is not None:
             return self
         return next((k for k in self._keepers() if self in k._limited_with), None)
+
+    @property
+    def rests(self) -> bool:
+        """Whether no step is running within its limit."""
+        return self._state == "resting"
+
+    def expected_within_limit_bytes(self) -> int:
+        """Return gradients and state that will exist of all that keep to its limit."""
+        return expected_bytes_of([self, *self._limited_with])
 
     def refusals(self) -> Refusals:
         """Return the requests that were refused because of the limit."""

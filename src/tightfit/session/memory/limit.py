@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from tightfit.allocator.refusal_details import RefusalDetails
 from tightfit.allocator.refusals import budget_exceeded, is_refusal, likely_further_bytes
 from tightfit.allocator.resident import resident_tensor_bytes
 from tightfit.errors import InfeasibleBudget
@@ -36,7 +37,7 @@ def name_budget(account: Account, needed_bytes: int) -> bool:
     keeper = account.keeper
     if keeper is None or keeper.tally is None or not refuses(account):
         return False
-    keeper.tally.advise(needed_bytes)
+    keeper.tally.describe_refusals(RefusalDetails(budget_bytes=needed_bytes))
     return True
 
 

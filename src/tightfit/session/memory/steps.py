@@ -8,6 +8,7 @@ from typing import Any
 from tightfit.errors import BudgetExceeded
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.forecast import NUMBERS, StepNeeds, step_needs
+from tightfit.session.memory.surroundings import with_numbers
 from tightfit.units import format_bytes
 
 __all__ = ["refuse_step"]
@@ -38,9 +39,10 @@ def refuse_step(
     if taken_bytes <= numbers_bytes and held_bytes > limit_bytes:
         return
     room_bytes = limit_bytes - held_bytes
-    named_bytes = max(needed_bytes, coming())
+    own_bytes = with_numbers(needed_bytes)
+    named_bytes = max(own_bytes, coming())
     helps = [_text(way) for way in _WAYS if _fits(way, account, optimizer, room_bytes)]
-    helps = helps if named_bytes == needed_bytes else []
+    helps = helps if named_bytes == own_bytes else []
     advice = f"{' or '.join(helps)} fits; else " if helps else ""
     raise BudgetExceeded(
         f"the step of {type(optimizer).__name__} for {name} would hold "

@@ -21,7 +21,7 @@ from tightfit.capture.side_effects.generators import GeneratorStates, generators
 from tightfit.capture.traced_call import TracedCall
 from tightfit.dynamo.backend import RunsPlainly
 from tightfit.dynamo.outside import Outside
-from tightfit.errors import CaptureError, OpaqueChanged, OpaqueVaries
+from tightfit.errors import CaptureError, InfeasibleBudget, OpaqueChanged, OpaqueVaries
 from tightfit.session.callee import Callee
 from tightfit.session.handed_calls import HandedCalls, RunsGraphs
 from tightfit.session.memory.account import Account
@@ -125,8 +125,8 @@ class InGraphs(PartsRoute):
             self.outside.varies()
             raise RunsPlainly
 
-    def _run(self, part: Part, call: PartCall | None, given: Arguments) -> Any:
-        if call is None or not call.kind.captured.joint.opaque.calls:
+    def _run(self, part: Part, call: PartCall | InfeasibleBudget | None, given: Arguments) -> Any:
+        if not isinstance(call, PartCall) or not call.kind.captured.joint.opaque.calls:
             return self.steps.run(part, call, given)
         before = GeneratorStates(generators_of(self.callee.modules))
         try:

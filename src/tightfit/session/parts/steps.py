@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured, placeholder_tensors
+from tightfit.capture.opaque.needs import NoRoomToMeasure
 from tightfit.capture.traced_call import TracedCall
-from tightfit.errors import WITHOUT_A_PLAN, BadInput, InfeasibleBudget
+from tightfit.errors import WITHOUT_A_PLAN, BadInput, InfeasibleBudget, without_frames
 from tightfit.execution.guard import Guard, StepPeaks, left_out
 from tightfit.execution.run_state import RunState
 from tightfit.execution.runtime import Run
@@ -25,7 +26,7 @@ from tightfit.progress import announce
 from tightfit.session.memory.limit import raising
 from tightfit.session.options import Options
 from tightfit.session.parts.again import PartsAgain, PartStep
-from tightfit.session.parts.kinds import Kind, KnownCalls, Part, PartCall
+from tightfit.session.parts.kinds import Kind, KnownCalls, Part, PartCall, forget_oldest
 from tightfit.session.parts.planning import Circumstances, StepPlans
 from tightfit.session.report import PlannedPart, Report
 from tightfit.session.step.again import RepeatableCall
@@ -89,6 +90,8 @@ class PartSteps:
         self._last: tuple[StepLedger[Kind], int] | None = None
         self._again = PartsAgain(self)
         self._plainly: weakref.WeakSet[Part] = weakref.WeakSet()  # that was announced
+        # Of calls that the budget had no room to measure: these say so, and are never raised
+        self._unmeasured: dict[Any, InfeasibleBudget] = {}
 
     @property
     def writer(self) -> LedgerWriter | None:
@@ -99,6 +102,7 @@ class PartSteps:
         """Plan the next step with other options; captured steps stay."""
         self.plans.change_options(options)
         self.guard.change_budget(self.plans.limit_bytes)
+        self._unmeasured.clear()
 
     @property
     def is_under_way(self) -> bool:
@@ -203,17 +207,28 @@ class PartSteps:
 
     # -- parts --------------------------------------------------------------------------------
 
-    def kind_of(self, part: Part, given: Arguments) -> PartCall | None:
+    def kind_of(self, part: Part, given: Arguments) -> PartCall | InfeasibleBudget | None:
         """Return the kind of a call of a part, captured the first time; None without a gradient.
 
-        Raises `BadInput` or `CaptureError` or `OpaqueChanged` if the part cannot be captured.
+        Where the budget has no room to measure it, the error that says so is returned: it may run
+        without a plan. Raises `BadInput` or `CaptureError` or `OpaqueChanged` if the part cannot
+        be captured.
         """
         if self._writer is None or not part.needs_gradient(given):
             return None
         known = self.known.known(part, given)
         if known is not None:
             return known
-        return self.captured_again(part, given)
+        key = part.key(given)
+        if key not in self._unmeasured:
+            try:
+                return self.captured_again(part, given)
+            except NoRoomToMeasure as error:
+                if self.plans.options.needs_plans:
+                    raise
+                self._unmeasured[key] = without_frames(error)
+                forget_oldest(self._unmeasured)
+        return without_frames(self._unmeasured[key])
 
     def captured_again(self, part: Part, given: Arguments) -> PartCall:
         """Capture a call; memory for that belongs to no step."""
@@ -228,17 +243,19 @@ class PartSteps:
         with left_out():
             yield
 
-    def run(self, part: Part, call: PartCall | None, given: Arguments) -> Any:
+    def run(self, part: Part, call: PartCall | InfeasibleBudget | None, given: Arguments) -> Any:
         """Run one forward of a part by its plan; its own forward if nothing needs a gradient.
 
-        Where no plan fits the rest of the budget it runs as plain PyTorch, if its limit still
-        holds.
+        Where no plan fits the rest of the budget, or there was no room to measure, it runs as plain
+        PyTorch, if its limit still holds.
 
         Raises `InfeasibleBudget` if that does not fit either.
         """
         writer = self._writer
         if call is None or writer is None:
             return part.function(*given.args, **given.kwargs)
+        if isinstance(call, InfeasibleBudget):
+            return self._run_plainly(part, given, call)
         kind, key = call.kind, call.key  # a call that awaits its backward must not hold the inputs
         try:
             holding = self.plans.holding_for(part, kind)
@@ -292,9 +309,12 @@ class PartSteps:
             raise error
         if part not in self._plainly:
             self._plainly.add(part)
+            why = "no plan fits the rest of the budget"
+            if part.key(given) in self._unmeasured:
+                why = "the budget has no room to measure a module that runs as one op"
             announce(
-                f"part {part.name!r}: no plan fits the rest of the budget. It runs as plain "
-                "PyTorch there; requests beyond the budget are refused"
+                f"part {part.name!r}: {why}. It runs as plain PyTorch there; requests beyond the "
+                "budget are refused"
             )
         with raising(error):
             return part.function(*given.args, **given.kwargs)

@@ -13,7 +13,12 @@ from tightfit.errors import InfeasibleBudget
 from tightfit.graph.ir import Graph
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import no_plan
-from tightfit.planners.questions.infeasible import NoPlan, infeasible, infeasible_message
+from tightfit.planners.questions.infeasible import (
+    Expected,
+    NoPlan,
+    infeasible,
+    infeasible_message,
+)
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.surroundings import (
@@ -24,8 +29,9 @@ from tightfit.session.memory.surroundings import (
     with_numbers,
 )
 from tightfit.session.options import Options
-from tightfit.session.whole.optimistic import LessExpected, Passing
+from tightfit.session.whole.optimistic import LessExpected, Need, Passing
 from tightfit.session.whole.specialisation import Specialisation
+from tightfit.units import format_bytes
 
 __all__ = ["OpenCalls", "advised", "needed_by_steps"]
 
@@ -63,7 +69,6 @@ def advised(
     `error`: names the least budget of the call that was asked for. `less`: memory resident around
     it. `open_calls`: its other calls that are open at the same time.
     """
-    error = _with_more_room(error, spec, less.around)
     coming = less.likely_to_come()
     returned_bytes = account.since.returned_bytes(account.tally)
     if returned_bytes is None:  # bytes that the loop holds of it are unknown yet
@@ -71,34 +76,50 @@ def advised(
     each = replace(coming, passing_bytes=max(coming.passing_bytes, returned_bytes))
     new_bytes = account.new_gradient_bytes() + less.used_gradient_bytes
     graph = coming.around.around(spec.captured)
+    if open_calls.is_alone:
+        seconds = max(_QUICKLY.seconds, options.limits.seconds / 2)  # the loop has stopped
+        limits = msgspec.structs.replace(options.limits, seconds=seconds)
+        this_call = _need(spec, each, limits)
+        call_bytes, held_bytes = this_call.needed_bytes, less.held_by(each)
+    else:
+        error, this_call = _with_more_room(error, spec, less.around), None
+        call_bytes, held_bytes = error.minimum_bytes or 0, less.held_bytes
     every = {
-        "this call": error.minimum_bytes or 0,
+        "this call": call_bytes,
         "the optimizer's step": graph.constant_bytes
         + new_bytes
         + returned_bytes
         + account.optimizers.passing_bytes(),
     }
-    if open_calls.is_alone:
-        every["this call"] = _needed(spec, each)
+    if open_calls.company_bytes:
+        every["calls within the same budget"] = open_calls.company_bytes + returned_bytes
+    needed = {holder: with_numbers(size) for holder, size in every.items()}
     if not account.since.has_stepped:
         adding = replace(each.around, gradients="accumulated")
         adding = replace(adding, gradient_bytes=adding.gradient_bytes + new_bytes)
-        every["calls that add to gradients"] = (
-            _needed(spec, replace(each, around=adding)) + open_calls.least_bytes
-        )
-    if open_calls.company_bytes:
-        every["calls within the same budget"] = open_calls.company_bytes + returned_bytes
-    most = max(every, key=every.__getitem__)
-    needed = with_numbers(every[most]) + options.reserve_bytes
+        step, enough_bytes = replace(each, around=adding), max(every.values())
+        adding_bytes = _need(spec, step, enough_bytes=enough_bytes).needed_bytes
+        adding_bytes = with_numbers(adding_bytes + open_calls.least_bytes)
+        if open_calls.is_alone:  # nobody has seen that they come: no more than without them
+            plain_bytes = max(each.plain_bytes(spec), every["the optimizer's step"])
+            adding_bytes = min(adding_bytes, plain_bytes)
+        needed["calls that add to gradients"] = adding_bytes
+    most = max(needed, key=needed.__getitem__)
+    needed_bytes = needed[most] + options.reserve_bytes
     text, proven = str(error), error.proven
     if isinstance(error, NoPlan):
-        expected = less.expected(spec)
-        text = infeasible_message(error.task, error.outcome, error.least, expected, needed)
-        proven = proven and expected.proven_bytes > options.planned_bytes
+        least, proven_bytes = error.least, less.proven_bytes(spec)
+        if this_call is None:
+            this_call = Need(error.task.graph, least.plan, least.found_bytes)
+        named = this_call.graph, this_call.plan, this_call.needed_bytes
+        expected = Expected(*named, held_bytes, proven_bytes, needed_bytes)
+        text = infeasible_message(error.task, error.outcome, least, expected)
+        if proven_bytes is not None:
+            proven = proven and proven_bytes > options.planned_bytes
     return InfeasibleBudget(
-        text + _in_words(most, open_calls),
+        text + _in_words(most, needed_bytes, open_calls),
         budget_bytes=error.budget_bytes,
-        minimum_bytes=needed,
+        minimum_bytes=needed_bytes,
         proven=proven,
         call_bytes=error.minimum_bytes,
     )
@@ -113,22 +134,35 @@ def needed_by_steps(spec: Specialisation, around: Surroundings, account: Account
     outside_bytes = spec.user_code.seen_bytes
     if outside_bytes is None:
         outside_bytes = expected_outside_bytes(spec.captured)
-    return with_numbers(_needed(spec, Passing(around.with_outside(outside_bytes), returned_bytes)))
+    need = _need(spec, Passing(around.with_outside(outside_bytes), returned_bytes))
+    return with_numbers(need.needed_bytes)
 
 
-def _needed(spec: Specialisation, passing: Passing) -> int:
-    """Return the least budget that was found for a step, with ways that it has room to compare."""
-    needed = passing.needed(spec, _QUICKLY)
+def _need(
+    spec: Specialisation, passing: Passing, limits: Limits = _QUICKLY, *, enough_bytes: int = 0
+) -> Need:
+    """Return the least budget that was found for a step, with ways that it has room to compare.
+
+    `enough_bytes`: a budget that need not be smaller.
+    """
+    need = passing.least(spec, limits)
+    if need.needed_bytes <= enough_bytes:
+        return need
     more = _with_more_ways(spec, passing.around)
-    return needed if more is None else min(needed, more.named_bytes)
+    if more is None or more.named_bytes >= need.needed_bytes:
+        return need
+    return Need(more.task.graph, more.least.plan, more.named_bytes)
 
 
-def _in_words(most: str, open_calls: OpenCalls) -> str:
+def _in_words(most: str, needed_bytes: int, open_calls: OpenCalls) -> str:
     """Return the advice as text to add to an error."""
     text = ""
     if most != "this call":
         verb = "needs" if most == "the optimizer's step" else "need"
-        text += f"\n  later     {most} {verb} more than this call"
+        text += (
+            f"\n  later     {most} {verb} more than this call: {needed_bytes} bytes "
+            f"({format_bytes(needed_bytes)})"
+        )
     waiting = open_calls.waiting
     if waiting:
         text += (

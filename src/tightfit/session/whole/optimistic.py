@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from tightfit.errors import InfeasibleBudget
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
+from tightfit.plan.assemble import assemble, keep_everything
 from tightfit.plan.plan import Gradients, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits
-from tightfit.planners.questions.infeasible import Expected
 from tightfit.planners.questions.minimum import proven_least_bytes
 from tightfit.session.memory.account import Account, Standing
 from tightfit.session.memory.surroundings import Surroundings, expected_outside_bytes
@@ -27,10 +27,26 @@ from tightfit.session.step.holding import holding_of
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
-__all__ = ["LessExpected", "Passing", "less_expected", "without_expected"]
+__all__ = ["LessExpected", "Need", "Passing", "less_expected", "without_expected"]
 
 _QUICKLY = Limits(seconds=1.0)
 _PREDICTED = 1.15  # a workspace that was predicted may be so much larger
+# Holders of memory that is only expected
+_USER_CODE = "memory of user code between forward and backward"
+_STATE = "optimizer state that is to come"
+_GRADIENTS = "gradients that exist now"
+_OTHER = "other memory held now"
+_SHARING = "memory of others within the budget"
+_WORKSPACES = "workspaces that there is no room to measure"
+
+
+@dataclass(frozen=True)
+class Need:
+    """The least budget that was found for a step."""
+
+    graph: Graph  # the step with memory resident around it
+    plan: Plan  # its plan
+    needed_bytes: int  # the budget
 
 
 @dataclass(frozen=True)
@@ -40,16 +56,30 @@ class Passing:
     around: Surroundings  # of its backward
     passing_bytes: int  # held in its forward in addition
 
-    def needed(self, spec: Specialisation, limits: Limits = _QUICKLY) -> int:
+    def least(self, spec: Specialisation, limits: Limits = _QUICKLY) -> Need:
         """Return the least budget that was found for it, with memory that passes."""
-        graph = self.around.around(spec.hoped.with_predicted(_PREDICTED))
+        graph = self._graph(spec)
         least = spec.least_budgets.find(graph, self.around.gradients, limits)
         plans = [least.plan]
         if self._held(graph, least.plan) > least.found_bytes:  # others leave more room for it
             a_little_more = self.around.outside_bytes * 9 // 8
             for crowd_bytes in (a_little_more, plans[0].budget_bytes):
                 plans.append(_thrifty(spec, graph, self.around.gradients, crowd_bytes))
-        return min(self._held(graph, plan) for plan in plans)
+        held = [self._held(graph, plan) for plan in plans]
+        best = held.index(min(held))
+        return Need(graph, plans[best], held[best])
+
+    def plain_bytes(self, spec: Specialisation) -> int:
+        """Return memory of plain PyTorch for it."""
+        graph, gradients = self._graph(spec), self.around.gradients
+        peak_bytes = eager_peak_bytes(graph, gradients=gradients)
+        everything = assemble(
+            graph, keep_everything(graph), budget_bytes=peak_bytes, gradients=gradients
+        )
+        return self._held(graph, everything)
+
+    def _graph(self, spec: Specialisation) -> Graph:
+        return self.around.around(spec.hoped.with_predicted(_PREDICTED))
 
     def _held(self, graph: Graph, plan: Plan) -> int:
         """Return the most that a plan holds, memory that passes included."""
@@ -72,11 +102,25 @@ class LessExpected:
     outside_bytes: int  # expected memory of user code between forward and backward
     held_bytes: Mapping[str, int]  # expected bytes other than the step's, by holder
 
-    def expected(self, spec: Specialisation) -> Expected:
-        """Return the text about it in an error."""
+    def proven_bytes(self, spec: Specialisation) -> int | None:
+        """Return the least budget without all that is only expected; None: nothing is."""
+        if not any(self.held_bytes.values()):
+            return None
         known = self._certain.around(spec.hoped.with_predicted(0))
-        proven = proven_least_bytes(known, self._certain.gradients, _QUICKLY)
-        return Expected(self.held_bytes, proven)
+        return proven_least_bytes(known, self._certain.gradients, _QUICKLY)
+
+    def held_by(self, step: Passing) -> Mapping[str, int]:
+        """Return expected bytes other than the step's, by holder, of one as it is likely."""
+        coming_bytes = self.around.others_bytes - self.unseen.others_bytes
+        return {
+            _USER_CODE: self.outside_bytes,
+            _STATE: self.around.state_bytes - self.unseen.state_bytes,
+            _GRADIENTS: step.around.gradient_bytes,
+            _OTHER: step.around.others_bytes - coming_bytes,
+            "memory that is freed before the backward": step.passing_bytes,
+            _SHARING: coming_bytes,
+            _WORKSPACES: self.held_bytes[_WORKSPACES],
+        }
 
     def likely_to_come(self) -> Passing:
         """Return the step as steps like it are to be expected, the optimizer's state included."""
@@ -121,13 +165,14 @@ class LessExpected:
             if around.around(spec.hoped).constant_bytes > around.budget_bytes:
                 continue
             graph = around.around(spec.hoped)
-            least = spec.least_budgets.find(graph, around.gradients, _QUICKLY)
-            if least.found_bytes > around.budget_bytes:
+            within = spec.least_budgets.within
+            found = within(graph, around.gradients, _QUICKLY, around.budget_bytes)
+            if found is None:
                 continue
             if spec.postponed is None:
-                spec.known.remember(least.plan)
+                spec.known.remember(found)
             roomy, thrifty = self._most_room(spec, around)
-            for each, known in ((roomy, thrifty), (around, least.plan)):
+            for each, known in ((roomy, thrifty), (around, found)):
                 with contextlib.suppress(InfeasibleBudget):
                     planned = plan(each, known)
                     if fits(planned, way):
@@ -209,13 +254,13 @@ def less_expected(
         unseen, others_bytes=standing.others_bytes, gradient_bytes=standing.gradient_bytes
     )
     held_bytes = {
-        "memory of user code between forward and backward": around.outside_bytes,
-        "optimizer state that is to come": coming_bytes - made_bytes,
-        "gradients that exist now": standing.gradient_bytes,
-        "other memory held now": standing.others_bytes,
-        "memory of others within the budget": standing.others_coming_bytes,
+        _USER_CODE: around.outside_bytes,
+        _STATE: coming_bytes - made_bytes,
+        _GRADIENTS: standing.gradient_bytes,
+        _OTHER: standing.others_bytes,
+        _SHARING: standing.others_coming_bytes,
         "memory of other calls": options.planned_bytes - around.budget_bytes,
-        "workspaces that there is no room to measure": spec.hoped.predicted_bytes,
+        _WORKSPACES: spec.hoped.predicted_bytes,
     }
     outside_bytes = spec.user_code.seen_bytes
     if outside_bytes is None:

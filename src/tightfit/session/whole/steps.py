@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tightfit.allocator.refusal_details import BEFORE_BACKWARD, UNKNOWN
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.side_effects.generators import GeneratorStates, generators_of
 from tightfit.capture.trace.garbage import fewer_collections
@@ -60,7 +61,8 @@ class WholeSteps:
         self.runs: Living[Run] = Living()
         self._addresses = addresses
         self._plans = Plans(callee, self.captures, account, addresses, self.monitor)
-        self._under_way = OpenCall(account)
+        has_loss_outside = callee.root is not None
+        self._under_way = OpenCall(account, BEFORE_BACKWARD if has_loss_outside else UNKNOWN)
         self._calls = 0
         self._again = StepRepeater(
             self.captures,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tightfit.allocator.refusal_details import BETWEEN_CALLS, UNKNOWN, Origin, RefusalDetails
 from tightfit.allocator.tally import Tally, before_refusals
 from tightfit.capture.captured import Captured
 from tightfit.graph.ir import Graph
@@ -79,15 +80,19 @@ class PlannedForward(msgspec.Struct, frozen=True):
 
 
 class OpenCall:
-    """The call whose backward is to come, or that runs."""
+    """The call whose backward is to come, or that runs.
 
-    def __init__(self, account: Account) -> None:
+    `account`: memory of its callee. `origin`: of requests between its forward and its backward.
+    """
+
+    def __init__(self, account: Account, origin: Origin) -> None:
         self._account = account
+        self._origin = origin
         self._call: PlannedForward | None = None
         self._left_bytes = 0
         self._entered_bytes: int | None = None
         self._is_differentiated = False
-        self._named: Tally | None = None
+        self._described: Tally | None = None
         _STEPS.add(self)
 
     def forward_ended(self, call: PlannedForward) -> None:
@@ -106,27 +111,59 @@ class OpenCall:
     def is_over(self) -> None:
         """Know of no call any more."""
         self._call = None
-        if self._named is not None:
-            self._named.advise(0)
-            self._named = None
+        self._forget_details()
 
-    def name_budget(self) -> None:
-        """Have a refused request name the bytes that the step needs, as far as known."""
+    @property
+    def is_none(self) -> bool:
+        """Whether no call runs or awaits its backward."""
+        return self._call is None
+
+    def name_budget(self, *, is_between: bool) -> None:
+        """Have a refused request name the bytes that the step needs, as far as known.
+
+        `is_between`: whether no call of any callable runs or awaits its backward.
+        """
         keeper, call = self._account.keeper, self._call
-        if keeper is None or keeper.tally is None or call is None:
+        if keeper is None or keeper.tally is None:
             return
+        if call is None:
+            self._forget_details()
+            if is_between and keeper.rests:
+                coming_bytes = keeper.expected_within_limit_bytes()
+                self._describe(keeper.tally, RefusalDetails(0, coming_bytes, BETWEEN_CALLS))
+            return
+        origin = UNKNOWN
         if self._entered_bytes is None:
+            origin = self._origin
             used_bytes = max(0, self._held_bytes() - self._left_bytes)
             needed = self._left_bytes + _outside_bytes(call, used_bytes)
         else:
             rise = _kept_bytes if self._is_differentiated else _rise_bytes
             needed = self._entered_bytes + rise(call)
-        self._named = keeper.tally
-        self._named.advise(with_numbers(max(needed, self._stepping_bytes(call.captured))))
+        stepping_bytes = self._stepping_bytes(call.captured) + self._others_bytes(call)
+        named_bytes = with_numbers(max(needed, stepping_bytes))
+        self._describe(keeper.tally, RefusalDetails(named_bytes, origin=origin))
+
+    def _describe(self, tally: Tally, details: RefusalDetails) -> None:
+        self._described = tally
+        tally.describe_refusals(details)
+
+    def _forget_details(self) -> None:
+        if self._described is not None:
+            self._described.describe_refusals(RefusalDetails())
+            self._described = None
 
     def _held_bytes(self) -> int:
         keeper = self._account.keeper
         return keeper.held_bytes() if keeper is not None else 0
+
+    def _others_bytes(self, call: PlannedForward) -> int:
+        """Return bytes that were neither of the step nor of its model when its backward began."""
+        if call.plan is None or self._entered_bytes is None:
+            return 0
+        own_bytes = simulate(call.graph, call.plan).crossing_bytes - call.graph.constant_bytes
+        own_bytes += self._account.lasting_bytes() + call.graph.constants_bytes["inputs"]
+        return max(0, self._entered_bytes - own_bytes)
 
     def _stepping_bytes(self, captured: Captured) -> int:
         """Return bytes to be held in the optimizer's step, at least."""
@@ -175,8 +212,10 @@ _STEPS: Living[OpenCall] = Living()
 
 
 def _name_budgets() -> None:
-    for step in _STEPS:
-        step.name_budget()
+    steps = list(_STEPS)
+    is_between = all(step.is_none for step in steps)
+    for step in steps:
+        step.name_budget(is_between=is_between)
 
 
 before_refusals(_name_budgets)
