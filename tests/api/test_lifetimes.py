@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import weakref
@@ -69,6 +70,38 @@ class Carrying(nn.Module):
     def forward(self, x):
         self.state = (self.inner(x) + self.state).tanh()
         return self.state
+
+
+class LooksAtData(nn.Module):
+    """Dynamo ends a graph by an error where data become a number, in code that it follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        z = self.inner(x)
+        return z * mean_of(z)
+
+
+def mean_of(z: torch.Tensor) -> float:
+    with unchanged():  # this function is not followed then
+        return float(z.detach().mean())
+
+
+@contextlib.contextmanager
+def unchanged() -> Iterator[None]:
+    yield
+
+
+def test_code_that_cannot_be_followed_keeps_no_inputs() -> None:
+    model = fitted(LooksAtData())
+    for _ in range(2):
+        x = torch.randn(4, 8)
+        left = weakref.ref(x)
+        model(x).square().sum().backward()
+        del x
+        assert left() is None
 
 
 def test_a_model_that_keeps_the_history_of_a_call_can_be_let_go_of() -> None:

@@ -53,9 +53,9 @@ class FarFromZero:
             tensor.abs_().add_(0.5)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Call:
-    """How one alternative of an op is run."""
+    """How one alternative of an op is run; equal only to itself."""
 
     function: Callable[..., Any]  # an ATen overload or any function of tensors
     # args, kwargs: arguments; an `fx.Node` in them means the value (or view) of that node

@@ -14,6 +14,7 @@ from torch import nn
 from tightfit.capture.alone import wait_for_traces
 from tightfit.capture.opaque.leaves import leaf_forwards
 from tightfit.capture.opaque.only_computes import only_computes
+from tightfit.capture.trace.garbage import fewer_collections
 from tightfit.dynamo.backend import HandOver, backend_of
 from tightfit.dynamo.frame_cache import FrameCache
 from tightfit.dynamo.guards import Unguarded
@@ -44,7 +45,6 @@ class Following:
         self._left_out: set[nn.Module] = set()
         self._call: tuple[int, Any] = (0, None)
         self._outside = outside
-        self._has_skipped = False
         self._one_ops = one_ops
         self.unguarded = Unguarded(modules)
 
@@ -59,17 +59,6 @@ class Following:
     def end(self) -> None:
         """End the current call."""
         self._call = self._call[0], None
-        self.collect_errors()
-
-    def collect_errors(self) -> None:
-        """Collect cycles that errors in frames hold, if there were any since the last time.
-
-        Before a graph is run and measured: any garbage that is freed while it waits for its
-        backward would hide memory of the loss.
-        """
-        if self._has_skipped:
-            self._has_skipped = False
-            gc.collect()
 
     def entered_inner_frame(self) -> None:
         """Note that Python runs the caller of a module's forward."""
@@ -79,7 +68,6 @@ class Following:
         self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None
     ) -> None:
         """Note that a frame runs as plain Python, as of `Outside.skipped`."""
-        self._has_skipped = True
         self._outside.skipped(code, module, reason, error)
 
     def left_out(self) -> Set[nn.Module]:
@@ -126,11 +114,16 @@ class Following:
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        """Let the limit rest: Dynamo looks at shapes only."""
+        """Let the limit rest: Dynamo looks at shapes only. What it leaves in cycles is freed.
+
+        Errors in frames hold tensors: such garbage, freed while a graph waits for its backward,
+        would hide memory of the loss.
+        """
         self.unguarded.look()
         self._account.lift_limit()
         try:
-            yield
+            with fewer_collections():
+                yield
         finally:
             self._account.enforce()
 

@@ -73,7 +73,7 @@ def graph_again(kept: KeptHandedGraph, modules: Mapping[str, nn.Module]) -> Hand
         nodes.append(node)
     made_in = {n: id(modules[kept.made_in[n.name]]) for n in nodes if n.name in kept.made_in}
     return HandedGraph(
-        traces.lazy_module(graph),
+        traces.lazy_module(nn.Module(), graph),
         modules=made_in,
         returned_with_loss=frozenset(kept.returned_with_loss),
     )

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from tightfit.torch_private import dynamo as private
+from tightfit.torch_private import traces
 
 __all__ = ["rewritten"]
 
@@ -23,18 +24,16 @@ def rewritten(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     graph.output(graph.graph_copy(module.graph, copies))
-    made = fx.GraphModule(module, graph)
-    for node in list(made.graph.nodes):
+    for node in list(graph.nodes):
         counted = private.undone_assignment(node)
         if counted is not None and _may_be_written(*node.all_input_nodes):
             for each in counted:
-                made.graph.erase_node(each)
-            _write(made.graph, node)
+                graph.erase_node(each)
+            _write(graph, node)
         elif node.target in _DROPOUTS and _drops_nothing(*node.args, **node.kwargs):
             node.replace_all_uses_with(node.all_input_nodes[0])
-            made.graph.erase_node(node)
-    made.recompile()
-    return made
+            graph.erase_node(node)
+    return traces.lazy_module(module, graph)
 
 
 _DROPOUTS = (F.dropout, torch.dropout)

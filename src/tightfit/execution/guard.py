@@ -9,7 +9,6 @@ allocator gave out on top (metered).
 from __future__ import annotations
 
 import contextlib
-import gc
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, Protocol, TypeAlias
@@ -18,6 +17,7 @@ from weakref import WeakSet
 import msgspec
 
 from tightfit.allocator import Meter, hook_unavailable_reason, meter_for
+from tightfit.capture.trace.garbage import fewer_collections
 from tightfit.errors import BudgetExceeded, TightfitError
 from tightfit.living import Living
 from tightfit.progress import announce
@@ -309,9 +309,9 @@ class Guard:
         """Leave work to plan a forward out of it, and the garbage of that work."""
         self.take_peak()
         try:
-            yield
+            with fewer_collections():
+                yield
         finally:
-            gc.collect()
             self.skip_peak()
 
     def skip_peak(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import fx
 
@@ -41,6 +42,17 @@ def name_of(function: Any) -> str:
 
 def key_of(call: Call) -> str:
     """Return a text that is equal for calls that cost the same; see `call_key`."""
+    known = _KEYS.get(call)
+    if known is None:
+        known = _KEYS[call] = _new_key(call)
+    return known
+
+
+_KEYS: WeakKeyDictionary[Call, str] = WeakKeyDictionary()
+"""The keys of calls that were asked for: shapes of their arguments do not change."""
+
+
+def _new_key(call: Call) -> str:
     if is_opaque(call):
         return f"this process: {call.function!r}"
     name = name_of(call.function)

@@ -122,7 +122,6 @@ class FollowedCalls(HandedCalls):
             self._follow_again(graph)
         if self._asks is not None:
             raise GraphHandedOver(self._asks(graph, inputs))
-        self._follower.collect_errors()
         output = super()._called(graph, inputs)
         self._has_run = True
         return output

@@ -6,6 +6,7 @@ import builtins
 import sys
 import types
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ __all__ = [
     "function_named",
     "is_plain_fake",
     "lazy_module",
+    "lazy_modules",
     "name_of_function",
     "negative_view",
     "operator_named",
@@ -105,10 +107,20 @@ def _is_of_others(value: Any, home: str) -> bool:
     return callable(value) and maker not in ("builtins", "torch", "typing")
 
 
-def lazy_module(graph: torch.fx.Graph) -> torch.fx.GraphModule:
-    """Return a module that runs a graph, whose code is written when it is first called."""
-    with _use_lazy_graph_module(True):
-        return _make_graph_module(torch.nn.Module(), graph)
+def lazy_modules() -> AbstractContextManager[None]:
+    """Return a context in which PyTorch makes modules of graphs as `lazy_module` does."""
+    return _use_lazy_graph_module(True)
+
+
+def lazy_module(
+    root: torch.nn.Module | dict[str, Any], graph: torch.fx.Graph
+) -> torch.fx.GraphModule:
+    """Return a module that runs a graph, whose code is written when it is first called.
+
+    `root`: has the constants of the graph.
+    """
+    with lazy_modules():
+        return _make_graph_module(root, graph)
 
 
 def name_of_function(function: Any) -> str | None:

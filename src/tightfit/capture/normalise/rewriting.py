@@ -12,6 +12,7 @@ from torch import fx
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import base_of, is_getitem, is_view
 from tightfit.torch_private import core as private
+from tightfit.torch_private import traces
 
 __all__ = ["Rewriting", "outside_allocator", "readers_of"]
 
@@ -103,7 +104,7 @@ class Rewriting:
         constants = {n: outside_allocator(c) for n, c in {**given, **self._constants}.items()}
         return replace(
             self._joint,
-            module=fx.GraphModule(constants, self.graph),
+            module=traces.lazy_module(constants, self.graph),
             placeholders=self.placeholders,
             write_backs=tuple(self.write_backs),
             raw_outputs=tuple(self.raw_outputs),

@@ -211,7 +211,7 @@ def traced_again(kept: KeptGraph) -> JointGraph:
     for constant in kept.constants:
         root.register_buffer(constant.name, _constant_again(constant))
     graph, nodes = _graph_again(kept)
-    module = fx.GraphModule(root, graph)
+    module = traces.lazy_module(root, graph)
     modules, regions = (Stretches(*unpacked(each)) for each in (kept.modules, kept.regions))
     return JointGraph(
         module=module,

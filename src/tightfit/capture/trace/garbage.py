@@ -11,7 +11,6 @@ from dataclasses import dataclass
 __all__ = ["fewer_collections"]
 
 _OBJECTS = 50_000  # that are made between two collections
-_YOUNG = 1  # generations: those of objects that have lived through one collection at most
 
 
 @dataclass
@@ -43,10 +42,7 @@ def fewer_collections() -> Iterator[None]:
     try:
         yield
     finally:
-        if before.has_frozen:
-            gc.collect(_YOUNG)
-        else:
-            gc.collect()
+        gc.collect()
         with _LOCK:
             before.contexts -= 1
             if not before.contexts:

@@ -57,7 +57,7 @@ from tightfit.capture.trace.strides import TrueStrides, note_calls, with_true_st
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
-from tightfit.torch_private import wrappers
+from tightfit.torch_private import traces, wrappers
 from tightfit.torch_private.fake_kernels import corrected_fake_kernels
 
 __all__ = ["trace"]
@@ -183,6 +183,7 @@ def trace(
         with contextlib.ExitStack() as stack:
             stack.enter_context(private.without_open_transforms())
             stack.enter_context(private.keep_composites_whole())
+            stack.enter_context(traces.lazy_modules())
             stack.enter_context(corrected_fake_kernels())
             stack.enter_context(with_true_strides(strides or {}))
             stack.enter_context(private.backward_without_autocast())

@@ -58,6 +58,7 @@ def following_for_plans() -> Iterator[None]:
         _collectives_left_to_python(),
         _quotients_as_one_operator(),
         _named_tuples_of_values(),
+        _guards_not_timed(),
     ):
         yield
 
@@ -242,7 +243,15 @@ def _messages_said_once() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _guards_not_timed() -> Iterator[None]:
+    """Have Dynamo not measure the time of its guards: for that it empties the processor's cache."""
+    with _PROFILED_GUARDS.by(lambda *_: 0.0):
+        yield
+
+
 _CHECK_NAME = "_check_requires_grad_intermediate_outputs"
+_PROFILED_GUARDS = Patch(guards, "profile_guard_manager")
 _EQUALS = Patch(guards.GuardBuilder, "EQUALS_MATCH")
 _SUPPORTED_GENERATORS = Patch(RandomVariable, "is_supported_random_obj")
 _REWRITTEN_COLLECTIVES = Patch(CollectiveFunctionRewriteVariable, "can_rewrite")
