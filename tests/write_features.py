@@ -16,7 +16,7 @@ from support.libraries import LIBRARIES
 from support.models import CASES, EXECUTED, OUTSIDE, PARTLY, PLANNED, SEVERAL
 from support.replicas import DATA_PARALLEL
 from support.sharded import SHARDED
-from support.training import UNCOMPILED_WAYS, WAYS
+from support.training import WAYS
 from tightfit.torch_private.releases import OLDEST, TABLE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,7 +86,7 @@ def document() -> str:
         "All models and ways of training above, as far as plans hold them, but for these, "
         "which are refused by name (the way out is `compile=False`):",
         "",
-        *(f"- {name}" for name in (*UNCOMPILED, *UNCOMPILED_WAYS)),
+        *(f"- {name}" for name in UNCOMPILED),
         "",
         "## Releases of PyTorch",
         "",

@@ -23,7 +23,7 @@ from api.test_bitwise import train_step
 from support.features import SUPPORTED, UNCOMPILED
 from support.models import CASES, OUTSIDE, Case
 from support.recompute import recompute_at_random
-from support.training import UNCOMPILED_WAYS, WAYS, Net
+from support.training import WAYS, Net
 from tightfit.errors import BadInput, CompileError, TightfitError
 from tightfit.execution.attach import attached
 from tightfit.execution.compiled.program import compile_program
@@ -143,15 +143,8 @@ def test_every_recomputation_is_close_to_plain_pytorch(case: Case) -> None:
         assert_close(train_step(case, fitted, own_inputs, seed), reference, tolerance)
 
 
-@pytest.mark.parametrize("name", UNCOMPILED_WAYS)
-@pytest.mark.usefixtures("without_inductor")
-def test_other_ways_of_training_are_refused_by_name(name: str) -> None:
-    with pytest.raises(TightfitError, match=r"further time.*Call the model again"):
-        WAYS[name](Net(), lambda model, _: tightfit.fit(model, "1GiB", **OPTIONS))
-
-
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("name", [name for name in WAYS if name not in UNCOMPILED_WAYS])
+@pytest.mark.parametrize("name", WAYS)
 @pytest.mark.usefixtures("without_inductor")
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
 def test_every_way_of_training_is_close_to_plain_pytorch(name: str) -> None:

@@ -544,10 +544,3 @@ def threaded(model, fit):
         thread.start()
         thread.join()
     return losses
-
-
-UNCOMPILED_WAYS = (
-    "several backwards through a forward of several graphs",
-    "tasks weighed by their gradients (GradNorm) in a model of several graphs",
-)
-"""What is refused by name with ``compile=True``."""
