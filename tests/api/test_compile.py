@@ -24,7 +24,7 @@ from support.features import SUPPORTED, UNCOMPILED
 from support.models import CASES, OUTSIDE, Case
 from support.recompute import recompute_at_random
 from support.training import WAYS, Net
-from tightfit.errors import BadInput, CompileError, TightfitError
+from tightfit.errors import BadInput, CompileError
 from tightfit.execution.attach import attached
 from tightfit.execution.compiled.program import compile_program
 from tightfit.execution.compiled.tracing import trace_program
