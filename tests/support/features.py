@@ -225,7 +225,7 @@ SUPPORTED = [
     case(
         "gradients inside forward (gradient penalty)",
         lambda s, h: torch.autograd.grad(s.b(h).square().sum(), h, create_graph=True)[0],
-        before=(DERIVATIVES, SEVERAL),
+        before=(DERIVATIVES, PARTLY),
     ),
     case("Jacobians inside forward", lambda s, h: torch.func.jacrev(s.b)(h[0]) * s.b(h).sum()),
     Case(

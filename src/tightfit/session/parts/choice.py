@@ -146,7 +146,7 @@ class _Menus:
         wanted = [each for share in shares for each in self._wanted(share)]
         found = self._found(wanted)
         count = len(self.plans)
-        return [self._fit(found[place : place + count]) for place in range(0, len(found), count)]
+        return [self._fit(found[i * count : (i + 1) * count]) for i in range(len(shares))]
 
     def _wanted(self, share: float) -> list[_Wanted]:
         saved = {kind: _saved_bytes(kind, share) for kind in self.plans}
