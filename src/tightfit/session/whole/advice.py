@@ -100,7 +100,7 @@ def advised(
         step, enough_bytes = replace(each, around=adding), max(every.values())
         adding_bytes = _need(spec, step, enough_bytes=enough_bytes).needed_bytes
         adding_bytes = with_numbers(adding_bytes + open_calls.least_bytes)
-        if open_calls.is_alone:  # nobody has seen that they come: no more than without them
+        if open_calls.is_alone:  # not seen yet: no more than plain PyTorch takes without them
             plain_bytes = max(each.plain_bytes(spec), every["the optimizer's step"])
             adding_bytes = min(adding_bytes, plain_bytes)
         needed["calls that add to gradients"] = adding_bytes
