@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import tightfit
 from benchmarks.training_loops import Run, live
+from support.lives import assert_trained_alike
 from tightfit.errors import TightfitError
 
 
@@ -97,9 +98,7 @@ def test_what_plain_pytorch_does_is_done_and_what_it_refuses_is_refused(
 
     plain = live(trained, Run(None, steps=4, small=True, costs="unit"))
     fitted = live(trained, Run(plain.whole_bytes, steps=4, small=True, costs="unit"))
-    assert not fitted.error
-    assert fitted.losses == plain.losses and fitted.parameters == plain.parameters
-    assert fitted.largest_bytes <= (fitted.budget_bytes or 0)
+    assert_trained_alike(fitted, plain)
 
 
 def test_what_runs_again_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:

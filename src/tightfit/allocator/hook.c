@@ -660,9 +660,7 @@ EXPORT void tightfit_hook_peak_close(int slot) {
 EXPORT int64_t tightfit_hook_peak_bytes(int slot) { return atomic_load(&peak_bytes[slot]); }
 /* Returns the peak, and lets it start again. */
 EXPORT int64_t tightfit_hook_peak_take(int slot) {
-    int64_t peak = atomic_load(&peak_bytes[slot]);
-    atomic_store(&peak_bytes[slot], all_live_bytes());
-    return peak;
+    return atomic_exchange(&peak_bytes[slot], all_live_bytes());
 }
 EXPORT void tightfit_hook_peak_reset(int slot) {
     atomic_store(&peak_bytes[slot], all_live_bytes());

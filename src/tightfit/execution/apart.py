@@ -12,6 +12,7 @@ from typing import Any
 from torch import fx
 
 from tightfit.capture.joint_graph import JointGraph
+from tightfit.execution.chain import gradient_edges
 from tightfit.torch_private import engine
 
 __all__ = ["Apart"]
@@ -34,10 +35,12 @@ class Apart:
         `came`: the gradients of outputs with which it begins. `node`: the first of the call's chain
         in autograd's graph. `groups`: the placeholders whose gradients each node of it hands over.
         """
-        key = frozenset(i for i, g in came.items() if g is not None), _asked_for(node, groups)
+        edges = gradient_edges(node, groups).items()
+        asked = (p for p, (x, _) in edges if x is not None and engine.asks_for_gradient(x))
+        key = frozenset(i for i, g in came.items() if g is not None), frozenset(asked)
         if key not in self._known:
-            every, (outputs, asked) = self._made_from_any(), key
-            ends = [node for node, position in self._joint.gradients if position in asked]
+            every, (outputs, positions) = self._made_from_any(), key
+            ends = [node for node, position in self._joint.gradients if position in positions]
             passed = self._joint.made_from_gradients(outputs) & self._leading_to(ends)
             reading = (node for node in passed if not every.issuperset(node.all_input_nodes))
             self._known[key] = frozenset(reading)
@@ -70,14 +73,3 @@ class Apart:
             if node in found:
                 found.update(x for x in node.all_input_nodes if x not in without)
         return found
-
-
-def _asked_for(node: Any, groups: Sequence[Sequence[int]]) -> frozenset[int]:
-    """Return the placeholders whose gradients the backward that runs now computes."""
-    found = []
-    for positions in groups:
-        following, *edges = node.next_functions
-        pairs = zip(positions, edges, strict=False)  # of others behind them
-        found += [p for p, (x, _) in pairs if x is not None and engine.asks_for_gradient(x)]
-        node = following[0]
-    return frozenset(found)

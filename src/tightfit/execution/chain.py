@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from tightfit.torch_private import engine
 
-__all__ = ["Chained", "goes_on_through", "made_by"]
+__all__ = ["Chained", "goes_on_through", "gradient_edges", "made_by"]
 
 
 class Chained:
@@ -20,6 +21,20 @@ def made_by(tensor: Any) -> tuple[Any, int] | None:
     node = tensor.grad_fn if isinstance(tensor, torch.Tensor) else None
     run = _run_of(node)
     return None if run is None or node.index > 0 else (run, tensor.output_nr)
+
+
+def gradient_edges(node: Any, groups: Sequence[Sequence[int]]) -> dict[int, tuple[Any, int]]:
+    """Return where in autograd's graph the gradients of a call go, by their placeholders.
+
+    `node`: the first node of the call's chain. `groups`: the placeholders whose gradients each node
+    of the chain hands over.
+    """
+    found: dict[int, tuple[Any, int]] = {}
+    for positions in groups:
+        following, *edges = node.next_functions
+        found.update(zip(positions, edges, strict=False))  # of others behind them
+        node = following[0]
+    return found
 
 
 def goes_on_through(node: Any, run: Chained) -> bool:

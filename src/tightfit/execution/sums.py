@@ -22,6 +22,7 @@ from torch import fx
 from tightfit.capture.captured import Captured
 from tightfit.capture.nodes import is_without_gaps, terms_of
 from tightfit.capture.normalise.gradients import added_up
+from tightfit.execution.chain import gradient_edges
 from tightfit.graph.ir import OpId
 from tightfit.plan.plan import Compute, Plan
 from tightfit.torch_private import core as private
@@ -197,10 +198,7 @@ class Sums:
         """
         if len(_OPEN) == 1 and _ON_THEIR_WAY.is_empty:
             return
-        for positions in groups:
-            following, *edges = node.next_functions
-            self._edges.update(zip(positions, edges, strict=False))  # of others behind them
-            node = following[0]
+        self._edges.update(gradient_edges(node, groups))
 
     def begin(self, position: int, term: torch.Tensor) -> torch.Tensor:
         """Return the begin of a sum: its first term, added to gradients of other calls."""

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph, ValueId
+from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.plan import (
     Compute,
     Enter,
@@ -25,7 +26,14 @@ from tightfit.plan.plan import (
     Store,
 )
 
-__all__ = ["Step", "assemble", "handing_over_singly", "keep_everything", "steps_of"]
+__all__ = [
+    "Step",
+    "assemble",
+    "everything_kept",
+    "handing_over_singly",
+    "keep_everything",
+    "steps_of",
+]
 
 Step: TypeAlias = Compute | Store | Load | Free
 """Choices of a method: computes, moves, and where a stored value leaves near memory."""
@@ -43,6 +51,12 @@ def keep_everything(graph: Graph) -> list[Compute]:
             computes.append(Compute(op.id, 0, cheapest))
     computes.reverse()
     return computes
+
+
+def everything_kept(graph: Graph, gradients: Gradients = "fresh") -> Plan:
+    """Return the plan of plain PyTorch: nothing is recomputed, within the bytes that it takes."""
+    budget_bytes = eager_peak_bytes(graph, gradients=gradients)
+    return assemble(graph, keep_everything(graph), budget_bytes=budget_bytes, gradients=gradients)
 
 
 def assemble(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import tightfit
 from benchmarks.training_loops import Run, live
+from support.lives import assert_trained_alike
 from tightfit.allocator import meter_for
 from tightfit.errors import TightfitError
 from tightfit.session.handles import attach_by_parts
@@ -112,9 +113,7 @@ def test_every_backward_has_the_bits_of_plain_pytorch(
 
     plain = lived(None)
     fitted = lived(plain.whole_bytes)
-    assert not fitted.error
-    assert fitted.losses == plain.losses and fitted.parameters == plain.parameters
-    assert fitted.largest_bytes <= (fitted.budget_bytes or 0)
+    assert_trained_alike(fitted, plain)
 
 
 # -- a backward that is differentiated itself -------------------------------------------------

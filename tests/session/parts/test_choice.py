@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from support.chains import Layer, graph_of_layers
+from tightfit.plan.assemble import everything_kept
 from tightfit.planners import apart
 from tightfit.planners.base import Limits
 from tightfit.planners.child import run_in_child
 from tightfit.session.options import make_options
 from tightfit.session.parts.choice import choose
-from tightfit.session.parts.kind_plans import KindPlans, least_plan, most_plan
+from tightfit.session.parts.kind_plans import KindPlans, least_plan
 from tightfit.session.step.holding import holding_of
 from tightfit.session.step.ledger import StepLedger
 from tightfit.session.step.presumed import presumed
@@ -22,7 +23,7 @@ LIMITS = Limits(seconds=2.0, gap=1e-4)
 
 def kind(name: str, layers: int) -> KindPlans:
     graph = graph_of_layers([Layer(1.0, 2.0, 1 << 12, 1 << 10) for _ in range(layers)])
-    plans = least_plan(graph, 2, LIMITS), most_plan(graph)
+    plans = least_plan(graph, 2, LIMITS), everything_kept(graph)
     return KindPlans(graph, name, *(holding_of(graph, plan) for plan in plans), alike=2)
 
 

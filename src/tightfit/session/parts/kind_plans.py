@@ -8,14 +8,13 @@ import msgspec
 
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
-from tightfit.plan.assemble import assemble, keep_everything
 from tightfit.plan.plan import Plan
 from tightfit.plan.verify import verify
 from tightfit.planners.base import Limits
 from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.session.step.holding import Holding, holding_of
 
-__all__ = ["KindPlans", "least_plan", "most_plan"]
+__all__ = ["KindPlans", "least_plan"]
 
 _LEAST_SHARE = 0.3  # of a search's time
 _MOST_FOUND = 64
@@ -60,12 +59,6 @@ class KindPlans:
         self.least = found
         self.note(before)
         return True
-
-
-def most_plan(graph: Graph) -> Plan:
-    """Return the plan that keeps everything."""
-    peak_bytes = eager_peak_bytes(graph)
-    return assemble(graph, keep_everything(graph), budget_bytes=peak_bytes)
 
 
 def least_plan(graph: Graph, alike: int, limits: Limits) -> Plan:

@@ -22,12 +22,13 @@ from tightfit.execution.changing import ChangingBuffers
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Run, Runner
 from tightfit.graph.fingerprint import fingerprint
+from tightfit.plan.assemble import everything_kept
 from tightfit.plan.plan import Plan
 from tightfit.plan.verify import verify
 from tightfit.progress import announce
 from tightfit.session.options import Options
 from tightfit.session.outputs import Usage
-from tightfit.session.parts.kind_plans import KindPlans, least_plan, most_plan
+from tightfit.session.parts.kind_plans import KindPlans, least_plan
 from tightfit.session.processes import agreed
 from tightfit.session.step.holding import Holding, holding_of
 
@@ -165,7 +166,7 @@ class KnownCalls:
         verify(least, graph)
         before = sum(owner is part for alike in self._known.values() for owner, _ in alike)
         name = f"{part.name} (another call, {before})" if before else part.name
-        most = most_plan(graph)
+        most = everything_kept(graph)
         holdings = holding_of(graph, least), holding_of(graph, most)
         kind = Kind(captured, KindPlans(graph, name, *holdings, part.alike), repeated)
         alike = self._known.setdefault(key, [])
@@ -185,7 +186,7 @@ class KnownCalls:
 
     def may_repeat(self, key: Any) -> bool:
         """Whether calls may be run again in their backward: so they were, or none has been seen."""
-        return key not in self._shown or key in self._repeated
+        return key not in self._shown or self.is_repeated(key)
 
     def is_repeated(self, key: Any) -> bool:
         """Whether calls have been run again in their backward."""

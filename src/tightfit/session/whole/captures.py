@@ -240,7 +240,7 @@ class Captures:
 
     def may_repeat(self, spec: Specialisation) -> bool:
         """Whether a step may be run again in its backward: so it was, or none has been seen."""
-        return spec not in self._shown or spec.key in self._repeated
+        return spec not in self._shown or self.is_repeated(spec)
 
     def is_repeated(self, spec: Specialisation) -> bool:
         """Whether calls of a step have been run again in their backward."""

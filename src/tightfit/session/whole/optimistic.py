@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from tightfit.errors import InfeasibleBudget
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
-from tightfit.plan.assemble import assemble, keep_everything
+from tightfit.plan.assemble import everything_kept
 from tightfit.plan.plan import Gradients, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits
@@ -71,12 +71,8 @@ class Passing:
 
     def plain_bytes(self, spec: Specialisation) -> int:
         """Return memory of plain PyTorch for it."""
-        graph, gradients = self._graph(spec), self.around.gradients
-        peak_bytes = eager_peak_bytes(graph, gradients=gradients)
-        everything = assemble(
-            graph, keep_everything(graph), budget_bytes=peak_bytes, gradients=gradients
-        )
-        return self._held(graph, everything)
+        graph = self._graph(spec)
+        return self._held(graph, everything_kept(graph, self.around.gradients))
 
     def _graph(self, spec: Specialisation) -> Graph:
         return self.around.around(spec.hoped.with_predicted(_PREDICTED))

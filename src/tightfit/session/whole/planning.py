@@ -17,7 +17,7 @@ from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
-from tightfit.plan.assemble import assemble, handing_over_singly, keep_everything
+from tightfit.plan.assemble import everything_kept, handing_over_singly
 from tightfit.plan.plan import Gradients, Outcome, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
@@ -428,10 +428,7 @@ def _range_of(graph: Graph, thrifty: Plan, new_gradient_bytes: int) -> KeptRange
 
 
 def _most(graph: Graph, gradients: Gradients, new_gradient_bytes: int) -> tuple[int, int]:
-    everything = assemble(
-        graph, keep_everything(graph), budget_bytes=sys.maxsize, gradients=gradients
-    )
-    return _peak_and_kept(graph, everything, new_gradient_bytes)
+    return _peak_and_kept(graph, everything_kept(graph, gradients), new_gradient_bytes)
 
 
 def _peak_and_kept(graph: Graph, plan: Plan, new_gradient_bytes: int) -> tuple[int, int]:
