@@ -19,7 +19,7 @@ from tightfit.allocator import CpuMeter, measure_peak
 from tightfit.capture.capture import capture
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import BudgetExceeded
-from tightfit.session.memory.forecast import step_needs
+from tightfit.session.memory.forecast import growing_bytes, step_needs
 from tightfit.session.memory.surroundings import assumed_outside_bytes
 
 WAYS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -83,6 +83,28 @@ def test_hooks_are_not_called_if_dynamo_has_wrapped_the_step(monkeypatch) -> Non
 def test_an_optimizer_that_cannot_step_on_fakes_is_not_predicted() -> None:
     optimizer = torch.optim.LBFGS(nn.Linear(4, 4).parameters())
     assert step_needs(optimizer, 64) is None
+
+
+def test_the_history_of_lbfgs_is_predicted() -> None:
+    model, x = nn.Linear(64, 64), torch.randn(256, 64)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2, history_size=3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).tanh().sub(x).square().mean()
+        loss.backward()
+        return loss
+
+    entry_bytes = 2 * sum(p.nbytes for p in model.parameters())
+    assert growing_bytes(optimizer, 64) == 3 * entry_bytes
+    expected, held = [], []
+    for _ in range(4):
+        optimizer.step(closure)
+        expected.append(growing_bytes(optimizer, 64))
+        state = optimizer.state[model.weight]
+        held.append(sum(t.nbytes for t in [*state["old_dirs"], *state["old_stps"]]))
+    assert [a + b for a, b in zip(expected, held, strict=True)] == [3 * entry_bytes] * 4
+    assert expected[-1] == 0
 
 
 LOSSES: dict[str, tuple[nn.Module, Callable[..., Any], torch.Tensor]] = {

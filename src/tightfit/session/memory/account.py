@@ -126,6 +126,10 @@ class Account:
             counted_parameters=_parameters_of(counted_elsewhere),
         )
 
+    def growing_state_bytes(self) -> int:
+        """Return the bytes by which the optimizers' state will grow beyond that."""
+        return self.optimizers.growing_bytes() if self._trains else 0
+
     def lasting_bytes(self) -> int:
         """Return the bytes held between steps: of an optimizer the state of the own parameters."""
         return lasting_bytes_of([self])
@@ -349,6 +353,10 @@ class Account:
     def expected_within_limit_bytes(self) -> int:
         """Return gradients and state that will exist of all that keep to its limit."""
         return expected_bytes_of([self, *self._limited_with])
+
+    def growing_within_limit_bytes(self) -> int:
+        """Return by how much the state of all that keep to its limit will grow beyond that."""
+        return sum(account.growing_state_bytes() for account in (self, *self._limited_with))
 
     def refusals(self) -> Refusals:
         """Return the requests that were refused because of the limit."""

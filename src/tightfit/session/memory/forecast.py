@@ -16,12 +16,14 @@ from tightfit.allocator.live_on_fakes import LiveOnFakes
 from tightfit.allocator.resident import resident_tensor_bytes
 from tightfit.torch_private import core as private
 from tightfit.torch_private.tools import step_without_hooks
+from tightfit.units import rounded_up
 
 __all__ = [
     "FAR_BYTES",
     "NUMBERS",
     "StepNeeds",
     "arguments_of",
+    "growing_bytes",
     "needs_of_parameter",
     "step_needs",
     "tensors_in",
@@ -87,6 +89,22 @@ def needs_of_parameter(
             return _taken_by(twin, granularity, steps=2)
     except Exception:  # an optimizer of any kind may fail on fakes in any way
         return None
+
+
+def growing_bytes(optimizer: Any, granularity: int) -> int:
+    """Return the bytes by which the state of an optimizer still grows while it steps.
+
+    That of LBFGS holds two copies of all gradients for each entry of its history.
+
+    `granularity`: the unit that the device's allocator rounds to, in bytes.
+    """
+    if not isinstance(optimizer, torch.optim.LBFGS):
+        return 0
+    group = optimizer.param_groups[0]  # it takes one only, and keeps its state with the first
+    parameters = group["params"]
+    entries = len(optimizer.state[parameters[0]].get("old_dirs", ()))
+    copy_bytes = rounded_up(sum(p.nbytes for p in parameters), granularity)
+    return 2 * copy_bytes * max(0, group["history_size"] - entries)
 
 
 def _taken_on_fakes(optimizer: Any, granularity: int, changes: Mapping[str, Any]) -> StepNeeds:

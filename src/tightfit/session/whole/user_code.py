@@ -130,6 +130,7 @@ class OpenCall:
             self._forget_details()
             if is_between and keeper.rests:
                 coming_bytes = keeper.expected_within_limit_bytes()
+                coming_bytes += keeper.growing_within_limit_bytes()
                 self._describe(keeper.tally, RefusalDetails(0, coming_bytes, BETWEEN_CALLS))
             return
         origin = UNKNOWN
@@ -142,7 +143,9 @@ class OpenCall:
             needed = self._entered_bytes + rise(call)
         stepping_bytes = self._stepping_bytes(call.captured) + self._others_bytes(call)
         named_bytes = with_numbers(max(needed, stepping_bytes))
-        self._describe(keeper.tally, RefusalDetails(named_bytes, origin=origin))
+        growing_bytes = keeper.growing_within_limit_bytes()
+        details = RefusalDetails(named_bytes + growing_bytes, growing_bytes, origin)
+        self._describe(keeper.tally, details)
 
     def _describe(self, tally: Tally, details: RefusalDetails) -> None:
         self._described = tally
