@@ -143,7 +143,20 @@ def test_names_of_no_method_are_refused(name: str) -> None:
     assert not {"forward", "encode"} & set(vars(model))
 
 
-def test_a_gradient_by_a_method_that_was_not_named_says_what_to_name() -> None:
-    model = tightfit.fit(Coder(), "8MiB")
-    with pytest.raises(BadInput, match=r"methods=\['encode', 'decode'\]"):
-        model.encode(torch.randn(8, 64)).sum().backward()
+def test_methods_that_were_not_named_train_within_the_limit(capsys) -> None:
+    torch.manual_seed(0)
+    plain, x = Coder(), torch.randn(2048, 64)
+    model = tightfit.fit(copy.deepcopy(plain), "16MiB")
+    for each in (plain, model):
+        each.decode(each.encode(x)).square().mean().backward()
+    for expected, found in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(expected.grad, found.grad)
+    said = capsys.readouterr().err
+    assert "The limit holds" in said and "methods=['encode', 'decode']" in said
+
+
+def test_a_request_of_a_method_that_was_not_named_says_what_to_name() -> None:
+    model = tightfit.fit(Coder(), "1MiB")
+    says_so = r"No planned call has run yet.*methods=\['encode', 'decode'\] of fit plans these, too"
+    with pytest.raises(RuntimeError, match=says_so):
+        model.encode(torch.randn(1024, 64))

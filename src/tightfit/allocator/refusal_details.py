@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["BEFORE_BACKWARD", "BETWEEN_CALLS", "UNKNOWN", "Origin", "RefusalDetails"]
+__all__ = [
+    "BEFORE_BACKWARD",
+    "BETWEEN_CALLS",
+    "UNKNOWN",
+    "Origin",
+    "RefusalDetails",
+    "before_first_call",
+]
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,15 @@ BEFORE_BACKWARD = Origin(
 BETWEEN_CALLS = Origin(
     "The request comes from code that no planned call waits for: no plan can give it room", ""
 )
+
+
+def before_first_call(methods: Sequence[str]) -> Origin:
+    """Return the origin of a request before anything that was fitted was called.
+
+    `methods`: of the fitted module, that the training may call in place of its forward.
+    """
+    ways = f"; methods={list(methods)} of fit plans these, too" if methods else ""
+    return Origin("No planned call has run yet: no plan can give it room", ways)
 
 
 @dataclass(frozen=True)

@@ -158,11 +158,14 @@ def original_method(module: nn.Module, name: str) -> Callable[..., Any]:
 
 
 def own_methods(kind: type) -> list[str]:
-    """Return the names of the public methods that a class of modules has of its own."""
+    """Return the names of the public methods that a class of modules has of its own.
+
+    Those of PyTorch's containers, such as ``append``, train nothing.
+    """
     found = {
         name: None
         for base in kind.__mro__
-        if base not in nn.Module.__mro__
+        if base not in nn.Module.__mro__ and not base.__module__.startswith("torch.nn.")
         for name, method in vars(base).items()
         if inspect.isfunction(method) and not name.startswith("_") and name != "forward"
     }

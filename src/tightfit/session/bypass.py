@@ -1,4 +1,4 @@
-"""Notice when a fitted model is trained around its plan: then nothing holds the budget."""
+"""Notice when a fitted model is trained around its plan: then only the limit holds the budget."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from torch.nn.parameter import is_lazy
 
 from tightfit.errors import WITHOUT_A_PLAN, BadInput
 from tightfit.execution.attach import own_methods
+from tightfit.progress import announce
 
 __all__ = ["expect_calls"]
 
 _MOST_NAMED = 6
+_FIT_ANOTHER = (
+    "Fit the module that the training calls (in Lightning: the inner module, if training_step "
+    "calls that), or the function that computes the loss, with tightfit.step"
+)
 
 
 class Expecting(Protocol):
@@ -31,11 +36,17 @@ class Expecting(Protocol):
         """Whether a planned call has been run, or is to be."""
         ...
 
+    @property
+    def has_limit(self) -> bool:
+        """Whether requests above its budget are refused."""
+        ...
+
 
 def expect_calls(model: nn.Module, expecting: Sequence[Expecting]) -> Callable[[], None]:
-    """Complain when the first gradients reach a fitted model of which nothing fitted was called.
+    """Tell when the first gradients reach a fitted model of which nothing fitted was called.
 
     Code that trains may call inner modules or other methods instead: a plan sees nothing of that.
+    Where the budget is no limit either, that is an error.
 
     `expecting`: callables that run its forward, and its methods that were named. Returns a function
     that ends the watching; the first gradients end it, too.
@@ -67,7 +78,7 @@ def _arrival(
             gc.collect()  # a model that is no longer alive expects nothing
         expecting = _still_expecting(references)
         if expecting is not None:
-            _warn_uncalled(expecting, name, methods)
+            _tell_uncalled(expecting, name, methods)
 
     return arrived
 
@@ -80,16 +91,24 @@ def _still_expecting(references: list[weakref.ref[Expecting]]) -> Expecting | No
     return expecting[0]
 
 
-def _warn_uncalled(expecting: Expecting, name: str, methods: list[str]) -> None:
-    names = repr(methods[:_MOST_NAMED] or ["loss"])
-    message = (
+def _tell_uncalled(expecting: Expecting, name: str, methods: list[str]) -> None:
+    what = (
         f"a gradient reached {name!r} of a fitted {expecting.name} whose forward was not called: "
-        "it is trained around its plan, and nothing holds the budget. If the training calls other "
-        f"methods of it, name them: tightfit.fit(model, budget, methods={names}). Else fit the "
-        "module that the training calls (in Lightning: the inner module, if training_step calls "
-        "that), or the function that computes the loss, with tightfit.step. "
-        f"{WITHOUT_A_PLAN}"
+        "it is trained around its plan"
     )
-    if expecting.on_exceed == "raise":
-        raise BadInput(message)
-    warnings.warn(message, stacklevel=3)
+    ways = f"{_naming(methods)}{_FIT_ANOTHER}. {WITHOUT_A_PLAN}"
+    if expecting.has_limit:
+        announce(f"{what}. The limit holds, but nothing is computed again to keep to it. {ways}")
+    elif expecting.on_exceed == "raise":
+        raise BadInput(f"{what}, and nothing holds the budget. {ways}")
+    else:
+        warnings.warn(f"{what}, and nothing holds the budget. {ways}", stacklevel=3)
+
+
+def _naming(methods: list[str]) -> str:
+    if not methods:
+        return ""
+    return (
+        "If the training calls other methods of it, name them: "
+        f"tightfit.fit(model, budget, methods={methods[:_MOST_NAMED]}). "
+    )

@@ -152,6 +152,11 @@ class Fitted:
         return self.route.is_used
 
     @property
+    def has_limit(self) -> bool:
+        """Whether requests above its budget are refused."""
+        return refuses(self.account)
+
+    @property
     def waiting(self) -> list[Run]:
         """Planned calls that await their backward."""
         return self.route.waiting

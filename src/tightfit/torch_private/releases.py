@@ -47,13 +47,13 @@ class Since:
 
 
 LEAVES = Since(
-    (2, 13),
+    (2, 12),
     "a module is one op of a plan: those marked by `tightfit.opaque`",
     "it ends a graph: the code before and after it has a plan each, and sums of half precision "
     "that reach into several of them may round differently",
 )
 DERIVATIVES = Since(
-    (2, 13),
+    (2, 12),
     "`torch.autograd.grad` and `requires_grad_()` inside a forward are part of a graph",
     "they end a graph, and with random numbers in the forward the derivative is refused by name",
 )

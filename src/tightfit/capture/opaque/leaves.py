@@ -64,7 +64,8 @@ def _returned_by(forward: Forward, states: Mapping[nn.Module, Mapping[str, Any]]
 
     def returned(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if type(module) in (nn.LSTM, nn.GRU, nn.RNN) and not is_marked(module):
-            found = shapes_alone(module, _meta(args), _meta(kwargs))
+            with private.without_modes():  # PyTorch 2.12 decomposes LSTMs to another shape there
+                found = shapes_alone(module, _meta(args), _meta(kwargs))
         else:
             found = _really_returned(forward, module, states[module], args, kwargs)
         device = next(iter(states[module].values()), torch.empty(0)).device
@@ -74,7 +75,10 @@ def _returned_by(forward: Forward, states: Mapping[nn.Module, Mapping[str, Any]]
 
 
 def _meta(tree: Any) -> Any:
-    return private.pytree.tree_map_only(torch.Tensor, lambda t: t.detach().to("meta"), tree)
+    def without_memory(t: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+
+    return private.pytree.tree_map_only(torch.Tensor, without_memory, tree)
 
 
 def _really_returned(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tightfit.allocator.refusal_details import BEFORE_BACKWARD, UNKNOWN
+from tightfit.allocator.refusal_details import BEFORE_BACKWARD, UNKNOWN, before_first_call
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.side_effects.generators import GeneratorStates, generators_of
 from tightfit.capture.trace.garbage import fewer_collections
@@ -18,6 +18,7 @@ from tightfit.errors import (
     OpaqueChanged,
     OpaqueVaries,
 )
+from tightfit.execution.attach import own_methods
 from tightfit.execution.guard import Guard, StepPeaks, left_out
 from tightfit.execution.run_state import RunState
 from tightfit.execution.runtime import Run, Runner
@@ -62,7 +63,9 @@ class WholeSteps:
         self._addresses = addresses
         self._plans = Plans(callee, self.captures, account, addresses, self.monitor)
         has_loss_outside = callee.root is not None
-        self._under_way = OpenCall(account, BEFORE_BACKWARD if has_loss_outside else UNKNOWN)
+        origin = BEFORE_BACKWARD if has_loss_outside else UNKNOWN
+        methods = own_methods(type(callee.root)) if has_loss_outside else ()
+        self._under_way = OpenCall(account, origin, before_first_call(methods))
         self._calls = 0
         self._again = StepRepeater(
             self.captures,

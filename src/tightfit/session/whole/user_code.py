@@ -7,6 +7,8 @@ of the optimizer's step.
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from tightfit.allocator.refusal_details import BETWEEN_CALLS, UNKNOWN, Origin, RefusalDetails
@@ -79,15 +81,25 @@ class PlannedForward(msgspec.Struct, frozen=True):
     plan: Plan | None  # the plan; None: it was compiled
 
 
+class _Moment(enum.Enum):
+    """When a request is refused, whichever callable it concerns."""
+
+    BEFORE_FIRST_CALL = enum.auto()
+    OPEN_CALL = enum.auto()  # a call runs or awaits its backward
+    BETWEEN_CALLS = enum.auto()
+
+
 class OpenCall:
     """The call whose backward is to come, or that runs.
 
     `account`: memory of its callee. `origin`: of requests between its forward and its backward.
+    `unused`: of requests before the first call.
     """
 
-    def __init__(self, account: Account, origin: Origin) -> None:
+    def __init__(self, account: Account, origin: Origin, unused: Origin) -> None:
         self._account = account
-        self._origin = origin
+        self._origin, self._unused = origin, unused
+        self.has_run = False
         self._call: PlannedForward | None = None
         self._left_bytes = 0
         self._entered_bytes: int | None = None
@@ -98,6 +110,7 @@ class OpenCall:
     def forward_ended(self, call: PlannedForward) -> None:
         """Note the bytes held at the end of a planned forward."""
         self._call, self._entered_bytes, self._is_differentiated = call, None, False
+        self.has_run = True
         self._left_bytes = self._held_bytes()
 
     def backward_begins(self) -> None:
@@ -118,20 +131,19 @@ class OpenCall:
         """Whether no call runs or awaits its backward."""
         return self._call is None
 
-    def name_budget(self, *, is_between: bool) -> None:
-        """Have a refused request name the bytes that the step needs, as far as known.
-
-        `is_between`: whether no call of any callable runs or awaits its backward.
-        """
+    def name_budget(self, moment: _Moment) -> None:
+        """Have a refused request name the bytes that the step needs, as far as known."""
         keeper, call = self._account.keeper, self._call
         if keeper is None or keeper.tally is None:
             return
         if call is None:
             self._forget_details()
-            if is_between and keeper.rests:
+            if moment is not _Moment.OPEN_CALL and keeper.rests:
                 coming_bytes = keeper.expected_within_limit_bytes()
                 coming_bytes += keeper.growing_within_limit_bytes()
-                self._describe(keeper.tally, RefusalDetails(0, coming_bytes, BETWEEN_CALLS))
+                is_unused = moment is _Moment.BEFORE_FIRST_CALL
+                origin = self._unused if is_unused else BETWEEN_CALLS
+                self._describe(keeper.tally, RefusalDetails(0, coming_bytes, origin))
             return
         origin = UNKNOWN
         if self._entered_bytes is None:
@@ -216,9 +228,14 @@ _STEPS: Living[OpenCall] = Living()
 
 def _name_budgets() -> None:
     steps = list(_STEPS)
-    is_between = all(step.is_none for step in steps)
+    if not all(step.is_none for step in steps):
+        moment = _Moment.OPEN_CALL
+    elif any(step.has_run for step in steps):
+        moment = _Moment.BETWEEN_CALLS
+    else:
+        moment = _Moment.BEFORE_FIRST_CALL
     for step in steps:
-        step.name_budget(is_between=is_between)
+        step.name_budget(moment)
 
 
 before_refusals(_name_budgets)

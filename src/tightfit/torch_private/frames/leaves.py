@@ -21,7 +21,7 @@ try:
 except ImportError:  # PyTorch before 2.11 has no leaves
     invoke_leaf_function = None
 HAS_LEAVES = "input_spec" in inspect.signature(type(invoke_leaf_function).__call__).parameters
-"""Whether a graph says how a leaf's arguments nest: not before 2.13. There leaves end a graph."""
+"""Whether a graph says how a leaf's arguments nest: not before 2.12. There leaves end a graph."""
 
 __all__ = [
     "HAS_LEAVES",
