@@ -229,13 +229,23 @@ class _Lowering:
 
     def _cross(self) -> None:
         """End the forward function: update buffers, fix outputs, go on in the backward one."""
-        joint = self.captured.joint
-        for node, position in joint.write_backs:
-            source = self.writer.reference(node)
-            self.writer.function.emit(f"write_back(p{position}, {source})")
-            self.writer.release(self.captured.value_of[base_of(node)])
+        joint, writer = self.captured.joint, self.writer
+        for pairs in self._write_backs_together():
+            buffers = ", ".join(f"p{position}" for _, position in pairs)
+            values = ", ".join(writer.reference(node) for node, _ in pairs)
+            writer.function.emit(f"write_back([{buffers}], [{values}])")
+            for node, _ in pairs:
+                writer.release(self.captured.value_of[base_of(node)])
         self.returns = f"[{', '.join(self.writer.literal(n) for n in joint.raw_outputs)}]"
         self.writer.go_on_in_backward()
+
+    def _write_backs_together(self) -> Iterable[list[tuple[fx.Node, int]]]:
+        """Return new values of buffers in groups that one kernel copies: each of one type."""
+        groups: dict[Any, list[tuple[fx.Node, int]]] = {}
+        for node, position in self.captured.joint.write_backs:
+            value = node.meta["val"]
+            groups.setdefault((value.dtype, value.device), []).append((node, position))
+        return groups.values()
 
     def _assemble(self) -> Program:
         source = self._source()
@@ -405,14 +415,15 @@ def _late_reads(backward: Function) -> tuple[tuple[int, int], ...]:
     return tuple((i, last) for i, last in reads if i in handed and last > handed[i])
 
 
-def write_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
-    """Put a new value into a buffer, which takes its shape if it had another, as eager's does."""
-    if buffer.shape != value.shape:
-        if buffer.numel() < value.numel():
-            buffer.resize_(value.shape)
-        else:
-            buffer.as_strided_(value.shape, value.stride())
-    buffer.copy_(value)
+def write_back(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Put new values into buffers, which take their shape if they had another, as eager's do."""
+    for buffer, value in zip(buffers, values, strict=True):
+        if buffer.shape != value.shape:
+            if buffer.numel() < value.numel():
+                buffer.resize_(value.shape)
+            else:
+                buffer.as_strided_(value.shape, value.stride())
+    torch._foreach_copy_(buffers, values)
 
 
 def _generator_access(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any], None]]:

@@ -128,8 +128,9 @@ class _Forward:
         arguments = [given[i] for i in self.inputs]
         *outputs, state = self.run([*arguments, *self.constants, get_state(self.device)])
         set_state(self.device, state)
-        for place, source in self.written:
-            write_back(given[place], outputs[source])
+        if self.written:
+            buffers, values = zip(*((given[p], outputs[s]) for p, s in self.written), strict=True)
+            write_back(buffers, values)
         kept = [given[k.index] if k.is_input else outputs[k.index] for k in self.kept]
         returned = [x.value if isinstance(x, Constant) else outputs[x] for x in self.returned]
         mine = {id(x) for x in returned}

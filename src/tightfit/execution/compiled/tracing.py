@@ -133,8 +133,10 @@ class _Tracing:
             generator = GeneratorState(flat[-1])
             written: list[tuple[int, torch.Tensor]] = []
 
-            def write_back(target: torch.Tensor, source: torch.Tensor) -> None:
-                written.append((position[id(target)], source))
+            def write_back(
+                targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]
+            ) -> None:
+                written.extend((position[id(t)], s) for t, s in zip(targets, sources, strict=True))
 
             forward, _ = self._functions(flat[len(tensors) : -1], generator, write_back)
             with generator:
