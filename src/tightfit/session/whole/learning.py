@@ -73,8 +73,10 @@ class StepMonitor:
         """
         account, graph = self._account, spec.captured.graph
         budget_bytes = options.usable_bytes
+        sharing = options.others_in_budget(account)
         if self.guard is None:
-            gc.collect()  # memory freed during the first step would hide its bytes
+            if account.standing(inputs, sharing, spec.input_bytes).others_bytes:
+                gc.collect()  # memory freed during the first step would hide its bytes
             self.guard = Guard(
                 str(account.device), options.on_exceed, unmetered_bytes=account.before_bytes
             )
@@ -84,7 +86,7 @@ class StepMonitor:
 
         def constant_bytes() -> int:
             nonlocal earlier_bytes
-            standing = account.standing(inputs, options.others_in_budget(account), spec.input_bytes)
+            standing = account.standing(inputs, sharing, spec.input_bytes)
             earlier_bytes = standing.earlier_input_bytes
             held = standing.gradient_bytes + standing.state_bytes + standing.others_bytes
             return graph.constant_bytes + held

@@ -96,7 +96,6 @@ class LessExpected:
     all: Passing
     used_gradient_bytes: int  # gradients that exist and that an optimizer has used
     outside_bytes: int  # expected memory of user code between forward and backward
-    growing_bytes: int  # by which the optimizer's state grows from step to step beyond that
     held_bytes: Mapping[str, int]  # expected bytes other than the step's, by holder
 
     def proven_bytes(self, spec: Specialisation) -> int | None:
@@ -111,7 +110,7 @@ class LessExpected:
         coming_bytes = self.around.others_bytes - self.unseen.others_bytes
         return {
             _USER_CODE: self.outside_bytes,
-            _STATE: step.around.state_bytes - self.unseen.state_bytes,
+            _STATE: self.around.state_bytes - self.unseen.state_bytes,
             _GRADIENTS: step.around.gradient_bytes,
             _OTHER: step.around.others_bytes - coming_bytes,
             "memory that is freed before the backward": step.passing_bytes,
@@ -123,7 +122,7 @@ class LessExpected:
         """Return the step as steps like it are to be expected, the optimizer's state included."""
         around = replace(
             self.likely.around,
-            state_bytes=self.around.state_bytes + self.growing_bytes,
+            state_bytes=self.around.state_bytes,
             others_bytes=self.around.others_bytes
             - self.unseen.others_bytes
             + self.likely.around.others_bytes,
@@ -262,8 +261,7 @@ def less_expected(
     outside_bytes = spec.user_code.seen_bytes
     if outside_bytes is None:
         outside_bytes = expected_outside_bytes(spec.captured)
-    bytes_of = used_bytes, outside_bytes, account.growing_state_bytes()
-    return LessExpected(around, unseen, stale, likely, every, *bytes_of, held_bytes)
+    return LessExpected(around, unseen, stale, likely, every, used_bytes, outside_bytes, held_bytes)
 
 
 def without(around: Surroundings, *, others_bytes: int, gradient_bytes: int) -> Passing:
