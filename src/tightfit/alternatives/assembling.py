@@ -101,7 +101,6 @@ class Assembly:
         )
 
     def finished(self) -> Captured:
-        """Return the step with all that was added."""
         ops: list[Op] = []
         calls: list[tuple[Call, ...]] = []
         nodes: list[fx.Node] = []

@@ -35,7 +35,6 @@ def flat(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 
 
 def bit_bytes(elements: int) -> int:
-    """Return the bytes that so many bits take."""
     return -(-elements // 8)
 
 

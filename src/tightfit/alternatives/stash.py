@@ -43,7 +43,6 @@ def halved(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 
 
 def widened(half: torch.Tensor) -> torch.Tensor:
-    """Return halves in single precision."""
     return half.to(torch.float32)
 
 

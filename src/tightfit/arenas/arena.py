@@ -221,7 +221,6 @@ class Arena:
         self._running = step
 
     def _enter(self, step: _Step) -> None:
-        """Let a step run at planned places."""
         if not step.is_installed:
             trim_ordinary_memory()  # of the steps that were recorded: the arena comes in addition
         if not step.enter(self._room_for(step)):
@@ -319,7 +318,6 @@ class _Step:
 
     @property
     def is_planned(self) -> bool:
-        """Whether there is a layout for it."""
         return self._layout is not None and not self._is_stale
 
     @property
@@ -329,7 +327,6 @@ class _Step:
 
     @property
     def height_bytes(self) -> int:
-        """Of its layout."""
         return 0 if self._layout is None else self._layout.height_bytes
 
     @property

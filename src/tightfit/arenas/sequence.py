@@ -57,7 +57,6 @@ def sequenced(recording: Recording) -> Sequenced:
 
 
 def requested_sizes(recording: Recording) -> list[int]:
-    """Return the bytes of each request of a recorded step."""
     return [block.size_bytes for block in _requests(recording)]
 
 

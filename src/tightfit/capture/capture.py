@@ -72,7 +72,6 @@ def _joint(call: TracedCall, strides: TrueStrides | None, *, recalls: bool) -> J
 
 
 def _traced(call: TracedCall, strides: TrueStrides | None) -> JointGraph:
-    """Return a step that is traced now."""
     with fewer_collections():
         return trace_with_numbers(call, strides)
 

@@ -75,7 +75,6 @@ class Call:
     condition: FarFromZero | None = None
 
     def nodes(self) -> Iterator[fx.Node]:
-        """Yield every node among the arguments."""
         found: list[fx.Node] = []
         fx.map_arg((self.args, self.kwargs), found.append)
         yield from found
@@ -114,7 +113,6 @@ class Captured:
 
     @functools.cached_property
     def draws(self) -> bool:
-        """Whether the step draws random numbers."""
         return any(op.random_state_bytes for op in self.graph.ops)
 
     @functools.cached_property

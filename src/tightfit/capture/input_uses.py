@@ -92,7 +92,6 @@ class _Uses:
         return [place for places in reversed(self._found) for place in places]
 
     def __call__(self, args: Any, kwargs: Any, again: list[torch.Tensor]) -> Any:
-        """Run the call."""
         leaves = flatten((args, kwargs))[0]
         self._found.clear()
         places = {id(leaves[place]): place for place in self._trained}

@@ -44,7 +44,6 @@ _TERMS = "tightfit_terms"
 
 
 def is_getitem(node: fx.Node) -> bool:
-    """Whether a node picks one output of a tuple."""
     return node.op == "call_function" and node.target is operator.getitem
 
 
@@ -125,7 +124,6 @@ def storage_bytes(tensor: Any) -> int:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether an operator draws random numbers."""
     noted = node.meta.get(_RANDOM)
     return draws(node.target, node.args, node.kwargs) if noted is None else noted
 

@@ -41,14 +41,12 @@ class Contents:
             self._before[content] = allocated_bytes(storage)
 
     def of_tensor(self, tensor: torch.Tensor) -> Content | None:
-        """Return the content of a tensor that is known."""
         try:
             return self.of_storage(_plain_storage_of(tensor))
         except NotPlain:
             return None
 
     def of_storage(self, storage: torch.UntypedStorage) -> Content | None:
-        """Return the content of a storage that is known."""
         mark = getattr(storage, MARK, None)
         return None if mark is None else mark.content
 

@@ -135,7 +135,6 @@ class Ledger:
         )
 
     def end_step(self) -> None:
-        """A training step is over."""
         self._last_step_cost = self._step_cost
         self._step_cost = self._again_cost = 0
 

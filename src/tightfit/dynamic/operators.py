@@ -96,7 +96,6 @@ _WITH_EFFECTS = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_
 
 @cache
 def operator_of(function: Any) -> Operator:
-    """Return the facts about an overload."""
     schema = function._schema
     space, name = schema.name.split("::")
     arguments = [Argument(n, argument.name) for n, argument in enumerate(schema.arguments)]

@@ -121,7 +121,6 @@ def _planned_function(module: nn.Module) -> Any:
 
 
 def attached(module: nn.Module) -> Attached | None:
-    """Return the attachment of a module, or None."""
     attachment = module.__dict__.get(_KEY)
     if attachment is None or _planned_function(module) is None:
         return None

@@ -46,7 +46,6 @@ class Turns:
         self._step: PlacedStep | None = None
 
     def __call__(self, instruction: int) -> None:
-        """Announce the next instruction."""
         assert self._step is not None
         self._step.turn(instruction)
 

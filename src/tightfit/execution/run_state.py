@@ -37,7 +37,6 @@ class RunState(Enum):
 
     @property
     def may_begin_backward(self) -> bool:
-        """Whether a backward may begin."""
         return self in (RunState.AWAITS_BACKWARD, RunState.RETAINED)
 
     @property

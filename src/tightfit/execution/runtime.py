@@ -456,7 +456,6 @@ class Run(Chained):
 
     @property
     def is_open(self) -> bool:
-        """Whether a backward may still come or is running."""
         return self.state.is_open
 
 

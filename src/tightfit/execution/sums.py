@@ -44,7 +44,6 @@ class FirstSum:
 
 
 def is_sum(node: Any) -> bool:
-    """Whether a node adds two tensors."""
     return isinstance(node, fx.Node) and node.target in (aten.add.Tensor, aten.add_.Tensor)
 
 
@@ -118,7 +117,6 @@ class _GradientsInFlight(threading.local):
         self._gradients: dict[_Edge, weakref.ref[torch.Tensor]] = {}
 
     def note(self, edge: _Edge, gradient: torch.Tensor) -> None:
-        """Note a gradient that is handed over now."""
         self._look()
         if not self._gradients:
             engine.after_this_backward(self._gradients.clear)

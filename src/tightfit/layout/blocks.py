@@ -58,7 +58,6 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def height_bytes(self) -> int:
-        """Bytes of the arena."""
         return self.layout.height_bytes
 
     @property

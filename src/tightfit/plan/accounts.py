@@ -45,7 +45,6 @@ class NearAccount:
         return value in self.alive and value not in self.handed_over
 
     def why_dead(self, value: ValueId) -> str:
-        """Say why a value cannot be used now."""
         if value in self.handed_over:
             return f"handed over at instruction {self.handed_over[value]}"
         if value in self.gone:

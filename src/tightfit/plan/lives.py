@@ -97,7 +97,6 @@ class _Lives:
             self._ended.append(Life(lower, self.at + 1, size, "random state", None, op.id))
 
     def end(self, value: ValueId, *, after: int = 0) -> None:
-        """A value is freed."""
         if value in self._alive:
             lower, op = self._alive.pop(value)
             size = self._graph.values[value].size_bytes

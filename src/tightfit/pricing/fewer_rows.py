@@ -69,7 +69,6 @@ class FewerRows:
         """How substitutes of the ops in `running` are run, and ops of ours."""
 
     def call(self, call: Call) -> Call:
-        """Return a call on fewer rows."""
         return dataclasses.replace(
             call,
             args=self._argument(call.args),
@@ -98,7 +97,6 @@ class FewerRows:
         return type(given)(self._argument(own) for own in given)
 
     def node(self, node: fx.Node) -> fx.Node:
-        """Return the substitute for an argument."""
         if node.op == "get_attr" and not _is_a_shape_only(node):
             return node
         if node not in self._made:

@@ -30,7 +30,6 @@ def is_opaque(call: Call) -> bool:
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a call's function."""
     if isinstance(function, private.OpOverload):
         return function.name()
     if isinstance(function, OpaqueForward | OpaqueBackward):

@@ -51,7 +51,6 @@ class MadeByOps:
             self._kinds[key] = record.output_kinds
 
     def kind(self, node: fx.Node) -> str | None:
-        """Return the type and device of a result, where the trace has others."""
         maker, place = _maker(node)
         if not self._kinds or maker not in self._op_of:
             return None

@@ -142,7 +142,6 @@ def _of_opaque(
 
 
 def device_of(captured: Captured) -> torch.device:
-    """Return the device that a step runs on."""
     for node in captured.joint.placeholders:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":

@@ -59,7 +59,6 @@ class _TraceOnly:
     """Nothing is known but the trace."""
 
     def given(self, call: Call) -> Mapping[fx.Node, Any]:
-        """Return nothing."""
         return {}
 
     def kind(self, node: fx.Node) -> str | None:

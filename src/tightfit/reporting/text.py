@@ -75,7 +75,6 @@ def render_plan(plan: Plan) -> str:
 
 
 def render_graph(graph: Graph, everything: Explanation) -> str:
-    """Return a summary of a graph."""
     phases = Counter(graph.segments[op.segment].phase for op in graph.ops)
     alternatives = sum(len(op.alternatives) > 1 for op in graph.ops)
     pinned = sum(op.pinned is not None for op in graph.ops)

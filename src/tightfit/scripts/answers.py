@@ -28,7 +28,6 @@ class RecordedAnswers:
         self._path = path
 
     def __call__(self, ask: Callable[[], Any]) -> Any:
-        """Return the answer, or raise the error that it is."""
         try:
             answer = ask()
         except TightfitError as error:

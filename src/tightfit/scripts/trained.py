@@ -41,7 +41,6 @@ class Trained:
             self._roots.append((_numbered(module, self._roots), weakref.ref(module)))
 
     def modules(self) -> list[nn.Module]:
-        """Return the modules that are called by themselves."""
         return [module for _, module in self._living_roots()]
 
     def meet_optimizer(self, optimizer: Any) -> str:

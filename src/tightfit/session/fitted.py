@@ -148,16 +148,13 @@ class Fitted:
 
     @property
     def is_used(self) -> bool:
-        """Whether a planned call has been run, or is to be."""
         return self.route.is_used
 
     @property
     def waiting(self) -> list[Run]:
-        """Planned calls that await their backward."""
         return self.route.waiting
 
     def is_of(self, module: nn.Module) -> bool:
-        """Whether this was made for the module (and not for one it was copied from)."""
         return self.callee.root is module
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -285,7 +282,6 @@ class Fitted:
     # -- reporting ----------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Finish work that must have ended before there is a report."""
         self.route.settle()
 
     def report(self) -> Report:
@@ -296,12 +292,10 @@ class Fitted:
         return self._addresses.added_to(self.route.report())
 
     def close_step(self) -> StepPeaks | None:
-        """End the measured window of the last step now; return its peaks."""
         return self.route.close_step()
 
     @property
     def guard(self) -> Guard | None:
-        """Measures the steps; None until the first."""
         return self.route.guard
 
     @property
@@ -327,7 +321,6 @@ class Fitted:
     # -- budgets and ranks --------------------------------------------------------------------
 
     def change_options(self, options: Options) -> None:
-        """Plan the next step with other options; captured and priced steps stay."""
         self.close_step()
         self._take_options(options)
         self._join_budget()
@@ -380,7 +373,6 @@ class Fitted:
         self.account.expect_training(True)
 
     def share(self, budget: Budget) -> None:
-        """Have a budget in common with others from now on."""
         self._take_options(dataclasses.replace(self.options, shared=budget))
         self._join_budget()
 

@@ -100,7 +100,6 @@ class FollowedCalls(HandedCalls):
         raise without_graph(self.name, self._modules)
 
     def one_ops(self) -> list[str]:
-        """Return the names of modules that run as one op without being marked."""
         return self._one_ops.names()
 
     def _follow_again(self, graph: HandedGraph) -> None:

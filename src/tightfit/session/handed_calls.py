@@ -61,7 +61,6 @@ class HandedCalls:
         self.times_followed = 0
 
     def call(self, given: Arguments, runs: weakref.ref[RunsGraphs]) -> Any:
-        """Run a call."""
         self._runs = runs
         return self._run_call(given)
 
@@ -80,7 +79,6 @@ class HandedCalls:
         return []
 
     def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
-        """Run one call of a graph."""
         runs = self._runs()
         graph = self._first.get(graph, graph)
         try:

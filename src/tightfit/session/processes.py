@@ -128,7 +128,6 @@ class Replicas:
         }
 
     def is_of(self, wrapper: DistributedDataParallel) -> bool:
-        """Whether this was made for a wrapper."""
         return self._wrapper() is wrapper
 
     def bucket_bytes(self, granularity: int) -> int:

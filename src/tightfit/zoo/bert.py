@@ -27,7 +27,6 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output."""
         x = self.ln1(x + self.dropout(self.attention(x)))
         return self.ln2(x + self.dropout(self.mlp(x)))
 

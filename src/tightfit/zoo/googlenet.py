@@ -58,7 +58,6 @@ class Inception(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the concatenated branches."""
         return torch.cat([self.branch1(x), self.branch2(x), self.branch3(x), self.branch4(x)], 1)
 
 
@@ -89,7 +88,6 @@ class GoogLeNet(nn.Module):
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits."""
         x = self.average(self.blocks(self.stem(images))).flatten(1)
         return self.fc(self.dropout(x))
 

@@ -23,7 +23,6 @@ class Block(nn.Module):
         self.over_channels = FeedForward(width, 4 * width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
         x = x + self.over_patches(self.ln1(x).transpose(1, 2)).transpose(1, 2)
         return x + self.over_channels(self.ln2(x))
 

@@ -73,7 +73,6 @@ class MobileNetV1(nn.Module):
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits."""
         return self.fc(self.dropout(self.average(self.features(images)).flatten(1)))
 
 
@@ -92,7 +91,6 @@ class InvertedResidual(nn.Module):
         self.layers.append(nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
         return x + self.layers(x) if self.has_shortcut else self.layers(x)
 
 
@@ -115,7 +113,6 @@ class MobileNetV2(nn.Module):
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits."""
         return self.fc(self.dropout(self.average(self.features(images)).flatten(1)))
 
 

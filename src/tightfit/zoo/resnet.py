@@ -35,7 +35,6 @@ class Bottleneck(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
         y = self.act(self.bn1(self.conv1(x)))
         y = self.act(self.bn2(self.conv2(y)))
         y = self.bn3(self.conv3(y))
@@ -65,7 +64,6 @@ class ResNet(nn.Module):
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits."""
         x = self.pool(self.act(self.bn1(self.conv1(images))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(self.average(x).flatten(1))

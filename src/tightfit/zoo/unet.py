@@ -54,7 +54,6 @@ class UNet(nn.Module):
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of every pixel."""
         x, skips = images, []
         for down in self.down:
             skips.append(down(x))
@@ -97,7 +96,6 @@ class UNet3d(nn.Module):
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of every voxel."""
         x, skips = images, []
         for down in self.down:
             skips.append(down(x))

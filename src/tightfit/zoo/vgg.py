@@ -47,7 +47,6 @@ class VGG(nn.Module):
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits."""
         return self.classifier(self.average(self.features(images)).flatten(1))
 
 

@@ -25,7 +25,6 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
         x = x + self.dropout(self.attention(self.ln1(x)))
         return x + self.dropout(self.mlp(self.ln2(x)))
 

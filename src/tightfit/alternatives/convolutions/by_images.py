@@ -122,7 +122,6 @@ def gradients_of_convolution_by_images(view: OpView) -> Extension | None:
 
 
 def _sizes(images: int) -> tuple[int, ...]:
-    """Return how many images at once are offered."""
     return (1, images // _PARTS) if images >= 2 * _PARTS else (1,)
 
 

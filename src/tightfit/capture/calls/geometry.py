@@ -22,7 +22,6 @@ class Geometry:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Geometry:
-        """Return the geometry of a tensor."""
         return cls(
             tuple(tensor.shape),
             tuple(tensor.stride()),
@@ -33,7 +32,6 @@ class Geometry:
         )
 
     def empty(self) -> torch.Tensor:
-        """Return a new tensor of this geometry."""
         elements = -(-self.storage_bytes // self.dtype.itemsize)
         flat = torch.empty(elements, dtype=self.dtype, device=self.device)
         return flat.as_strided(self.shape, self.strides, self.offset)

@@ -189,7 +189,6 @@ class Arguments(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
-        """Return the inputs of a call."""
         leaves = (*args, *kwargs.values())
         if _FLAT.issuperset(map(type, leaves)):
             return cls(args, kwargs, leaves, flat_spec(len(args), tuple(kwargs)))
@@ -230,7 +229,6 @@ class Structure:
         return tuple(x for i, x in enumerate(self.leaves) if i not in self.positions)
 
     def filled(self, tensors: Sequence[Any]) -> Any:
-        """Return the output with the given tensors."""
         if self._is_tuple:
             return tuple([tensors[which] for which in self.which])
         leaves = list(self.leaves)

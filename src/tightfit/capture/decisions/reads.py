@@ -45,7 +45,6 @@ class TapeStep:
     outputs: tuple[int | None, ...]
 
     def slots(self) -> Iterator[int]:
-        """Yield the slots among the arguments."""
         for leaf in private.pytree.tree_leaves((self.args, self.kwargs)):
             if isinstance(leaf, TapeSlot):
                 yield leaf.number

@@ -172,6 +172,5 @@ class DecisionRecorder(private.TorchDispatchMode):
 
 
 def _seeded() -> bytes:
-    """Return the state of PyTorch's generator."""
     with private.without_modes():
         return torch.get_rng_state().numpy().tobytes()

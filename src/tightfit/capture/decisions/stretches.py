@@ -74,7 +74,6 @@ class Writes:
         self.start()
 
     def start(self) -> None:
-        """Start over: the tracer runs the forward several times."""
         self._asked_count = 0
 
     def take(self, tensor: Any, index: Any, value: Any) -> bool:

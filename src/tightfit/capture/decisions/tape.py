@@ -53,7 +53,6 @@ class Tape:
         return self.slot(tensor) in self._leaves
 
     def slot(self, tensor: Any) -> int:
-        """Return the slot of a tensor."""
         number = self._slots.get(tensor)
         if number is None:
             number = self._slots[tensor] = self.new_slot()
@@ -79,7 +78,6 @@ class Tape:
         return TapeStep(func, args, kwargs, outputs)
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
-        """Record an operator that ran."""
         step = self.step_of(func, args, kwargs, result)
         if func is aten.lift_fresh.default:  # a constant: writing to it must not change it
             step = replace(step, function=aten.clone.default)

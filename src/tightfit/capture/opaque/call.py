@@ -343,7 +343,6 @@ class OpaqueCall:
 
     @property
     def device(self) -> torch.device:
-        """The device it runs on."""
         return next((o.geometry.device for o in self.operands), torch.device("cpu"))
 
     def examine_backward(

@@ -34,7 +34,6 @@ class ModuleObservations:
         self._given: tuple[torch.Tensor, ...] = ()
 
     def keeps(self, size_bytes: int) -> None:
-        """Note bytes it kept in a step."""
         self.kept_bytes = size_bytes + size_bytes // _MARGIN
 
     def makes(self, outputs: frozenset[int]) -> None:
@@ -86,5 +85,4 @@ _OBSERVATIONS: weakref.WeakKeyDictionary[nn.Module, dict[Any, ModuleObservations
 
 
 def observations_of(module: nn.Module, operands: Any) -> ModuleObservations:
-    """Return the observations of a module, by its operands."""
     return _OBSERVATIONS.setdefault(module, {}).setdefault(operands, ModuleObservations())

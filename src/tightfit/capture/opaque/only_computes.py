@@ -61,26 +61,21 @@ class _FirstGraphOnly:
     """Ends a call at the end of its first graph: nothing of it has run then."""
 
     def call(self) -> tuple[int, Any]:
-        """Return that there is one call."""
         return 1, None
 
     def leaves(self) -> Mapping[Any, Callable[..., Any]]:
-        """Return that everything is to be followed."""
         return {}
 
     def left_out(self) -> Set[nn.Module]:
-        """Return that nothing is to be left out."""
         return frozenset()
 
     def one_op_at(self, places: Sequence[tuple[str, int]]) -> Any:
-        """Return that nothing is to become one op."""
         return None
 
     def try_as_one_op(self, forward: Any, given: private.Given | None) -> None:
         """Do nothing: nothing is asked about."""
 
     def follow_all_again(self) -> bool:
-        """Return that there is nothing to be followed again."""
         return False
 
     def ended(self, end: private.End) -> NoReturn:
@@ -88,7 +83,6 @@ class _FirstGraphOnly:
         raise _TracingEnded(only_computes=not end.reason and not end.acts)
 
     def following(self) -> AbstractContextManager[None]:
-        """Return that nothing is around."""
         return contextlib.nullcontext()
 
     def entered_inner_frame(self) -> None:

@@ -26,7 +26,6 @@ class RecentTraces:
         return content
 
     def keep(self, key: str, content: bytes) -> None:
-        """Keep a trace."""
         self._bytes += len(content) - len(self._known.pop(key, b""))
         self._known[key] = content
         while self._bytes > self._most_bytes:

@@ -34,7 +34,6 @@ def ignoring_errors(consequence: str) -> Iterator[None]:
 
 
 def trace_folder() -> Path:
-    """Return where the files are."""
     return cache_folder("traces")
 
 

@@ -26,7 +26,6 @@ class SwappedForwards:
         return {module for module, _ in self._before}
 
     def swap(self, module: nn.Module, forward: Callable[..., Any]) -> None:
-        """Let a module run another forward."""
         self._before.append((module, module.__dict__.get("forward")))
         module.__dict__["forward"] = forward
 

@@ -34,7 +34,6 @@ class GeneratorStates:
         self._others = [(each, _plain(each.get_state())) for each in others]
 
     def restore(self) -> None:
-        """Put them back."""
         torch.set_rng_state(_tensor(self._cpu))
         if self._cuda:
             torch.cuda.set_rng_state_all([_tensor(state) for state in self._cuda])

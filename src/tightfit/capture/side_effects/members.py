@@ -35,7 +35,6 @@ class RepeatedMembers:
         self._changed: set[tuple[int, str]] = set()
 
     def now(self) -> list[dict[str, Any]]:
-        """Return the members as they are now."""
         return [{**m._parameters, **m._buffers} for m in self._modules]
 
     def note_changes(self, before: list[dict[str, Any]]) -> None:

@@ -37,7 +37,6 @@ class TakenOver(PredictedOp):
     """Returns a tensor as it is, under another name."""
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return it."""
         return tensor
 
 
@@ -46,5 +45,4 @@ class Copied(PredictedOp):
     """Returns a copy of a tensor, laid out alike."""
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return it."""
         return tensor.clone()

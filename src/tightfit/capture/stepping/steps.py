@@ -82,7 +82,6 @@ class GradientNorm(PredictedOp):
     """Returns the norm of one gradient, as `clip_grad_norm_` computes it."""
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the norm: a number."""
         return clipping.norm_of_gradient(gradient)
 
 
@@ -93,7 +92,6 @@ class ClipFactor(PredictedOp):
     max_norm: float = 1.0  # to which they are clipped
 
     def __call__(self, norms: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return it: a number of at most 1."""
         total = torch.linalg.vector_norm(torch.stack(list(norms)), 2.0)
         return torch.clamp(self.max_norm / (total + 1e-6), max=1.0)
 

@@ -420,7 +420,6 @@ def _float32_precisions() -> dict[str, str]:
 
 
 def cpu_name() -> str:
-    """Return the processor's name for people."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -198,7 +198,6 @@ class _Resolver:
                 self.occurrences.append(Occurrence(Event.BACKWARD, 0))
 
     def log(self) -> Log:
-        """Return all of it."""
         if not any(event is Event.COMPUTE for event, _ in self.occurrences):
             raise BadInput(f"{self.source} has no operator call: there is nothing to replay")
         return Log(

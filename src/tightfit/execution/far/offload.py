@@ -70,12 +70,10 @@ class Offload:
 
     @cached_property  # asked for at every store
     def size_bytes(self) -> int:
-        """The size in bytes."""
         return parse_bytes(self.size, what="offload")
 
     @cached_property  # asked for in every step
     def place(self) -> Path:
-        """The folder."""
         if self.folder is not None:
             return Path(self.folder).expanduser().resolve()
         usual = Path("/var/tmp")

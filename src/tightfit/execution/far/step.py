@@ -55,7 +55,6 @@ class _Space:
 
     @property
     def most_bytes(self) -> int:
-        """The most that was taken at an instant."""
         return self._length
 
     def take(self, size: int) -> tuple[Extent, ...]:
@@ -164,7 +163,6 @@ class FarStep:
 
     @property
     def moved(self) -> Moved:
-        """The bytes moved so far."""
         return Moved(
             stored_bytes=self._stored_bytes,
             loaded_bytes=self._loaded_bytes,

@@ -42,7 +42,6 @@ class Clock:
         self.limits = msgspec.structs.replace(self.limits, seconds=seconds)
 
     def elapsed(self) -> float:
-        """Seconds since the start."""
         return time.perf_counter() - self.started
 
     def left(self) -> float:

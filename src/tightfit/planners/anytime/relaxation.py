@@ -40,7 +40,6 @@ class Outline:
 
     @property
     def values(self) -> int:
-        """The number of values."""
         return len(self.rewritable)
 
     def first_alternatives(self, op: int) -> list[tuple[int, EngineAlternative]]:
@@ -102,7 +101,6 @@ class Outline:
 
 
 def outline(problem: EngineProblem) -> Outline:
-    """Return the outline of a problem."""
     first = [[way for way in ways if way.first] for ways in problem.alternatives]
     again = [[way for way in ways if way.again] for ways in problem.alternatives]
     last = list(problem.producers)

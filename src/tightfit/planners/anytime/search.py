@@ -116,7 +116,6 @@ class Search:
             self.repair(seed)
 
     def repair(self, seed: PooledSchedule) -> None:
-        """Bring a schedule below the budget."""
         self.run([self.job(seed, 1e-4, COARSE, 0.0)])
 
     # ------------------------------------------------------------------------ choosing a piece

@@ -25,7 +25,6 @@ class TriedLength(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fits(self) -> bool:
-        """Whether there is a plan."""
         return self.outcome.plan is not None
 
 

@@ -133,7 +133,6 @@ class _Patience:
         return now - self._last_gain > self._wait_s or now > self._ends
 
     def note(self, gained: bool) -> None:
-        """Note a try."""
         self._tries = 0 if gained else self._tries + 1
         if gained:
             self._last_gain = time.perf_counter()

@@ -115,7 +115,6 @@ class ProgramBuilder:
         return self._column(lower, upper, cost, 1)
 
     def real(self, *, lower: float, upper: float, cost: float = 0.0) -> int:
-        """Add a real variable and return its column."""
         return self._column(lower, upper, cost, 0)
 
     def _column(self, lower: float, upper: float, cost: float, integer: int) -> int:
@@ -148,7 +147,6 @@ class ProgramBuilder:
         self._groups.append(group)
 
     def build(self) -> LinearProgram:
-        """Return the program."""
         return LinearProgram(
             costs=np.array(self._costs),
             lower=np.array(self._lower),

@@ -113,7 +113,6 @@ class _Names:
         self._numbers: dict[str, int] = {}
 
     def number(self, name: str) -> int:
-        """Return the number of a name."""
         return self._numbers.setdefault(name, len(self._numbers))
 
     def all(self) -> tuple[str, ...]:

@@ -26,5 +26,4 @@ class Series(msgspec.Struct, frozen=True):
 
     @property
     def ascending(self) -> tuple[Found, ...]:
-        """By budget."""
         return tuple(sorted(self.points, key=lambda point: point.budget))

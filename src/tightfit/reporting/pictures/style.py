@@ -127,7 +127,6 @@ class Family(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its planners."""
         return tuple(name for name, _ in self.members)
 
 

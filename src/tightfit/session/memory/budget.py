@@ -79,7 +79,6 @@ class Budget:
         self.window.forget()
 
     def members(self) -> list[Account]:
-        """Return the accounts that share the budget."""
         return list(self._members)
 
     def others(self, account: Account) -> list[Account]:

@@ -71,7 +71,6 @@ class Optimizers:
         )
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over those known by now."""
         return iter(self._now())
 
     def _now(self) -> list[Any]:
@@ -190,7 +189,6 @@ class Optimizers:
 
 
 def parameters_of(modules: Mapping[str, nn.Module]) -> list[nn.Parameter]:
-    """Return the parameters of some modules."""
     return [p for m in modules.values() for p in m.parameters()]
 
 

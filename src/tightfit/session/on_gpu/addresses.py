@@ -135,7 +135,6 @@ class DeviceAddresses(DefaultAddresses):
         )
 
     def leave(self) -> None:
-        """Give the arena back, once nothing in it is alive."""
         self._laid_out.clear()
         self._steering.leave()
 
@@ -159,7 +158,6 @@ class DeviceAddresses(DefaultAddresses):
         )
 
     def added_to(self, report: Report) -> Report:
-        """Return a report with figures of the arena and of the device's allocator."""
         reserved_bytes = meter_for(self._account.device).held_bytes()
         tensor_bytes = self._account.lasting_bytes()
         held = Held(

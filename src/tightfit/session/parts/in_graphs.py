@@ -112,7 +112,6 @@ class InGraphs(PartsRoute):
         return output
 
     def looking(self) -> AbstractContextManager[None]:
-        """Return a context in which graphs are looked for: its work belongs to no step."""
         return self.steps.looking()
 
     def _note_numbers(self, graph: HandedGraph) -> None:
@@ -177,7 +176,6 @@ class InGraphs(PartsRoute):
         """Do nothing: graphs are planned while the callable takes its first step."""
 
     def plain_bytes(self) -> int | None:
-        """Return the peak of the last complete step with nothing recomputed; None: unknown."""
         return self.steps.plain_bytes()
 
     def report(self) -> Report:
@@ -214,11 +212,9 @@ class _Resident:
         return self._account.resident_bytes(self._leaves)
 
     def coming_bytes(self) -> int:
-        """Return the optimizer's state that does not exist yet."""
         return self._account.coming_state_bytes()
 
     def stepping_bytes(self) -> int:
-        """Return bytes held while the optimizer steps, as far as predicted."""
         account = self._account
         lasting_bytes = account.lasting_bytes() + account.expected_bytes()
         return lasting_bytes + account.optimizers.passing_bytes()
@@ -228,5 +224,4 @@ class _Resident:
         self._account.rest()
 
     def name_budget(self, needed_bytes: int) -> bool:
-        """Have errors of refused requests name a budget; return whether requests are refused."""
         return name_budget(self._account, needed_bytes)

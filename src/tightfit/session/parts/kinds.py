@@ -141,7 +141,6 @@ class KnownCalls:
         return None
 
     def capture(self, part: Part, given: Arguments, options: Options) -> PartCall:
-        """Capture a call."""
         key = part.key(given)
         detached = self._detached.get(key, frozenset())
         traced = TracedCall(

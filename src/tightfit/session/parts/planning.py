@@ -82,7 +82,6 @@ class StepPlans:
         return self._latest
 
     def change_options(self, options: Options) -> None:
-        """Plan the next step with other options; captured steps stay."""
         self.options = options
         self._situations = Situations()
 

@@ -114,7 +114,6 @@ class _Metered:
         self._base_bytes = lasting - self._meter.live_bytes()
 
     def resident_bytes(self) -> int:
-        """Return the bytes held now."""
         return self._base_bytes + self._meter.live_bytes()
 
     def coming_bytes(self) -> int:
@@ -151,7 +150,6 @@ class _Unit:
         return self._part.modules["part"]
 
     def is_of(self, module: nn.Module) -> bool:
-        """Whether this was made for the module (and not for one it was copied from)."""
         return self.module is module
 
     def leave(self) -> None:

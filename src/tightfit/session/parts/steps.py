@@ -95,7 +95,6 @@ class PartSteps:
 
     @property
     def writer(self) -> LedgerWriter | None:
-        """The writer of the ledger of the current step."""
         return self._writer
 
     def change_options(self, options: Options) -> None:
@@ -237,7 +236,6 @@ class PartSteps:
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
-        """Leave work to find the program of a call out of all steps."""
         if self._writer is not None:
             self._writer.between()
         with left_out():

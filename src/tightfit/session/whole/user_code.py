@@ -42,7 +42,6 @@ class UserCode:
 
     @property
     def is_known(self) -> bool:
-        """Whether it was seen."""
         return self.seen_bytes is not None
 
     @property
