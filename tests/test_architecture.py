@@ -84,10 +84,9 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "capture",
     ),
     "eviction": (
-        "arena classes",
+        "classes",
         "replayed",
         "log policies",
-        "reference",
         "simulator",
         "figures",
     ),

@@ -16,11 +16,10 @@ from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import Json
 from tightfit.cli.output import print_result
 from tightfit.errors import BadInput
-from tightfit.eviction.arena import Placement
 from tightfit.eviction.figures import Compared, sweep
 from tightfit.eviction.log.resolve import Log, load_log
 from tightfit.eviction.policies.registry import DEFAULT, policy_named
-from tightfit.eviction.replayed import Deallocation, Replayed, Rules
+from tightfit.eviction.replayed import Deallocation, Placement, Replayed, Rules
 from tightfit.eviction.simulator import Simulator
 from tightfit.files import write_atomically
 from tightfit.planners.base import Limits

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from support.reference.state import Ledger, Stored
 from tightfit.eviction.classes import Classes
-from tightfit.eviction.reference.state import Ledger, Stored
 
 __all__ = ["StoredTerms"]
 
