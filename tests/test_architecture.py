@@ -93,7 +93,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "arenas": ("sequence", "arena", "calls fillers"),
     "layout": (
         "blocks",
-        "io of_plan history validate packers predecessors",
+        "io of_plan validate packers predecessors",
         "pack",
         "within holes",
     ),

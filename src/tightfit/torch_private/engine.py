@@ -13,7 +13,6 @@ __all__ = [
     "applied",
     "asks_for_gradient",
     "gradient_edge",
-    "gradient_node",
     "hooks_of_gradient",
     "in_backward",
     "keeps_graph",
@@ -56,11 +55,6 @@ def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
     """Return where in autograd's graph the gradient of a tensor goes: a node, and its place."""
     edge = torch.autograd.graph.get_gradient_edge(tensor)
     return edge.node, edge.output_nr
-
-
-def gradient_node(tensor: torch.Tensor) -> Any:
-    """Return the node of autograd to which the gradient of a tensor goes."""
-    return gradient_edge(tensor)[0]
 
 
 def hooks_of_gradient(tensor: torch.Tensor) -> list[Any]:
