@@ -61,7 +61,4 @@ def _settings() -> str:
 
 
 def _set(settings: str) -> None:
-    setter = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    if setter is None:  # before PyTorch 2.10
-        setter = torch.cuda.memory._set_allocator_settings
-    setter(settings)
+    torch._C._accelerator_setAllocatorSettings(settings)
