@@ -81,7 +81,6 @@ class _Callee(nn.Module):
         self._opaque = opaque
         self.structure: Structure | None = None
         self._keeps_casts = torch.is_autocast_cache_enabled()
-        self.repeated = RepeatedMembers(call.modules)
         self._traced_parameters: dict[int, Any] = {}
         for name, module in call.modules.items():
             self.add_module(name, _without_scripts(module))
@@ -104,7 +103,6 @@ class _Callee(nn.Module):
             return self._traced(args, kwargs)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-        before = self.repeated.now()
         self._opaque.note_inputs((args, kwargs), self._inputs)
         children = dict(self.named_children())
         self._recorder.start(flatten((args, kwargs))[0], children)
@@ -124,7 +122,6 @@ class _Callee(nn.Module):
             output = self._function(*args, **kwargs)
             self._recorder.refuse_seeding()
         self._opaque.note_overwritten()
-        self.repeated.note_changes(before)
         tensors, self.structure = structure_of(output, "the call")
         if self._loss_alone:
             extra = returned_with_loss(self._function, self._inputs[0])
@@ -193,7 +190,7 @@ def trace(
             stack.enter_context(trail)
             stack.enter_context(without_saving_hooks(trail))
             stack.enter_context(regions)
-            stack.enter_context(callee.repeated)
+            stack.enter_context(RepeatedMembers(call.modules))
             stack.enter_context(opaque)
             stack.enter_context(callee.in_backward)
             stack.enter_context(LayoutsInPlace())
