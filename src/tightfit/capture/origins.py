@@ -130,11 +130,6 @@ class ModuleTrail:
         """The name of the module that is running; "": the outermost."""
         return self._stack[-1] if self._stack else ""
 
-    @property
-    def last(self) -> str:
-        """The name of the module that was called last."""
-        return self._last
-
     def stretches(self) -> Stretches:
         """Return which module was running from which number on."""
         return Stretches(tuple(self._starts), tuple(self._running))

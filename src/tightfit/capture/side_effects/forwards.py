@@ -20,11 +20,6 @@ class SwappedForwards:
     def __init__(self) -> None:
         self._before: list[tuple[nn.Module, Any]] = []
 
-    @property
-    def modules(self) -> set[nn.Module]:
-        """The modules whose forwards are swapped now."""
-        return {module for module, _ in self._before}
-
     def swap(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         self._before.append((module, module.__dict__.get("forward")))
         module.__dict__["forward"] = forward

@@ -119,7 +119,6 @@ class _Forward:
         self.constants = traced.constants
         self.device = traced.device
         self.returned, self.kept, self.written = forward.returned, forward.kept, forward.written
-        self.twice = {x for x in self.returned if isinstance(x, int)}
 
     def __call__(self, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
         """Run on the placeholder tensors, a list that is emptied; return (outputs, kept)."""

@@ -38,10 +38,6 @@ class Outline:
         """The number of ops, crossings included."""
         return len(self.first_reads)
 
-    @property
-    def values(self) -> int:
-        return len(self.rewritable)
-
     def first_alternatives(self, op: int) -> list[tuple[int, EngineAlternative]]:
         """The ways of the first computation, with their numbers in the engine."""
         return [(k, way) for k, way in enumerate(self.problem.alternatives[op]) if way.first]

@@ -61,7 +61,6 @@ class _Builder:
         self.made_by = producers(task.graph)
         self.readers = readers(task.graph)
         self.before = need_before_changes(task.graph)
-        self.entry: dict[SegmentId, int] = {}
         self.values: dict[ValueId, int] = {}
         self.numbers: dict[OpId, int] = {}
         self.ops: list[OpId] = []

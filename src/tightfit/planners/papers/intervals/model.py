@@ -44,7 +44,6 @@ def node_event(stage: int, node: int) -> int:
 class Instance:
     """One computation of a node that may happen: when, and whether it does."""
 
-    node: int
     way: Implementation
     start: Any
     active: Any
@@ -95,7 +94,7 @@ class IntervalModel:
         for number, node in enumerate(self.problem.nodes):
             first = self.model.new_constant(node_event(number, number))
             always = self.model.new_constant(1)
-            chosen = [Instance(number, node.first, first, always)]
+            chosen = [Instance(node.first, first, always)]
             if node.again is not None:
                 useful = max(
                     (last[v] for v in node.again.writes if self.problem.values[v].recoverable),
@@ -110,7 +109,7 @@ class IntervalModel:
                     domain = cp_model.Domain.from_values(events)
                     start = self.model.new_int_var_from_domain(domain, "")
                     active = self.model.new_bool_var("")
-                    chosen.append(Instance(number, node.again, start, active))
+                    chosen.append(Instance(node.again, start, active))
             self.instances.append(chosen)
 
     def _add_retentions(self) -> None:
