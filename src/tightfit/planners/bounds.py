@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tightfit.graph.ir import CONSTANT_ROLES, Alternative, Graph, OpId
+from tightfit.graph.ir import Alternative, Graph, OpId
 from tightfit.graph.liveness import computed_ops, eager_peak_bytes
 from tightfit.plan.plan import Gradients
 
@@ -89,8 +89,7 @@ def _way_bytes(graph: Graph, way: Alternative, gradients: Gradients) -> int:
     total = sum(
         size[v]
         for v in {*way.reads, *way.writes}
-        if graph.values[v].role not in CONSTANT_ROLES
-        and not (v in way.reads and _kept(graph, v, gradients))
+        if not graph.values[v].is_constant and not (v in way.reads and _kept(graph, v, gradients))
     )
     if way.overwrites is not None:
         total -= size[way.overwrites]

@@ -35,7 +35,7 @@ from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.limit import Limit, refuses
 from tightfit.session.new_calls import NewCalls
 from tightfit.session.options import Options, incompatible, with_ranks, worst_first
-from tightfit.session.processes import Replicas, running_wrapper
+from tightfit.session.processes import Replicas
 from tightfit.session.refusals import second_forward, with_way_out
 from tightfit.session.report import Report
 from tightfit.session.whole.specialisation import Planned, Specialisation
@@ -182,7 +182,7 @@ class Fitted:
             self._whole.outside.note_new_calls()
             return self._run_outside(given)
         _refuse_second_forward(self)
-        if (wrapper := running_wrapper()) is not None:
+        if (wrapper := tools.active_wrapper()) is not None:
             self.join_replicas(wrapper)
         self._resolve_budget()
         self.account.optimizers.look()

@@ -359,7 +359,7 @@ def worst_first(shapes: Iterable[Any], modules: Mapping[str, nn.Module]) -> list
     calls = [_call(example) for example in shapes]
     device = next((p.device for m in modules.values() for p in m.parameters()), None)
     given = [Arguments.of(*_real(call, device)) for call in calls]
-    return sorted(given, key=_elements, reverse=True)
+    return sorted(given, key=lambda call: call.elements, reverse=True)
 
 
 def _call(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -386,7 +386,3 @@ def _zeros(leaf: Any, device: torch.device | None) -> Any:
         return leaf
     zeros = torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
     return zeros.requires_grad_(leaf.requires_grad)
-
-
-def _elements(given: Arguments) -> int:
-    return sum(leaf.numel() for leaf in given.leaves if isinstance(leaf, torch.Tensor))

@@ -25,7 +25,6 @@ __all__ = [
     "Ranks",
     "Replicas",
     "agreed",
-    "running_wrapper",
 ]
 
 Found = TypeVar("Found")
@@ -96,11 +95,6 @@ def agreed(ranks: Ranks | None, key: str, kind: type[Found], make: Callable[[], 
     return make() if ranks is None else ranks.once(key, kind, make)
 
 
-def running_wrapper() -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel whose forward is running, if there is one."""
-    return tools.active_wrapper()
-
-
 class Replicas:
     """Effects of DistributedDataParallel on the plan of the module inside.
 
@@ -153,7 +147,7 @@ class Replicas:
         wrapper = self._wrapper()
         return (
             wrapper is not None
-            and running_wrapper() is wrapper
+            and tools.active_wrapper() is wrapper
             and wrapper.gradient_as_bucket_view
             and wrapper.require_backward_grad_sync
             and not tools.reduces_after_backward(wrapper)

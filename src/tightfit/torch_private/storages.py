@@ -24,7 +24,6 @@ __all__ = [
     "free_failed_backward",
     "intercepted_resizing",
     "memory_obstacle",
-    "negated",
     "new_memory",
     "observed_addresses",
     "storage_of",
@@ -154,11 +153,6 @@ def free_failed_backward() -> None:
     """Free the graph of a backward that has raised: the engine holds it until another runs."""
     with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
         torch.ones((), requires_grad=True).backward()
-
-
-def negated(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the view of a tensor that torch reads with the other sign."""
-    return torch._neg_view(tensor)
 
 
 _TENSOR_METHODS = ("numpy", "data_ptr", "untyped_storage", "tolist", "__repr__", "__dlpack__")

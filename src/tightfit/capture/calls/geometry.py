@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from tightfit.costs.measured.call import materialise
+
 __all__ = ["Geometry"]
 
 
@@ -35,6 +37,10 @@ class Geometry:
         elements = -(-self.storage_bytes // self.dtype.itemsize)
         flat = torch.empty(elements, dtype=self.dtype, device=self.device)
         return flat.as_strided(self.shape, self.strides, self.offset)
+
+    def materialised(self) -> torch.Tensor:
+        """Return a new tensor, in memory of its own, with contents for any operator."""
+        return materialise(self.shape, self.strides, self.dtype, self.device)
 
     def over(self, base: torch.Tensor, moved_bytes: int) -> torch.Tensor:
         """Return the tensor of this geometry in the storage of another, moved by some bytes."""

@@ -195,6 +195,11 @@ class Arguments(msgspec.Struct, frozen=True):
         opened_leaves, spec = flatten((args, kwargs))
         return cls(args, kwargs, tuple(opened_leaves), spec)
 
+    @property
+    def elements(self) -> int:
+        """How many numbers its tensors have."""
+        return sum(leaf.numel() for leaf in self.leaves if isinstance(leaf, torch.Tensor))
+
 
 _FLAT = frozenset({torch.Tensor, nn.Parameter, bool, int, float, str, type(None)})
 """Types that are always leaves: of calls with nothing else it is known how they nest."""

@@ -35,7 +35,7 @@ from tightfit.capture.opaque.record import (
 )
 from tightfit.capture.restored.python_state import PythonState
 from tightfit.capture.side_effects.members import members_of, write_replaced
-from tightfit.costs.measured.call import fixed_generators, materialise
+from tightfit.costs.measured.call import fixed_generators
 from tightfit.errors import CaptureError, OpaqueChanged, PlanMismatch
 from tightfit.torch_private import core as private
 from tightfit.units import format_bytes
@@ -380,7 +380,7 @@ class OpaqueCall:
         known = [*tensors, *result.outputs]
         saved = [known[i] for i in self.profile.saved]
         geometries = self.backwards[tuple(present)].tangents
-        tangents = [materialise(g.shape, g.strides, g.dtype, g.device) for g in geometries]
+        tangents = [geometry.materialised() for geometry in geometries]
         return result.record, saved, tangents
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tightfit.capture.calls.geometry import Geometry
-from tightfit.costs.measured.call import fixed_generators, materialise
+from tightfit.costs.measured.call import fixed_generators
 from tightfit.torch_private import core
 from tightfit.torch_private import dynamo as private
 from tightfit.torch_private.frames.values import following_values
@@ -32,7 +32,7 @@ def only_computes(given: private.Given) -> bool:
     try:
         with core.without_modes(), fixed_generators(device), torch.no_grad(), following_values():
             twin = copy.deepcopy(given.module)
-            args, kwargs = core.pytree.tree_map_only(Geometry, _materialised, tree)
+            args, kwargs = core.pytree.tree_map_only(Geometry, Geometry.materialised, tree)
             private.compiled(twin.forward, _never_run, _FirstGraphOnly())(*args, **kwargs)
     except _TracingEnded as seen:
         return seen.only_computes
@@ -51,10 +51,6 @@ class _TracingEnded(BaseException):
 
 def _never_run(*_: Any) -> NoReturn:
     raise AssertionError("the end of a graph comes before it is compiled")
-
-
-def _materialised(geometry: Geometry) -> torch.Tensor:
-    return materialise(geometry.shape, geometry.strides, geometry.dtype, geometry.device)
 
 
 class _FirstGraphOnly:

@@ -25,19 +25,16 @@ def traced_ctc(values_of: Callable[[torch.Tensor], list[int]]) -> Any:
     `values_of`: returns the values of a traced tensor of integers.
     """
 
-    of_tensors, of_lists = aten.ctc_loss.Tensor, aten.ctc_loss.IntList
+    def traced(operator: Any, numbers_of: Callable[[Any], list[int]]) -> Callable[..., Any]:
+        def loss(scores: Any, targets: Any, lengths: Any, counts: Any, *rest: Any) -> Any:
+            if scores.device.type != "cpu":
+                return private.composite(operator, scores, targets, lengths, counts, *rest)
+            return _ctc_loss(scores, targets, numbers_of(lengths), numbers_of(counts), *rest)
 
-    def loss(scores: Any, targets: Any, lengths: Any, target_lengths: Any, *rest: Any) -> Any:
-        if scores.device.type != "cpu":
-            return private.composite(of_tensors, scores, targets, lengths, target_lengths, *rest)
-        return _ctc_loss(scores, targets, values_of(lengths), values_of(target_lengths), *rest)
+        return loss
 
-    def of_numbers(scores: Any, targets: Any, lengths: Any, counts: Any, *rest: Any) -> Any:
-        if scores.device.type != "cpu":
-            return private.composite(of_lists, scores, targets, lengths, counts, *rest)
-        return _ctc_loss(scores, targets, list(lengths), list(counts), *rest)
-
-    return private.python_kernels({of_tensors: loss, of_lists: of_numbers})
+    operators = {aten.ctc_loss.Tensor: values_of, aten.ctc_loss.IntList: list}
+    return private.python_kernels({each: traced(each, of) for each, of in operators.items()})
 
 
 def _ctc_loss(

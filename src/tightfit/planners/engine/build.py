@@ -14,7 +14,6 @@ from types import MappingProxyType
 
 from tightfit._core import _engine
 from tightfit.graph.ir import (
-    CONSTANT_ROLES,
     EXACTNESS,
     Alternative,
     Exactness,
@@ -298,7 +297,7 @@ class _Builder:
         The way with the least bytes stays in any case, of those that overwrite nothing and of the
         rest: that it does not fit is for the search to see.
         """
-        alive = {v for v in (*family.reads, *family.writes) if not self._is_constant(v)}
+        alive = {v for v in (*family.reads, *family.writes) if not self.graph.values[v].is_constant}
         room = self.task.budget_bytes - self.graph.constant_bytes
         room -= sum(self.graph.values[v].size_bytes for v in alive)
         needed = {
@@ -322,7 +321,9 @@ class _Builder:
             )
             for way, index in fitting
         ]
-        reads = [self.engine_values[v] for v in family.reads if not self._is_constant(v)]
+        reads = [
+            self.engine_values[v] for v in family.reads if not self.graph.values[v].is_constant
+        ]
         return EngineAlternative(
             reads=tuple(dict.fromkeys(reads)),
             writes=tuple(self.engine_values[v] for v in family.writes),
@@ -344,9 +345,6 @@ class _Builder:
             )
             for choice in self.graph.choices
         )
-
-    def _is_constant(self, value: ValueId) -> bool:
-        return self.graph.values[value].role in CONSTANT_ROLES
 
 
 def _undominated(options: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -10,9 +10,10 @@ import heapq
 from collections.abc import Sequence
 
 from tightfit.errors import BadInput
+from tightfit.graph.changes import bits
 from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute
-from tightfit.planners.papers.stages.staged import Residency, Staged, bits
+from tightfit.planners.papers.stages.staged import Residency, Staged
 
 __all__ = [
     "forced_residency",

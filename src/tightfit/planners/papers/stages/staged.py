@@ -41,7 +41,6 @@ __all__ = [
     "Residency",
     "Stage",
     "Staged",
-    "bits",
     "implementation",
     "serves_again",
     "staged",
@@ -139,14 +138,6 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True):
             return value in self.nodes[node].first.writes
         again = self.nodes[node].again
         return again is not None and value in again.writes and self.values[value].recoverable
-
-
-def bits(values: int) -> Iterator[int]:
-    """Yield the members of a bit set in increasing order."""
-    while values:
-        lowest = values & -values
-        yield lowest.bit_length() - 1
-        values ^= lowest
 
 
 def staged(task: Task, order: Sequence[OpId] = ()) -> Staged:
