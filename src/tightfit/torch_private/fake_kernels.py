@@ -29,12 +29,6 @@ def _fake_grouped_mm(
     return a.new_empty(shape, dtype=out_dtype or a.dtype)
 
 
-def _fake_ctc_loss(scores: Any, _targets: Any, _lengths: Any, counts: Any, *_: Any) -> Any:
-    """Return the losses and the forward variables of the longest target; torch has no kernel."""
-    steps, batch = scores.shape[:2]
-    return scores.new_empty(batch), scores.new_empty(batch, steps, 2 * max(counts, default=0) + 1)
-
-
 def _fake_gru_cell(_gates: Any, _hidden_gates: Any, hidden: Any, *_: Any) -> Any:
     """Return outputs of the fused kernel of a GPU, the last for its backward."""
     batch, size = hidden.shape
@@ -57,7 +51,6 @@ def _as_torch_calls(kernel: Callable[..., Any]) -> Callable[..., Any]:
 _FAKE_KERNELS = {
     getattr(aten, name).default: _as_torch_calls(kernel)
     for name, kernel in {
-        "_ctc_loss": _fake_ctc_loss,
         "_grouped_mm": _fake_grouped_mm,
         "_thnn_fused_gru_cell": _fake_gru_cell,
         "_thnn_fused_gru_cell_backward": _fake_gru_cell_backward,

@@ -41,13 +41,12 @@ from tightfit.capture.operators.linalg import is_check
 from tightfit.capture.operators.masks import MaskedAssignments
 from tightfit.capture.operators.products import TracedProducts
 from tightfit.capture.operators.registry import traced_operators
-from tightfit.capture.operators.resized import ResizedTensors
 from tightfit.capture.origins import CastRegions, ModuleTrail, Origins
 from tightfit.capture.side_effects.backward_writes import (
     StandInsInBackward,
     refuse_backward_writes,
 )
-from tightfit.capture.side_effects.members import RepeatedMembers, members_of
+from tightfit.capture.side_effects.members import RepeatedMembers
 from tightfit.capture.side_effects.saving import without_saving_hooks
 from tightfit.capture.side_effects.tied import TiedTensors
 from tightfit.capture.trace.asked import AskedGradients
@@ -106,7 +105,6 @@ class _Callee(nn.Module):
         self._opaque.note_inputs((args, kwargs), self._inputs)
         children = dict(self.named_children())
         self._recorder.start(flatten((args, kwargs))[0], children)
-        members = members_of(self)
         self.in_backward.note()
         self._traced_parameters = {id(p): p for p in self.parameters()}
         for parameter in self._traced_parameters.values():
@@ -117,7 +115,6 @@ class _Callee(nn.Module):
             self._recorder,
             MaskedAssignments(),
             TracedProducts(),
-            ResizedTensors(members.values()),
         ):
             output = self._function(*args, **kwargs)
             self._recorder.refuse_seeding()
@@ -186,7 +183,7 @@ def trace(
             stack.enter_context(private.backward_without_autocast())
             stack.enter_context(private.hidden_changes_without_tangents(callee.is_parameter))
             stack.enter_context(wrappers.marking_gradient_receivers())
-            stack.enter_context(traced_operators(recorder.values_of, checkpoints))
+            stack.enter_context(traced_operators(checkpoints))
             stack.enter_context(trail)
             stack.enter_context(without_saving_hooks(trail))
             stack.enter_context(regions)
