@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from tightfit.capture.operators.checkpoints import SeenCheckpoints, traced_checkpoints
 from tightfit.capture.operators.dropout import traced_dropout
 from tightfit.capture.operators.linalg import traced_checks
 from tightfit.capture.operators.recurrent import traced_cells
@@ -15,15 +14,11 @@ __all__ = ["traced_operators"]
 
 
 @contextlib.contextmanager
-def traced_operators(checkpoints: SeenCheckpoints) -> Iterator[None]:
-    """Trace operators as ops of a plan that the tracer alone refuses or computes differently.
-
-    `checkpoints`: called with every checkpoint that the forward goes through.
-    """
+def traced_operators() -> Iterator[None]:
+    """Trace operators as ops of a plan that the tracer alone refuses or computes differently."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(traced_cells())
         stack.enter_context(traced_dropout())
         stack.enter_context(traced_checks())
-        stack.enter_context(traced_checkpoints(checkpoints))
         stack.enter_context(traced_zeros())
         yield

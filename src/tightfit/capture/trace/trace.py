@@ -58,6 +58,7 @@ from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 from tightfit.torch_private import traces, wrappers
 from tightfit.torch_private.fake_kernels import corrected_fake_kernels
+from tightfit.torch_private.saving import watched_checkpoints
 
 __all__ = ["trace"]
 
@@ -183,7 +184,8 @@ def trace(
             stack.enter_context(private.backward_without_autocast())
             stack.enter_context(private.hidden_changes_without_tangents(callee.is_parameter))
             stack.enter_context(wrappers.marking_gradient_receivers())
-            stack.enter_context(traced_operators(checkpoints))
+            stack.enter_context(traced_operators())
+            stack.enter_context(watched_checkpoints(checkpoints.note))
             stack.enter_context(trail)
             stack.enter_context(without_saving_hooks(trail))
             stack.enter_context(regions)
