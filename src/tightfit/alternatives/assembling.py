@@ -20,8 +20,6 @@ from tightfit.graph.ir import Alternative, Choice, Exactness, Op, OpId, Value, V
 from tightfit.graph.liveness import producers
 from tightfit.graph.validate import validate_graph
 
-__all__ = ["Assembly"]
-
 _Added = tuple[Op, tuple[Call, ...], fx.Node]
 
 

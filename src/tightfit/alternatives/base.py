@@ -25,9 +25,6 @@ from tightfit.capture.nodes import (
 )
 from tightfit.graph.ir import Exactness, Op, Use, Value
 
-__all__ = ["Contributor", "Extension", "Extra", "OpView", "Way", "arguments_of", "is_dense"]
-
-
 _MARGIN = 4  # times the least of a condition: later steps are to fulfil it, too
 
 

@@ -23,8 +23,6 @@ from tightfit.arenas.sequence import Sequenced, enlarged, requested_sizes, seque
 from tightfit.errors import BadInput
 from tightfit.progress import announce
 
-__all__ = ["Arena", "ArenaReport"]
-
 _MOST_SHAPES = 32
 """Of which layouts are remembered at once."""
 

@@ -11,8 +11,6 @@ from typing import Any, Protocol
 from tightfit.arenas.arena import Arena, ArenaReport
 from tightfit.errors import BadInput
 
-__all__ = ["CallArena", "Caller"]
-
 
 class Caller(Protocol):
     """The function that is called once a step."""

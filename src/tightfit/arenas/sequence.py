@@ -11,8 +11,6 @@ from tightfit.layout.pack import pack
 from tightfit.layout.packers.base import PackingLimits
 from tightfit.layout.predecessors import predecessors
 
-__all__ = ["Sequenced", "enlarged", "requested_sizes", "sequenced"]
-
 _LIMITS = PackingLimits(seconds=1.0)
 """Between two steps: recorded steps of real training take a small part of it."""
 

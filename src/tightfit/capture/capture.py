@@ -23,8 +23,6 @@ from tightfit.errors import CaptureError, NothingToTrain
 from tightfit.graph.ir import Device
 from tightfit.torch_private import core as private
 
-__all__ = ["capture", "device_of"]
-
 
 def capture(
     call: TracedCall,

@@ -17,16 +17,6 @@ from tightfit.graph.ir import Alternative, Choice, Graph, Op, OpId, ValueId
 from tightfit.graph.validate import validate_graph
 from tightfit.torch_private import core as private
 
-__all__ = [
-    "Call",
-    "Captured",
-    "FarFromZero",
-    "parameters_of",
-    "placeholder_tensors",
-    "tensors_of",
-]
-
-
 _NEAR = 1e-2  # of its bias: below, a single-precision weight leaves fewer than five digits
 
 

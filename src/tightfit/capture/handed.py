@@ -17,15 +17,6 @@ from tightfit.capture.origins import module_names, note_module
 from tightfit.errors import CaptureError, OpaqueVaries
 from tightfit.torch_private import dynamo, recurrent
 
-__all__ = [
-    "GraphArguments",
-    "HandedGraph",
-    "HandedGraphs",
-    "is_handed",
-    "returned_with_loss",
-    "takes_numbers",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class HandedGraph:

@@ -22,8 +22,6 @@ from tightfit.capture.captured import Captured
 from tightfit.capture.traced_call import TracedCall
 from tightfit.torch_private import core as private
 
-__all__ = ["captured_by_uses"]
-
 
 def captured_by_uses(
     capture: Callable[[TracedCall], Captured], call: TracedCall

@@ -14,27 +14,6 @@ from torch import fx
 
 from tightfit.torch_private import core as private
 
-__all__ = [
-    "ancestors_of",
-    "base_of",
-    "draws",
-    "flat_outputs",
-    "is_getitem",
-    "is_kept_forward",
-    "is_op",
-    "is_random",
-    "is_traced_in_backward",
-    "is_view",
-    "is_without_gaps",
-    "note_kept_forward",
-    "note_random",
-    "note_terms",
-    "note_views",
-    "storage_bytes",
-    "terms_of",
-    "writes_in_place",
-]
-
 aten = torch.ops.aten
 
 _VIEW = "tightfit_view"

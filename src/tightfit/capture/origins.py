@@ -16,15 +16,6 @@ from torch.nn.modules.module import (
 
 from tightfit.torch_private import core as private
 
-__all__ = [
-    "CastRegions",
-    "ModuleTrail",
-    "Origins",
-    "Stretches",
-    "module_names",
-    "note_module",
-]
-
 
 def module_names(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Return the modules of a step and all inside them, by the names that messages use.

@@ -38,8 +38,6 @@ from tightfit.units import format_bytes, unit_of
 if TYPE_CHECKING:
     from tightfit.capture.captured import Captured
 
-__all__ = ["compare_planners", "comparison_table"]
-
 _WITHOUT_STATE = StepOptionsWithoutState()
 
 

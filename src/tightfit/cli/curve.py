@@ -31,8 +31,6 @@ from tightfit.reporting.pictures.curve import curve_picture
 from tightfit.reporting.pictures.found import Found
 from tightfit.units import format_bytes, unit_of
 
-__all__ = ["curve"]
-
 _BUDGETS = "0.9,0.8,0.7,0.6,0.5,0.4,0.3"
 _COLUMNS = ("budget_bytes", "ratio", "overhead", "bound", "status", "peak_bytes", "seconds")
 

@@ -15,18 +15,6 @@ from tightfit.errors import BadInput
 from tightfit.reporting.pictures.page import SUFFIXES, require_pictures
 from tightfit.units import format_percent
 
-__all__ = [
-    "BAD_INPUT",
-    "FAILED",
-    "FITS",
-    "INFEASIBLE",
-    "check_output",
-    "csv_of",
-    "percent_or_dash",
-    "print_error",
-    "print_result",
-]
-
 FITS = 0
 FAILED = 1
 BAD_INPUT = 2

@@ -13,8 +13,6 @@ from tightfit.dynamic.pool import Pool
 from tightfit.dynamic.room import Room, allocated_bytes
 from tightfit.torch_private.storages import storage_of
 
-__all__ = ["Contents", "NotPlain", "tensors_in"]
-
 
 class NotPlain(Exception):
     """A tensor that sizes and strides of one storage do not describe, such as a sparse one."""

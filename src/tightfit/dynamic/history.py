@@ -17,8 +17,6 @@ import torch
 
 from tightfit.torch_private.traces import negative_view
 
-__all__ = ["MARK", "Blank", "Call", "Content", "Place", "StorageMark"]
-
 MARK = "tightfit_online"
 """The attribute of a storage that names its content."""
 

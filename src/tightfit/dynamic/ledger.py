@@ -9,8 +9,6 @@ from typing import NamedTuple
 from tightfit.errors import InfeasibleBudget
 from tightfit.units import format_bytes
 
-__all__ = ["Counts", "Ledger", "OnlineReport"]
-
 
 @dataclass(frozen=True)
 class OnlineReport:

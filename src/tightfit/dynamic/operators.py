@@ -10,8 +10,6 @@ import torch
 
 from tightfit.torch_private.core import is_made_of_others
 
-__all__ = ["Argument", "Operator", "operator_of"]
-
 
 @dataclass(frozen=True)
 class Argument:

@@ -20,8 +20,6 @@ from tightfit.eviction.classes import Classes
 from tightfit.eviction.policies.policy import Cost, Policy, cost_of
 from tightfit.torch_private.storages import take_memory
 
-__all__ = ["Candidates", "Pool"]
-
 _RECENT_OPS = 8
 _MOST_ANCESTORS = 512
 _LEAST_SAMPLE = 64

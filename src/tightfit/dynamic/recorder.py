@@ -25,8 +25,6 @@ from tightfit.eviction.log.instructions import (
 from tightfit.torch_private import core as private
 from tightfit.torch_private import engine
 
-__all__ = ["Recorder"]
-
 _Geometry: TypeAlias = tuple[Any, ...]
 
 

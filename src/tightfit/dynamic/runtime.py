@@ -31,8 +31,6 @@ from tightfit.torch_private import core as private
 from tightfit.torch_private import engine
 from tightfit.torch_private.storages import below_modes, free_failed_backward, storage_of
 
-__all__ = ["Runtime"]
-
 _FIXED_COST = 1000
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 

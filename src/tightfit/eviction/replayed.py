@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
-__all__ = ["Deallocation", "Moment", "MomentKind", "Placement", "Replayed", "Rules", "Status"]
-
 Status: TypeAlias = Literal["ok", "oom", "thrash"]
 
 Deallocation: TypeAlias = Literal["eager", "banish", "ignore"]

@@ -21,8 +21,6 @@ from tightfit.eviction.replayed import (
     Status,
 )
 
-__all__ = ["Simulator"]
-
 USUAL_RULES = Rules()
 
 _STATUS: tuple[Status, ...] = get_args(Status)

@@ -12,8 +12,6 @@ from tightfit.execution.lower import Program, lower
 from tightfit.execution.runtime import Runner
 from tightfit.plan.plan import Plan
 
-__all__ = ["PlacedStep", "Places", "Turns", "placed_program", "placed_runner"]
-
 
 class PlacedStep(Protocol):
     """An object that a step tells its next instruction."""

@@ -28,8 +28,6 @@ from tightfit.plan.plan import Compute, Plan
 from tightfit.torch_private import core as private
 from tightfit.torch_private import engine
 
-__all__ = ["FirstSum", "Sums", "added_to", "first_sums", "is_sum"]
-
 aten = torch.ops.aten
 
 _Edge: TypeAlias = tuple[Any, int]

@@ -19,8 +19,6 @@ from tightfit.errors import InvalidPlan
 from tightfit.graph.ir import ValueId
 from tightfit.torch_private.direct import direct
 
-__all__ = ["Function", "Writer"]
-
 aten = torch.ops.aten
 
 

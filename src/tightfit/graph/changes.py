@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from tightfit.graph.ir import Graph, OpId, ValueId
 
-__all__ = ["bits", "need_before_changes"]
-
 
 def need_before_changes(graph: Graph) -> dict[OpId, tuple[OpId, ...]]:
     """Return for each op that changes constants the ops that have to come before it.

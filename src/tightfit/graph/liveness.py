@@ -11,17 +11,6 @@ import msgspec
 from tightfit.errors import BadInput
 from tightfit.graph.ir import Alternative, Graph, Op, OpId, SegmentId, ValueId
 
-__all__ = [
-    "Lifetime",
-    "budget_of_ratio",
-    "computed_ops",
-    "eager_peak_bytes",
-    "extra_bytes",
-    "lifetimes",
-    "producers",
-    "readers",
-]
-
 
 class Lifetime(msgspec.Struct, frozen=True):
     """When a value is alive if nothing is recomputed."""

@@ -8,8 +8,6 @@ import msgspec
 
 from tightfit.units import rounded_up
 
-__all__ = ["CPU_ALIGNMENT_BYTES", "FORMAT", "Block", "Layout", "Packed", "largest_load"]
-
 FORMAT = 1
 
 CPU_ALIGNMENT_BYTES = 64

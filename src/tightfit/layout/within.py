@@ -13,8 +13,6 @@ from tightfit.plan.plan import Outcome, Plan
 from tightfit.planners.base import Task
 from tightfit.units import format_bytes
 
-__all__ = ["height_of_plan", "plan_within"]
-
 _ROUNDS = 3
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from tightfit.graph.ir import Graph, ValueId
 from tightfit.plan.plan import Load, Plan
 
-__all__ = ["FarAccount", "NearAccount"]
-
 
 class NearAccount:
     """Values alive in near memory, since when the others are not, and the bytes taken."""

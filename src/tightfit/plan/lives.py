@@ -9,8 +9,6 @@ import msgspec
 from tightfit.graph.ir import Graph, OpId, SegmentId, ValueId
 from tightfit.plan.plan import Compute, Enter, Free, HandOver, Load, Plan, Store
 
-__all__ = ["Content", "Life", "lives_of"]
-
 Content: TypeAlias = Literal["value", "second instance", "workspace", "random state", "outside"]
 
 

@@ -23,8 +23,6 @@ from tightfit.plan.accounts import FarAccount, NearAccount
 from tightfit.plan.plan import FORMAT, Compute, Enter, Free, HandOver, Load, Plan, Store
 from tightfit.units import format_bytes
 
-__all__ = ["verified_far_bytes", "verified_peak_bytes", "verify"]
-
 _HOLDERS_SHOWN = 5
 
 

@@ -8,8 +8,6 @@ from tightfit.graph.ir import Alternative, Graph, OpId
 from tightfit.graph.liveness import computed_ops, eager_peak_bytes
 from tightfit.plan.plan import Gradients
 
-__all__ = ["least_overhead", "leaves_much_to_plan", "working_set_bytes"]
-
 _MUCH = 0.2
 """Of the bytes of a step that do not stay. Measured: two mixtures of experts in a row leave 29 %
 to plan; graph convolutions, one of which holds nearly all of the step, 6 %. Graph by graph these

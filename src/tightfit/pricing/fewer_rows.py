@@ -14,8 +14,6 @@ from tightfit.capture.captured import Call, Captured, FarFromZero
 from tightfit.capture.nodes import base_of, flat_outputs, is_getitem
 from tightfit.torch_private import core as private
 
-__all__ = ["FewerRows", "rows_of", "shortened"]
-
 _SMALL = 1 / 64  # of the largest tensor: smaller tensors have no rows of the batch
 _LEAST_SHAPE = 3  # numbers of a shape; fewer may be strides of a kernel
 

@@ -24,8 +24,6 @@ from tightfit.pricing.plain import plain_footprint
 from tightfit.pricing.synthetic import synthetic_arguments
 from tightfit.torch_private import core as private
 
-__all__ = ["MadeByOps"]
-
 _FAILS = (RuntimeError, ValueError, IndexError, TypeError)
 
 

@@ -11,14 +11,6 @@ from tightfit.plan.plan import Compute, Free, HandOver, Load, Outcome, Plan, Sto
 from tightfit.reporting.groups import holder_rows, share_rows
 from tightfit.units import format_bytes, format_percent, format_seconds
 
-__all__ = [
-    "render_explanation",
-    "render_graph",
-    "render_outcome",
-    "render_plan",
-    "render_table",
-]
-
 _ROWS = 12
 
 

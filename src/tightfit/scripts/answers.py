@@ -10,8 +10,6 @@ from typing import Any, Protocol
 from tightfit.errors import BadInput, TightfitError
 from tightfit.scripts.job import EnoughSteps
 
-__all__ = ["Answers", "RecordedAnswers", "RepeatedAnswers"]
-
 
 class Answers(Protocol):
     """Answers a question of the program."""

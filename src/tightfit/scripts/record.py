@@ -10,18 +10,6 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-__all__ = [
-    "Difference",
-    "Ended",
-    "Event",
-    "Failure",
-    "Generator",
-    "Line",
-    "Record",
-    "Step",
-    "differences",
-]
-
 _MOST_SHOWN = 100
 
 

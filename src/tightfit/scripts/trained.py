@@ -12,8 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tightfit.studies.subject import digest_of, is_zero
 
-__all__ = ["Trained", "unwrapped"]
-
 
 class Trained:
     """The modules that a program calls by themselves, and the optimizers that have stepped.

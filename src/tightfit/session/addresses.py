@@ -26,8 +26,6 @@ from tightfit.session.options import Options
 from tightfit.session.report import Held, Report
 from tightfit.units import format_bytes
 
-__all__ = ["Addresses", "addresses_for"]
-
 _SPARE = 1 / 64  # of the budget: left in addition, as memory of the process varies
 _FIRST_BYTES = 14 << 20  # at most: memory that libraries prepare in the first step
 _FIRST_SHARE = 1 / 16  # of the budget, where that is less

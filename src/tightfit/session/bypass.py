@@ -15,8 +15,6 @@ from torch.nn.parameter import is_lazy
 from tightfit.errors import WITHOUT_A_PLAN, BadInput
 from tightfit.execution.attach import own_methods
 
-__all__ = ["expect_calls"]
-
 _MOST_NAMED = 6
 
 

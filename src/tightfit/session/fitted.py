@@ -41,8 +41,6 @@ from tightfit.session.report import Report
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.torch_private import tools
 
-__all__ = ["Fitted", "prepare_all"]
-
 
 class Route(Protocol):
     """A way to run a fitted callable: as one graph, part by part, or another."""

@@ -20,8 +20,6 @@ from tightfit.session.callee import Callee
 from tightfit.session.handed_calls import HandedCalls
 from tightfit.session.memory.account import Account
 
-__all__ = ["FollowedCalls"]
-
 
 class _RestartCall(BaseException):
     """Ends a call of which nothing has run yet: it starts over with other graphs."""

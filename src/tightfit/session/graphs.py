@@ -35,8 +35,6 @@ from tightfit.session.whole.plans import FitsPlainly
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.steps import WholeSteps
 
-__all__ = ["GraphSteps"]
-
 
 class GraphSteps(WholeSteps):
     """Runs a callee as its graphs: as a planned step each, or as parts of steps of several.

@@ -17,8 +17,6 @@ from tightfit.dynamo.outside import Outside
 from tightfit.errors import CaptureError, NothingToTrain, OpaqueVaries
 from tightfit.session.callee import Callee
 
-__all__ = ["HandedCalls", "RunsGraphs", "run_as_it_is"]
-
 
 def run_as_it_is(graph: HandedGraph, *inputs: Any) -> Any:
     """Run a graph without a plan: a callable whose calls are those of graphs runs it."""

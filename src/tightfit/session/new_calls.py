@@ -8,8 +8,6 @@ from typing import Any
 from tightfit.capture.calls.signature import shape_of_call
 from tightfit.capture.calls.structure import Arguments
 
-__all__ = ["NewCalls"]
-
 _IN_A_ROW = 6  # planned calls, each of which needed another plan
 _MOST_SHAPES = 4096  # that are remembered
 _AT_MOST = 2  # the power of its inputs' size by which a step grows: that of attention

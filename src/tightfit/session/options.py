@@ -25,16 +25,6 @@ from tightfit.session.memory.in_backward import StepsInBackward
 from tightfit.session.processes import Ranks
 from tightfit.units import format_bytes, parse_bytes
 
-__all__ = [
-    "USUAL_LIMITS",
-    "Options",
-    "incompatible",
-    "make_options",
-    "refuse_other_than_optimizer",
-    "with_ranks",
-    "worst_first",
-]
-
 USUAL_LIMITS = Limits(seconds=10.0)
 """Of a search, where the user says nothing else."""
 

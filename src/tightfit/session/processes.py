@@ -21,12 +21,6 @@ from tightfit.errors import BadInput, TightfitError
 from tightfit.torch_private import tools
 from tightfit.units import rounded_up
 
-__all__ = [
-    "Ranks",
-    "Replicas",
-    "agreed",
-]
-
 Found = TypeVar("Found")
 
 _PATIENCE_S = 1800

@@ -8,18 +8,6 @@ from typing import Any
 import torch
 from torch._C._functorch import unwrap_if_dead
 
-__all__ = [
-    "after_this_backward",
-    "applied",
-    "asks_for_gradient",
-    "gradient_edge",
-    "hooks_of_gradient",
-    "in_backward",
-    "keeps_graph",
-    "running_backward",
-    "runs_in_this_backward",
-]
-
 
 def applied(node: Any, more: Iterable[Any], owners: Iterable[torch.Tensor]) -> Any:
     """Make a node of a class, given arguments and tensors whose gradients it returns.

@@ -10,8 +10,6 @@ import torch
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-__all__ = ["corrected_fake_kernels", "corrected_fake_results"]
-
 aten = torch.ops.aten
 
 

@@ -11,8 +11,6 @@ from torch._higher_order_ops.wrap import TagActivationCheckpoint
 
 from tightfit.torch_private.patches import Patch
 
-__all__ = ["saving_hook", "watched_checkpoints", "watched_saving_hooks"]
-
 _KNOWN = ("torch.utils.checkpoint", "tightfit.")
 """Modules whose hooks change no bit of saved tensors."""
 

@@ -16,20 +16,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = [
-    "below_autograd",
-    "below_modes",
-    "copy_of",
-    "fill",
-    "free_failed_backward",
-    "intercepted_resizing",
-    "memory_obstacle",
-    "new_memory",
-    "observed_addresses",
-    "storage_of",
-    "take_memory",
-]
-
 storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]
 """The storage of a tensor, also while `observed_addresses` listens."""
 

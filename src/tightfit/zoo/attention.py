@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["FeedForward", "SelfAttention", "initialise_transformer"]
-
 
 class SelfAttention(nn.Module):
     """Multi-head self-attention with one projection to queries, keys, values: [N, T, D]."""

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from tightfit.zoo.attention import FeedForward, SelfAttention, initialise_transformer
 from tightfit.zoo.example import Example
 
-__all__ = ["BERT", "bert"]
-
 _IGNORED = -100
 _MASKED_SHARE = 0.15
 

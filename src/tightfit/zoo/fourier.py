@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from tightfit.errors import BadInput
 from tightfit.zoo.example import Example, ImageSize, height_and_width
 
-__all__ = ["FourierOperator", "fno", "ufno"]
-
 _PROJECTED = 128
 
 

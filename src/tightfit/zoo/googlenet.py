@@ -16,8 +16,6 @@ from tightfit.zoo.example import (
     initialise_convolutions,
 )
 
-__all__ = ["GoogLeNet", "Inception", "googlenet"]
-
 # name: (1x1, reduction before 3x3, 3x3, reduction before "5x5", "5x5", after the pooling)
 _BLOCKS: dict[str, tuple[int, int, int, int, int, int]] = {
     "3a": (64, 96, 128, 16, 32, 32),

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from tightfit.zoo.attention import FeedForward, SelfAttention, initialise_transformer
 from tightfit.zoo.example import Example
 
-__all__ = ["GPT2", "gpt2"]
-
 
 class Block(nn.Module):
     """Attention and feed-forward, each after a LayerNorm and around a shortcut: [N, T, D]."""

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 from tightfit.zoo.attention import FeedForward
 from tightfit.zoo.example import Example, ImageSize, classification, height_and_width
 
-__all__ = ["Mixer", "mlp_mixer"]
-
 _PATCH = 16
 
 

@@ -12,8 +12,6 @@ from tightfit.zoo.example import (
     initialise_convolutions,
 )
 
-__all__ = ["InvertedResidual", "MobileNetV1", "MobileNetV2", "mobilenet_v1", "mobilenet_v2"]
-
 # v1: (output channels, stride) of each depthwise separable convolution
 _SEPARABLE = (
     (64, 1),

@@ -15,8 +15,6 @@ from tightfit.zoo.example import (
     initialise_convolutions,
 )
 
-__all__ = ["RegNet", "regnet", "widths_of"]
-
 _STEM = 32
 _MULTIPLE = 8
 

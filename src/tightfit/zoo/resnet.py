@@ -12,8 +12,6 @@ from tightfit.zoo.example import (
     initialise_convolutions,
 )
 
-__all__ = ["Bottleneck", "ResNet", "resnet50"]
-
 
 class Bottleneck(nn.Module):
     """1x1, 3x3, 1x1 convolutions around a shortcut: [N, C, H, W] -> [N, 4 width, H/s, W/s]."""

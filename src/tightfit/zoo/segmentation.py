@@ -19,8 +19,6 @@ from tightfit.zoo.example import (
 )
 from tightfit.zoo.vgg import VGG16_STAGES
 
-__all__ = ["FCN8", "SegNet", "fcn8", "segnet"]
-
 _CLASSES = 21
 
 

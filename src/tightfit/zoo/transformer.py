@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from tightfit.zoo.attention import FeedForward, SelfAttention, initialise_transformer
 from tightfit.zoo.example import Example
 
-__all__ = ["Transformer", "transformer"]
-
 _VOCABULARY = 37000
 _CONTEXT = 1024
 

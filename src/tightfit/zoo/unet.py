@@ -17,8 +17,6 @@ from tightfit.zoo.example import (
     segmentation,
 )
 
-__all__ = ["UNet", "UNet3d", "unet", "unet3d"]
-
 
 def _double_convolution(channels: int, width: int) -> nn.Sequential:
     return nn.Sequential(

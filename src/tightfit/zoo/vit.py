@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from tightfit.zoo.attention import FeedForward, SelfAttention, initialise_transformer
 from tightfit.zoo.example import Example, ImageSize, classification, height_and_width
 
-__all__ = ["ViT", "vit"]
-
 _PATCH = 16
 
 

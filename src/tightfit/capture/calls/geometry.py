@@ -8,8 +8,6 @@ import torch
 
 from tightfit.costs.measured.call import materialise
 
-__all__ = ["Geometry"]
-
 
 @dataclass(frozen=True)
 class Geometry:

@@ -18,18 +18,6 @@ from torch import nn
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
-__all__ = [
-    "FUNCTIONS",
-    "PLAIN",
-    "Arguments",
-    "Structure",
-    "flat_spec",
-    "flatten",
-    "opened",
-    "structure_of",
-    "unflatten",
-]
-
 PLAIN = (
     bool,
     int,

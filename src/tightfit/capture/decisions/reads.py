@@ -17,16 +17,6 @@ from torch import nn
 from tightfit.capture.decisions.shared import SharedViews, view_alike
 from tightfit.torch_private import core as private
 
-__all__ = [
-    "Decisions",
-    "Read",
-    "TapeSlot",
-    "TapeStep",
-    "itself",
-    "owned",
-    "run_step",
-]
-
 
 @dataclass(frozen=True)
 class TapeSlot:

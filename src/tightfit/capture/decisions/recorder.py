@@ -16,8 +16,6 @@ from tightfit.capture.origins import ModuleTrail
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
-__all__ = ["DecisionRecorder"]
-
 aten = torch.ops.aten
 
 _ASKING = frozenset({aten._local_scalar_dense.default, aten.equal.default})

@@ -14,8 +14,6 @@ import torch
 
 from tightfit.torch_private import core as private
 
-__all__ = ["Writes"]
-
 
 @dataclass(frozen=True)
 class Stretch:

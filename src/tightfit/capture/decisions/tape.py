@@ -17,8 +17,6 @@ from tightfit.capture.decisions.reads import (
 )
 from tightfit.torch_private import core as private
 
-__all__ = ["Tape", "has_values", "may_write"]
-
 aten = torch.ops.aten
 
 

@@ -40,8 +40,6 @@ from tightfit.errors import CaptureError, OpaqueChanged, PlanMismatch
 from tightfit.torch_private import core as private
 from tightfit.units import format_bytes
 
-__all__ = ["CallMode", "OpaqueArguments", "OpaqueCall", "OpaqueModules"]
-
 _DRAWS = 8
 """How many times a module that draws numbers is run to see whether they decide which code runs."""
 _DRAWS_S = 1.0  # the time after which it is run no more

@@ -19,8 +19,6 @@ from tightfit.capture.restored.python_state import PythonState
 from tightfit.costs.measured.call import fixed_generators
 from tightfit.torch_private import core as private
 
-__all__ = ["leaf_forwards"]
-
 Forward = Callable[..., Any]
 
 

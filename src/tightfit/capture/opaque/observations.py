@@ -11,8 +11,6 @@ from torch import nn
 
 from tightfit.errors import PlanMismatch
 
-__all__ = ["ModuleObservations", "observations_of"]
-
 _MARGIN = 8
 """The share of room that is added where a module keeps more in one step than before."""
 

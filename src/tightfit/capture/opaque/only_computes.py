@@ -18,8 +18,6 @@ from tightfit.torch_private import core
 from tightfit.torch_private import dynamo as private
 from tightfit.torch_private.frames.values import following_values
 
-__all__ = ["only_computes"]
-
 
 def only_computes(given: private.Given) -> bool:
     """Whether a module's Python changes nothing that was there before, and says nothing.

@@ -24,8 +24,6 @@ from tightfit.costs.measured.call import (
 )
 from tightfit.errors import OpaqueChanged, OpaqueVaries, PlanMismatch
 
-__all__ = ["OpaqueBackward", "OpaqueForward"]
-
 _SECONDS = 0.12  # for the timing of one call
 
 

@@ -17,8 +17,6 @@ from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import Structure
 from tightfit.torch_private import core as private
 
-__all__ = ["TENSOR", "Anchor", "Backward", "Keeper", "Operand", "Profile", "Record", "Result"]
-
 
 class _Packed:
     """One tensor an autograd graph saved: held here, or found among the plan's values."""

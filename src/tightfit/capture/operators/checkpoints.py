@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["Checkpoints", "SeenCheckpoints"]
-
 
 class Checkpoints(enum.Enum):
     """The checkpoints of a forward, whose regions plain PyTorch runs again in backward."""

@@ -10,8 +10,6 @@ from tightfit.capture.operators.linalg import traced_checks
 from tightfit.capture.operators.recurrent import traced_cells
 from tightfit.capture.operators.zeros import traced_zeros
 
-__all__ = ["traced_operators"]
-
 
 @contextlib.contextmanager
 def traced_operators() -> Iterator[None]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-__all__ = ["RecentTraces"]
-
 
 class RecentTraces:
     """Traces in memory, by their keys; those not used for long make room.

@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["SwappedForwards"]
-
 
 class SwappedForwards:
     """Remembers which forwards modules had before theirs were swapped.

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-__all__ = ["GeneratorStates", "generators_of"]
-
 
 def generators_of(modules: Mapping[str, nn.Module]) -> list[torch.Generator]:
     """Return the generators among the attributes of modules and inside of these."""

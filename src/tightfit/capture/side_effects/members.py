@@ -10,12 +10,6 @@ from torch import nn
 
 from tightfit.errors import CaptureError
 
-__all__ = [
-    "RepeatedMembers",
-    "members_of",
-    "write_replaced",
-]
-
 
 class RepeatedMembers:
     """Puts back the parameters and buffers of modules registered under several names.

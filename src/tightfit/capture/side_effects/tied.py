@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["TiedTensors"]
-
 _Slot = tuple[dict[str, Any], str]
 
 

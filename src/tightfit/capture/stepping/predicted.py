@@ -8,8 +8,6 @@ import torch
 
 from tightfit.costs.measured.call import Measurement
 
-__all__ = ["Copied", "PredictedOp", "TakenOver"]
-
 _BYTES_PER_S = 5e9  # that an op reads and writes, until steps have been timed
 
 

@@ -23,8 +23,6 @@ from tightfit.graph.liveness import producers, readers
 from tightfit.graph.validate import validate_graph
 from tightfit.torch_private import clipping
 
-__all__ = ["ParameterStep", "Stepper", "taking_steps", "with_parameter_steps"]
-
 _STRETCH_BYTES = 1 << 19  # moved in the time that it takes to begin another stretch
 _WORTH = 4  # times less workspace
 _NUMBERS = 4  # that a norm and a factor work with

@@ -9,8 +9,6 @@ import torch
 from tightfit.capture.trace.terms import terms_of_gradients
 from tightfit.torch_private import core as private
 
-__all__ = ["AskedGradients"]
-
 
 class AskedGradients:
     """Receives the outputs of a traced forward, and then the gradients that are asked for.

@@ -9,8 +9,6 @@ import torch
 
 from tightfit.torch_private import engine
 
-__all__ = ["terms_of_gradients"]
-
 
 def terms_of_gradients(
     outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]

@@ -60,8 +60,6 @@ from tightfit.torch_private import traces, wrappers
 from tightfit.torch_private.fake_kernels import corrected_fake_kernels
 from tightfit.torch_private.saving import watched_checkpoints
 
-__all__ = ["trace"]
-
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 
 

@@ -26,8 +26,6 @@ from tightfit.reporting.pictures.page import require_pictures
 from tightfit.reporting.pictures.policies import PolicyCurve, policies_picture
 from tightfit.units import format_bytes, format_percent, parse_bytes
 
-__all__ = ["simulate"]
-
 _RATIOS = tuple(n / 20 for n in range(2, 21))
 _COLUMNS = (
     "figure",

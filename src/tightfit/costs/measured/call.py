@@ -21,21 +21,6 @@ from tightfit.allocator.refusals import unless_refused
 from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
 from tightfit.torch_private import core as private
 
-__all__ = [
-    "SHORT_S",
-    "Measurement",
-    "call_key",
-    "draw_normal",
-    "environment_of",
-    "fixed_generators",
-    "kind_of",
-    "materialise",
-    "measure_call",
-    "measure_once",
-    "measure_workspace",
-    "metered_run",
-]
-
 _FORMAT = 2
 _FLUSHED_BYTES = 16 << 20
 _CALM_RATIO = 1.2

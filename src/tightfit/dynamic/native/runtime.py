@@ -17,8 +17,6 @@ from tightfit.errors import BadInput
 from tightfit.eviction.policies.policy import Policy
 from tightfit.torch_private.storages import free_failed_backward
 
-__all__ = ["NativeRuntime"]
-
 
 class NativeRuntime(Core):
     """Sees operators on a dispatch key below autograd, in C++.

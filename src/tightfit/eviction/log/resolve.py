@@ -26,8 +26,6 @@ from tightfit.eviction.log.instructions import (
 )
 from tightfit.eviction.log.reader import read_instructions
 
-__all__ = ["Event", "Log", "Occurrence", "Operator", "Storage", "Tensor", "load_log", "resolve"]
-
 
 class Storage(NamedTuple):
     """Bytes; `root` is the tensor that was made together with them."""

@@ -29,8 +29,6 @@ from tightfit.execution.lower import Program, write_back
 from tightfit.torch_private import inductor as private
 from tightfit.torch_private.core import storage_key
 
-__all__ = ["compile_program", "refuse_uncompilable"]
-
 
 def refuse_uncompilable(captured: Captured) -> None:
     """Refuse by name ops that a compiled step cannot contain.

@@ -22,8 +22,6 @@ from tightfit.files import cache_folder, write_atomically
 from tightfit.plan.plan import Far
 from tightfit.units import parse_bytes
 
-__all__ = ["Offload"]
-
 _MEASURED_BYTES = 32 << 20  # at a time
 _REPEATS = 4
 _SHORT_BYTES = 4096

@@ -19,8 +19,6 @@ from tightfit.execution.far.offload import Offload
 from tightfit.execution.lower import Program
 from tightfit.units import format_bytes
 
-__all__ = ["FarStep", "Moved", "moving_program"]
-
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
     """The bytes that a step moves."""

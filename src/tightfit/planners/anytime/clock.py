@@ -8,8 +8,6 @@ import msgspec
 
 from tightfit.planners.base import Limits
 
-__all__ = ["Clock"]
-
 _JOB_ITERATIONS = 50  # at least, per piece of search under an iteration limit
 _JOBS = 40  # pieces of search that the limit is divided into
 

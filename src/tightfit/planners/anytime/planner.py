@@ -28,8 +28,6 @@ from tightfit.planners.orders.reorder import in_traced_order, reorder
 from tightfit.planners.outcomes import Bound, finish, no_plan
 from tightfit.progress import Progress
 
-__all__ = ["AnytimeResult", "plan_anytime", "run_anytime"]
-
 _TRACED = "traced"
 _BETTER = 0.002  # overhead by which another order's greedy plan has to be better
 _SEEDS = 3  # schedules handed on

@@ -10,8 +10,6 @@ from functools import cached_property
 
 from tightfit.planners.engine.problem import EngineAlternative, EngineProblem
 
-__all__ = ["Outline", "outline"]
-
 _ROUNDING = 1e-9  # of overheads: costs are whole units
 
 

@@ -20,8 +20,6 @@ from tightfit.planners.engine.problem import EngineProblem
 from tightfit.progress import Progress
 from tightfit.units import format_percent
 
-__all__ = ["Search"]
-
 _LARGE = 1000  # ops from which on long searches beat many short ones
 _FASTEST_SHARE = 0.5  # of the pieces of search that see only the fastest variants
 

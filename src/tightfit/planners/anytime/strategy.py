@@ -28,8 +28,6 @@ from tightfit.planners.engine.greedy import descend
 from tightfit.planners.engine.lower_limit import lower_limit
 from tightfit.planners.engine.narrower import choices_in, narrower_problem
 
-__all__ = ["first_plan", "pursue"]
-
 _FIRST_SOLVE_S = 1.0
 _SHORT_SEARCH_S = 1.0
 _CHEAP_CUTS_S = 2.0  # for programs before anything else, if each takes less than the first may

@@ -29,8 +29,6 @@ from tightfit.planners.base import Task
 from tightfit.planners.engine.problem import CROSSING, EngineAlternative, EngineProblem
 from tightfit.planners.engine.recomputable import has_plain_twin, ways_again
 
-__all__ = ["build_problem"]
-
 _COST_UNITS = float(2**40)  # of the baseline: exact integers, a resolution of 1e-12
 
 

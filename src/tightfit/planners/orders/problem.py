@@ -12,8 +12,6 @@ from tightfit.graph.liveness import computed_ops, extra_bytes, producers, reader
 from tightfit.planners.base import Task
 from tightfit.planners.orders.fixed import keeps_its_place
 
-__all__ = ["StepOrders", "step_orders"]
-
 _CROSSING = -1
 
 

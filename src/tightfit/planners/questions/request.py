@@ -12,8 +12,6 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.progress import Progress
 
-__all__ = ["PlanRequest"]
-
 
 class PlanRequest(msgspec.Struct, frozen=True):
     """A budget, and how plans within it are looked for."""

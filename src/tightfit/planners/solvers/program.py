@@ -12,8 +12,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Floats", "LinearProgram", "ProgramBuilder", "Solution", "SolveOptions"]
-
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int32]
 

@@ -13,8 +13,6 @@ from tightfit.plan.lives import Life, lives_of
 from tightfit.plan.plan import Compute, Enter, Plan
 from tightfit.plan.simulate import Simulation, simulate
 
-__all__ = ["Facts", "Held", "Lives", "Measured", "Ops", "Phase", "PlannedFor", "Runs", "facts_of"]
-
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """The peaks of a measured step in bytes, constants included; the optimizer's step is after."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Found", "Series"]
-
 
 class Found(msgspec.Struct, frozen=True):
     """The result of a planner at one budget."""

@@ -17,16 +17,6 @@ from tightfit.allocator.resident import resident_tensor_bytes
 from tightfit.torch_private import core as private
 from tightfit.torch_private.tools import step_without_hooks
 
-__all__ = [
-    "FAR_BYTES",
-    "NUMBERS",
-    "StepNeeds",
-    "arguments_of",
-    "needs_of_parameter",
-    "step_needs",
-    "tensors_in",
-]
-
 NUMBERS = 4
 """How many single numbers kernels hold as tensors, which are not seen on fakes."""
 

@@ -23,8 +23,6 @@ from tightfit.session.memory.one_by_one import plain_step, refuse_unless_one_by_
 from tightfit.session.memory.optimizers import after_every_step, before_every_step, kinds_of
 from tightfit.torch_private.engine import hooks_of_gradient
 
-__all__ = ["StepsInBackward"]
-
 _LARGE = 2  # times a stretch: the least workspace of steps that are taken in stretches
 _LOOKS = 2  # calls at which it is looked for gradient scalers
 

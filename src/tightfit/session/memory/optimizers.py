@@ -20,15 +20,6 @@ from tightfit.session.memory.far_state import is_mapped
 from tightfit.session.memory.forecast import StepNeeds, step_needs, tensors_in
 from tightfit.units import rounded_up
 
-__all__ = [
-    "InBackward",
-    "Optimizers",
-    "after_every_step",
-    "before_every_step",
-    "kinds_of",
-    "parameters_of",
-]
-
 
 class InBackward(Protocol):
     """Takes the steps of an optimizer inside of planned backwards."""

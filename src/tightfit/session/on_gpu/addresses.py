@@ -26,8 +26,6 @@ from tightfit.session.report import Held, Report
 from tightfit.torch_private.gpu.allocator_settings import divide_coarsely, segments_expand
 from tightfit.units import format_bytes
 
-__all__ = ["DeviceAddresses"]
-
 _MOST_PLANS = 32
 """Whose programs are kept."""
 

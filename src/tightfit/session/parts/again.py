@@ -23,8 +23,6 @@ from tightfit.session.parts.kinds import Kind, KnownCalls, Part, PartCall
 from tightfit.session.parts.planning import StepPlans
 from tightfit.session.step.observed import LedgerWriter
 
-__all__ = ["PartStep", "PartsAgain"]
-
 
 @dataclass(frozen=True, eq=False)
 class PartStep:

@@ -34,8 +34,6 @@ from tightfit.session.parts.steps import PartSteps
 from tightfit.session.report import Report
 from tightfit.session.stages import Pricing, capture_step
 
-__all__ = ["InGraphs"]
-
 _LEAST_PARTS = 2  # a call has more than one graph, and others hold something while one runs
 _MOST_NUMBERS = 2  # other numbers with which a graph is planned, before it runs as it is
 

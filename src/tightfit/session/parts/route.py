@@ -11,8 +11,6 @@ from tightfit.session.options import Options
 from tightfit.session.parts.steps import PartSteps
 from tightfit.session.report import Report
 
-__all__ = ["PartsRoute"]
-
 
 class PartsRoute:
     """A way to run a callable whose steps consist of planned parts.

@@ -32,8 +32,6 @@ from tightfit.session.parts.steps import PartSteps
 from tightfit.session.processes import Ranks
 from tightfit.session.stages import capture_step
 
-__all__ = ["ShardedModel", "group_of", "late_bytes", "sharded_parts"]
-
 
 class ShardedModel(PartsRoute):
     """Runs a model whose sharded modules are planned, each by itself.

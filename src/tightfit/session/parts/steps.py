@@ -34,8 +34,6 @@ from tightfit.session.step.holding import Holding, overhead_of
 from tightfit.session.step.ledger import StepLedger
 from tightfit.session.step.observed import LedgerWriter
 
-__all__ = ["PartSteps", "Resident"]
-
 _ADVICE = f"Raise the budget, or hold less between the parts. {WITHOUT_A_PLAN}"
 
 

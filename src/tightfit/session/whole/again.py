@@ -14,8 +14,6 @@ from tightfit.execution.replanned import Planned
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.specialisation import Specialisation
 
-__all__ = ["PlanOnceMore", "Replan", "StepRepeater"]
-
 Replan: TypeAlias = Callable[[Specialisation, Arguments], Planned]
 """Plans a call by the latest knowledge of gradients of its outputs."""
 

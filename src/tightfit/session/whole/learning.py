@@ -23,8 +23,6 @@ from tightfit.session.whole.compiling import still_fits
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
-__all__ = ["LastStep", "StepMonitor"]
-
 _MOST_FREED = 2  # steps that are not learned from, as something was freed during them
 _LEARNED = 8  # steps of a shape; later ones are checked, and peaks are the user's
 

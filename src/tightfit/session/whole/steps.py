@@ -37,8 +37,6 @@ from tightfit.session.whole.plans import FitsPlainly, Plans
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.user_code import OpenCall, PlannedForward
 
-__all__ = ["WholeSteps"]
-
 _MOST_ATTEMPTS = 8
 
 

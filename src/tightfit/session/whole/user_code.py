@@ -26,8 +26,6 @@ from tightfit.session.memory.surroundings import (
 )
 from tightfit.torch_private.engine import in_backward
 
-__all__ = ["OpenCall", "PlannedForward", "UserCode"]
-
 
 class UserCode:
     """The memory of user code between forward and backward: assumed at first, then measured.

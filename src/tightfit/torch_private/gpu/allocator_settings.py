@@ -6,8 +6,6 @@ import os
 
 import torch
 
-__all__ = ["divide_coarsely", "expand_segments", "segments_expand"]
-
 _KEY = "expandable_segments"
 _ours = {"may expand": True, "expand": False}
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")

@@ -22,8 +22,6 @@ from tightfit.planners.papers.intervals.planner import IntervalReport, IntervalT
 from tightfit.planners.papers.stages.schedule import last_uses
 from tightfit.planners.papers.stages.staged import Implementation, Staged
 
-__all__ = ["serve"]
-
 _COST_UNITS = 10**7
 """The cost of a step without recomputation in the model's unit; costs are rounded down."""
 

@@ -15,16 +15,6 @@ from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute
 from tightfit.planners.papers.stages.staged import Residency, Staged
 
-__all__ = [
-    "forced_residency",
-    "kept_residency",
-    "last_uses",
-    "recompute",
-    "residency_of",
-    "stages_of",
-    "without_waste",
-]
-
 
 def kept_residency(problem: Staged) -> Residency:
     """Return the residency of the values that are kept."""

@@ -34,20 +34,6 @@ from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Compute
 from tightfit.planners.base import Task
 
-__all__ = [
-    "Crossing",
-    "Implementation",
-    "Node",
-    "Residency",
-    "Stage",
-    "Staged",
-    "implementation",
-    "serves_again",
-    "staged",
-    "usable_again",
-    "without_choice",
-]
-
 Residency = list[int]
 """For each stage, a bit set of the value ids alive when it begins."""
 
