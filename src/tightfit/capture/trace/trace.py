@@ -21,7 +21,6 @@ from tightfit.capture.calls.structure import (
     flatten,
     opened,
     structure_of,
-    unflatten,
 )
 from tightfit.capture.decisions.numbers import Numbers, is_carried
 from tightfit.capture.decisions.recorder import DecisionRecorder
@@ -82,7 +81,7 @@ class _Callee(nn.Module):
         self._traced_parameters: dict[int, Any] = {}
         for name, module in call.modules.items():
             self.add_module(name, _without_scripts(module))
-        self._tied = TiedTensors(self, flatten((call.args, call.kwargs))[0])
+        self._tied = TiedTensors(self)
         self.asked = AskedGradients()
         self.in_backward = StandInsInBackward(self, self.asked)
 
@@ -94,10 +93,6 @@ class _Callee(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the callable on the tracer's stand-ins for inputs; return the tensors it makes."""
         with self._tied.joined():
-            leaves, spec = flatten((args, kwargs))
-            joined = self._tied.joined_inputs(leaves)
-            if joined is not None:
-                args, kwargs = unflatten(joined, spec)
             return self._traced(args, kwargs)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
