@@ -41,10 +41,7 @@ from tightfit.capture.operators.masks import MaskedAssignments
 from tightfit.capture.operators.products import TracedProducts
 from tightfit.capture.operators.registry import traced_operators
 from tightfit.capture.origins import CastRegions, ModuleTrail, Origins
-from tightfit.capture.side_effects.backward_writes import (
-    StandInsInBackward,
-    refuse_backward_writes,
-)
+from tightfit.capture.side_effects.backward_writes import refuse_backward_writes
 from tightfit.capture.side_effects.members import RepeatedMembers
 from tightfit.capture.side_effects.saving import without_saving_hooks
 from tightfit.capture.side_effects.tied import TiedTensors
@@ -83,7 +80,6 @@ class _Callee(nn.Module):
             self.add_module(name, _without_scripts(module))
         self._tied = TiedTensors(self)
         self.asked = AskedGradients()
-        self.in_backward = StandInsInBackward(self, self.asked)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the callable; hooks of all modules are not for this module, which is not the
@@ -99,7 +95,7 @@ class _Callee(nn.Module):
         self._opaque.note_inputs((args, kwargs), self._inputs)
         children = dict(self.named_children())
         self._recorder.start(flatten((args, kwargs))[0], children)
-        self.in_backward.note()
+        self.asked.begin()
         self._traced_parameters = {id(p): p for p in self.parameters()}
         for parameter in self._traced_parameters.values():
             private.call_parameter(parameter)
@@ -119,7 +115,6 @@ class _Callee(nn.Module):
             self.detached |= {i for i in extra if tensors[i].requires_grad}
             self.detached |= _other_than_loss(tensors, self.structure.loss)
         self.asked.expect(tensors, self.detached)
-        self.in_backward.await_gradients()
         return tuple(tensors)
 
     def is_parameter(self, tensor: Any) -> bool:
@@ -184,7 +179,7 @@ def trace(
             stack.enter_context(regions)
             stack.enter_context(RepeatedMembers(call.modules))
             stack.enter_context(opaque)
-            stack.enter_context(callee.in_backward)
+            stack.enter_context(callee.asked)
             stack.enter_context(LayoutsInPlace())
             if numbers is not None:
                 stack.enter_context(private.symbolic_numbers())
