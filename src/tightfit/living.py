@@ -18,11 +18,9 @@ class Living(Generic[T]):
         self._references: list[weakref.ref[T]] = []
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate over those that live now."""
         return iter(self.now())
 
     def now(self) -> list[T]:
-        """Return those that live now."""
         if not self._references:
             return []
         # of a copy: one that dies meanwhile is taken out of the list

@@ -197,7 +197,6 @@ class PrintedProgress:
             self._paces[-1].reached(done)
 
     def stop(self) -> None:
-        """End the task that was started last."""
         if self._titles:
             self._titles.pop()
             self._paces.pop()

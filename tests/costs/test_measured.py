@@ -114,8 +114,6 @@ def test_layouts_are_kept():
 
 
 def test_integers_are_valid_indices():
-    indices = materialise((1000,), (1,), torch.int64, "cpu", largest_index=9)
-    assert set(indices.tolist()) == set(range(10))
     assert materialise((5,), (1,), torch.int32, "cpu").tolist() == [0] * 5
     flags = materialise((1000,), (1,), torch.bool, "cpu")
     assert 300 < int(flags.sum()) < 700

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.eviction import POLICY_OF, STALE_SUMS, compared, expected_rows, within_a_percent
 from support.logs import DATA
+from support.reference.replay import simulate_in_python
 from tightfit.eviction.log.resolve import load_log
 from tightfit.eviction.policies.registry import POLICIES
 from tightfit.eviction.simulator import Simulator
@@ -78,4 +79,4 @@ def test_the_reference_finds_what_the_core_finds(heuristic: str) -> None:
     for ratio in (0.3, 0.5, 0.7):
         asked = {"policy": policy, "budget_bytes": simulator.budget_at(ratio), "seed": 3}
         core = simulator.simulate(**asked, with_moments=True)
-        assert core == simulator.simulate_in_python(**asked)
+        assert core == simulate_in_python(simulator, **asked)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from support.logs import call
+from support.reference.replay import simulate_in_python
 from tightfit.errors import BadInput
 from tightfit.eviction.log.instructions import Constant, Instruction, Release
 from tightfit.eviction.log.resolve import resolve
@@ -47,7 +48,7 @@ def test_each_policy_evicts_the_lowest_score(policy: str, evicted: str, in_pytho
     simulator = Simulator(log)
     asked = POLICIES[policy], 23, Rules(thrash=99)
     found = (
-        simulator.simulate_in_python(*asked)
+        simulate_in_python(simulator, *asked)
         if in_python
         else simulator.simulate(*asked, with_moments=True)
     )

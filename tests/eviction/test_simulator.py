@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from support.adversary import against
 from support.logs import call, linear_network, programs
+from support.reference.replay import simulate_in_python
 from tightfit.errors import BadInput
-from tightfit.eviction.arena import Placement
 from tightfit.eviction.log.instructions import Call, Constant, Instruction, Release
 from tightfit.eviction.log.resolve import Event, resolve
 from tightfit.eviction.policies.policy import Cost
 from tightfit.eviction.policies.registry import POLICIES
-from tightfit.eviction.replayed import Deallocation, Replayed, Rules
+from tightfit.eviction.replayed import Deallocation, Placement, Replayed, Rules
 from tightfit.eviction.simulator import Simulator
 
 DETERMINISTIC = [name for name in POLICIES if not name.startswith("cost=") and name != "random"]
@@ -25,7 +25,7 @@ DETERMINISTIC = [name for name in POLICIES if not name.startswith("cost=") and n
 def outcome(simulator: Simulator, in_python: bool, **asked: object) -> Replayed | str:
     try:
         if in_python:
-            return simulator.simulate_in_python(**asked)  # type: ignore[arg-type]
+            return simulate_in_python(simulator, **asked)  # type: ignore[arg-type]
         return simulator.simulate(**asked, with_moments=True)  # type: ignore[arg-type]
     except BadInput as error:
         return str(error)

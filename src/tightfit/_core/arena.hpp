@@ -1,4 +1,4 @@
-// One contiguous range of addresses; `eviction/arena.py` is the same in readable Python.
+// One contiguous range of addresses; `tests/support/reference/arena.py` is the same in Python.
 #pragma once
 
 #include <cstdint>

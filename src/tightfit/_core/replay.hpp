@@ -1,5 +1,5 @@
 // Dynamic tensor rematerialization of a recorded program (Kirisame et al., appendix C).
-// `eviction/reference/replay.py` is the same in readable Python; tests compare the two.
+// `tests/support/reference/replay.py` is the same in readable Python; tests compare the two.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace tightfit {
 
 enum class Deallocation : int { eager, banish, ignore };
 
-// The aim of an eviction; `eviction/arena.py` explains each.
+// The aim of an eviction; `eviction/replayed.py` explains each.
 enum class Placement : int { bytes, arena, neighbours, window, mixed };
 
 struct ReplayPolicy {

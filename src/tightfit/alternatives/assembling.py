@@ -20,8 +20,6 @@ from tightfit.graph.ir import Alternative, Choice, Exactness, Op, OpId, Value, V
 from tightfit.graph.liveness import producers
 from tightfit.graph.validate import validate_graph
 
-__all__ = ["Assembly"]
-
 _Added = tuple[Op, tuple[Call, ...], fx.Node]
 
 
@@ -101,7 +99,6 @@ class Assembly:
         )
 
     def finished(self) -> Captured:
-        """Return the step with all that was added."""
         ops: list[Op] = []
         calls: list[tuple[Call, ...]] = []
         nodes: list[fx.Node] = []

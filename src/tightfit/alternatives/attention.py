@@ -19,8 +19,6 @@ import torch
 
 from tightfit.alternatives.base import Extension, OpView, Way, arguments_of
 
-__all__ = ["ATTENTION", "attended", "attention", "attention_gradients"]
-
 aten = torch.ops.aten
 
 _FEW = 128  # tokens: beyond, rows of the formula take more than all else on a CPU

@@ -25,9 +25,6 @@ from tightfit.capture.nodes import (
 )
 from tightfit.graph.ir import Exactness, Op, Use, Value
 
-__all__ = ["Contributor", "Extension", "Extra", "OpView", "Way", "arguments_of", "is_dense"]
-
-
 _MARGIN = 4  # times the least of a condition: later steps are to fulfil it, too
 
 
@@ -118,7 +115,6 @@ class OpView:
         return self.captured.calls[self.op.id][0]
 
     def call_of(self, node: fx.Node) -> Call:
-        """How the default alternative of another op is run."""
         return self.captured.calls[self.captured.nodes.index(node)][0]
 
     @property
@@ -135,7 +131,6 @@ class OpView:
         return _picked(maker, index)
 
     def is_forward(self, node: fx.Node) -> bool:
-        """Whether a node was traced in the forward."""
         return not is_traced_in_backward(node)
 
     def maker_of(self, node: Any, operators: Iterable[Any]) -> fx.Node | None:

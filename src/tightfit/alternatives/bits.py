@@ -10,8 +10,6 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["bit_bytes", "flat", "pack", "stretches", "unpack"]
-
 _ON_CPU = 1 << 18  # elements at once: a megabyte of temporaries
 _ON_GPU = 1 << 25  # fewer and larger kernels
 
@@ -35,7 +33,6 @@ def flat(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 
 
 def bit_bytes(elements: int) -> int:
-    """Return the bytes that so many bits take."""
     return -(-elements // 8)
 
 

@@ -16,8 +16,6 @@ from torch import fx
 from tightfit.alternatives.base import Extension, OpView, Way
 from tightfit.capture.nodes import base_of
 
-__all__ = ["cross_entropy_gradient", "fused_cross_entropy_gradient"]
-
 aten = torch.ops.aten
 
 _ROWS = 4

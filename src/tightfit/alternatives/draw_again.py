@@ -6,8 +6,6 @@ import torch
 
 from tightfit.alternatives.base import Extension, OpView, Way, is_dense
 
-__all__ = ["draw_again", "drawn", "mask_again"]
-
 aten = torch.ops.aten
 
 

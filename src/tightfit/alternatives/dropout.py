@@ -9,8 +9,6 @@ from tightfit.alternatives.bits import bit_bytes, flat, pack, stretches, unpack
 from tightfit.alternatives.kernels import runs_on
 from tightfit.capture.operators.dropout import scaled_dropout
 
-__all__ = ["dropout_gradient", "gradient_of_kept", "kept"]
-
 aten = torch.ops.aten
 
 

@@ -17,14 +17,6 @@ from torch import fx
 from tightfit.alternatives.base import Extension, OpView, Way, arguments_of
 from tightfit.graph.ir import Exactness
 
-__all__ = [
-    "elu_gradient",
-    "hardtanh_gradient",
-    "leaky_relu_gradient",
-    "softplus_gradient",
-    "times_slope",
-]
-
 aten = torch.ops.aten
 
 

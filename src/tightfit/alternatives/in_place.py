@@ -17,8 +17,6 @@ from torch import fx
 from tightfit.alternatives.base import Extension, OpView, Way
 from tightfit.capture.captured import Call
 
-__all__ = ["IN_PLACE", "Overwriter", "in_place"]
-
 aten = torch.ops.aten
 
 

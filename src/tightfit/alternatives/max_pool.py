@@ -15,14 +15,6 @@ import torch
 from tightfit.alternatives.base import Extension, OpView, Way, arguments_of
 from tightfit.alternatives.kernels import runs_on
 
-__all__ = [
-    "MAX_POOL_GRADIENTS",
-    "Windows",
-    "gradient_from_offsets",
-    "max_pool_gradient",
-    "offsets",
-]
-
 aten = torch.ops.aten
 
 _FORWARD = {

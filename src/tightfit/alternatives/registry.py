@@ -49,8 +49,6 @@ from tightfit.capture.operators.dropout import scaled_dropout
 from tightfit.errors import BadInput
 from tightfit.graph.ir import EXACTNESS, Exactness
 
-__all__ = ["ENTRIES", "GROUPS", "compilable", "with_alternatives"]
-
 aten = torch.ops.aten
 
 

@@ -14,8 +14,6 @@ from tightfit.alternatives.base import Extension, OpView, Way, is_dense
 from tightfit.alternatives.bits import bit_bytes, flat, pack, stretches, unpack
 from tightfit.alternatives.kernels import runs_on
 
-__all__ = ["pass_marked", "pass_marked_", "passed", "relu_gradient"]
-
 aten = torch.ops.aten
 
 _NUMBERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # as wide as an element

@@ -18,15 +18,6 @@ from tightfit.alternatives.base import Extension, Extra, OpView, Way, is_dense
 from tightfit.alternatives.bits import bit_bytes, flat, pack, stretches, unpack
 from tightfit.capture.nodes import base_of, is_view
 
-__all__ = [
-    "compressed",
-    "compressed_bytes",
-    "halved",
-    "kept_in_fewer_bytes",
-    "restored",
-    "widened",
-]
-
 aten = torch.ops.aten
 
 _LARGEST = torch.finfo(torch.float16).max
@@ -43,7 +34,6 @@ def halved(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 
 
 def widened(half: torch.Tensor) -> torch.Tensor:
-    """Return halves in single precision."""
     return half.to(torch.float32)
 
 

@@ -11,8 +11,6 @@ from torch import fx
 
 from tightfit.alternatives.base import Extension, OpView, Way
 
-__all__ = ["add_embedding_gradient_", "folded_embedding_gradient"]
-
 aten = torch.ops.aten
 
 _ROWS = 6400

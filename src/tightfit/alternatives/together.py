@@ -26,17 +26,6 @@ from tightfit.alternatives.base import Extension, OpView, Way, arguments_of, is_
 from tightfit.alternatives.norms.again import normalise_with_statistics, statistics_of
 from tightfit.capture.nodes import is_getitem
 
-__all__ = [
-    "TOGETHER",
-    "Intermediate",
-    "Link",
-    "Norm",
-    "Read",
-    "run_together",
-    "run_together_over",
-    "together",
-]
-
 aten = torch.ops.aten
 
 _FORWARD = (

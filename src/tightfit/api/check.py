@@ -142,10 +142,10 @@ def check(
         budget_bytes=least.found_bytes if asked is None else asked,
         gradients=gradients,
     )
-    laid_out = plan_within(
+    laid_out, height_bytes = plan_within(
         task, lambda tighter: plan_with(planner, tighter, limits, progress, known=least.plan)
     )
-    outcome = _corrected_status(laid_out.outcome)
+    outcome = _corrected_status(laid_out)
     return Check(
         graph=graph,
         gradients=gradients,
@@ -154,7 +154,7 @@ def check(
         outcome=outcome,
         minimum=least,
         explanation=explain(outcome.plan, graph) if outcome.plan is not None else None,
-        height_bytes=laid_out.height_bytes,
+        height_bytes=height_bytes,
         message="" if outcome.plan is not None else infeasible_message(task, outcome, least),
         seconds=time.perf_counter() - started,
     )

@@ -23,8 +23,6 @@ from tightfit.arenas.sequence import Sequenced, enlarged, requested_sizes, seque
 from tightfit.errors import BadInput
 from tightfit.progress import announce
 
-__all__ = ["Arena", "ArenaReport"]
-
 _MOST_SHAPES = 32
 """Of which layouts are remembered at once."""
 
@@ -221,7 +219,6 @@ class Arena:
         self._running = step
 
     def _enter(self, step: _Step) -> None:
-        """Let a step run at planned places."""
         if not step.is_installed:
             trim_ordinary_memory()  # of the steps that were recorded: the arena comes in addition
         if not step.enter(self._room_for(step)):
@@ -319,7 +316,6 @@ class _Step:
 
     @property
     def is_planned(self) -> bool:
-        """Whether there is a layout for it."""
         return self._layout is not None and not self._is_stale
 
     @property
@@ -329,7 +325,6 @@ class _Step:
 
     @property
     def height_bytes(self) -> int:
-        """Of its layout."""
         return 0 if self._layout is None else self._layout.height_bytes
 
     @property

@@ -11,8 +11,6 @@ from typing import Any, Protocol
 from tightfit.arenas.arena import Arena, ArenaReport
 from tightfit.errors import BadInput
 
-__all__ = ["CallArena", "Caller"]
-
 
 class Caller(Protocol):
     """The function that is called once a step."""
@@ -63,7 +61,6 @@ class CallArena:
             thread.leave(self)
 
     def drop_pages(self) -> None:
-        """Give pages back that hold nothing, between two steps: the next step differs."""
         if self._thread is not None:
             self._thread.arena.drop_pages()
 
@@ -89,12 +86,10 @@ class CallArena:
 
     @property
     def exact_height_bytes(self) -> int:
-        """Of the layout that the last step of its own went by exactly; 0 if it did not."""
         return self._exact_height_bytes
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the arena's pages that are in memory now."""
         return 0 if self._thread is None else self._thread.arena.resident_bytes
 
 
@@ -127,7 +122,6 @@ class _ThreadArena:
 
     @property
     def is_running(self) -> bool:
-        """Whether a step goes on."""
         return self._caller is not None
 
     def has_other_users(self, user: CallArena) -> bool:

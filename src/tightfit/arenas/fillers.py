@@ -16,8 +16,6 @@ from tightfit.arenas.arena import ArenaReport
 from tightfit.layout.blocks import Block
 from tightfit.layout.holes import LEAST_BYTES, Filler, Opening, Script, script_of
 
-__all__ = ["ArenaMemory", "ArenaMemoryState", "FilledStep", "FillerPlacement", "placing_obstacle"]
-
 _MIB = 1 << 20
 _TRIED = [  # alone and two at once, side by side, smaller than their cells, among others and alike
     Block(0, 0, 9, 8 * _MIB - 512),

@@ -11,8 +11,6 @@ from tightfit.layout.pack import pack
 from tightfit.layout.packers.base import PackingLimits
 from tightfit.layout.predecessors import predecessors
 
-__all__ = ["Sequenced", "enlarged", "requested_sizes", "sequenced"]
-
 _LIMITS = PackingLimits(seconds=1.0)
 """Between two steps: recorded steps of real training take a small part of it."""
 
@@ -57,7 +55,6 @@ def sequenced(recording: Recording) -> Sequenced:
 
 
 def requested_sizes(recording: Recording) -> list[int]:
-    """Return the bytes of each request of a recorded step."""
     return [block.size_bytes for block in _requests(recording)]
 
 

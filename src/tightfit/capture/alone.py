@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from tightfit.errors import OpaqueChanged
 
-__all__ = ["captured_alone", "wait_for_traces"]
-
 _T = TypeVar("_T")
 
 _ONE_AT_A_TIME = threading.RLock()

@@ -23,8 +23,6 @@ from tightfit.errors import CaptureError, NothingToTrain
 from tightfit.graph.ir import Device
 from tightfit.torch_private import core as private
 
-__all__ = ["capture", "device_of"]
-
 
 def capture(
     call: TracedCall,
@@ -72,7 +70,6 @@ def _joint(call: TracedCall, strides: TrueStrides | None, *, recalls: bool) -> J
 
 
 def _traced(call: TracedCall, strides: TrueStrides | None) -> JointGraph:
-    """Return a step that is traced now."""
     with fewer_collections():
         return trace_with_numbers(call, strides)
 

@@ -17,16 +17,6 @@ from tightfit.graph.ir import Alternative, Choice, Graph, Op, OpId, ValueId
 from tightfit.graph.validate import validate_graph
 from tightfit.torch_private import core as private
 
-__all__ = [
-    "Call",
-    "Captured",
-    "FarFromZero",
-    "parameters_of",
-    "placeholder_tensors",
-    "tensors_of",
-]
-
-
 _NEAR = 1e-2  # of its bias: below, a single-precision weight leaves fewer than five digits
 
 
@@ -75,7 +65,6 @@ class Call:
     condition: FarFromZero | None = None
 
     def nodes(self) -> Iterator[fx.Node]:
-        """Yield every node among the arguments."""
         found: list[fx.Node] = []
         fx.map_arg((self.args, self.kwargs), found.append)
         yield from found
@@ -114,7 +103,6 @@ class Captured:
 
     @functools.cached_property
     def draws(self) -> bool:
-        """Whether the step draws random numbers."""
         return any(op.random_state_bytes for op in self.graph.ops)
 
     @functools.cached_property

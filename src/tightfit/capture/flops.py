@@ -8,8 +8,6 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["flops_of"]
-
 
 def flops_of(node: fx.Node) -> int:
     """Return the floating-point operations of an operator; 0 where no formula is known."""

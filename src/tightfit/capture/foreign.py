@@ -27,8 +27,6 @@ from tightfit.errors import CaptureError
 from tightfit.graph.ir import Alternative, Device, Graph, Op, Segment, Value, ValueId
 from tightfit.graph.validate import validate_graph
 
-__all__ = ["ForeignGraph", "lift_foreign"]
-
 _FORWARD, _BACKWARD = 0, 1
 
 

@@ -13,8 +13,6 @@ from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import GraphArguments, HandedGraphs
 from tightfit.torch_private.core import autocast_nesting
 
-__all__ = ["GraphCalls", "places_among"]
-
 
 class GraphCalls:
     """The signatures of calls of handed graphs.

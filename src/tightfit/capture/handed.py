@@ -17,15 +17,6 @@ from tightfit.capture.origins import module_names, note_module
 from tightfit.errors import CaptureError, OpaqueVaries
 from tightfit.torch_private import dynamo, recurrent
 
-__all__ = [
-    "GraphArguments",
-    "HandedGraph",
-    "HandedGraphs",
-    "is_handed",
-    "returned_with_loss",
-    "takes_numbers",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class HandedGraph:
@@ -96,7 +87,6 @@ class _CallsLeaves(fx.Interpreter):
         self._leaves = dict(zip(graph.leaf_calls, graph.leaves(), strict=True))
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run a node."""
         leaf = self._leaves.get(n)
         if leaf is None:
             return super().run_node(n)
@@ -121,7 +111,6 @@ class _Member:
     name: str
 
     def holds(self, tensor: Any) -> bool:
-        """Whether the module holds a tensor."""
         return self.module.__dict__[self.holder].get(self.name) is tensor
 
 
@@ -269,7 +258,6 @@ class HandedGraphs:
         return _Named(placed, names).run(*(inputs[i] for i in range(len(inputs))))
 
     def graph(self, number: int) -> HandedGraph:
-        """Return a graph by its number."""
         return self._placed[number].graph
 
     def places(self, number: int) -> tuple[Any, ...]:
@@ -332,7 +320,6 @@ class _Named(fx.Interpreter):
         self._recurrent = placed.recurrent()
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run a node."""
         if n.op not in ("placeholder", "output"):
             note_module(self._made_in.get(n, ""))
         if n in self._leaves:

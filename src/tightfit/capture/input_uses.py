@@ -22,8 +22,6 @@ from tightfit.capture.captured import Captured
 from tightfit.capture.traced_call import TracedCall
 from tightfit.torch_private import core as private
 
-__all__ = ["captured_by_uses"]
-
 
 def captured_by_uses(
     capture: Callable[[TracedCall], Captured], call: TracedCall
@@ -92,7 +90,6 @@ class _Uses:
         return [place for places in reversed(self._found) for place in places]
 
     def __call__(self, args: Any, kwargs: Any, again: list[torch.Tensor]) -> Any:
-        """Run the call."""
         leaves = flatten((args, kwargs))[0]
         self._found.clear()
         places = {id(leaves[place]): place for place in self._trained}

@@ -16,8 +16,6 @@ from tightfit.capture.operators.checkpoints import Checkpoints
 from tightfit.capture.origins import Origins
 from tightfit.torch_private.wrappers import RuntimeMetadata
 
-__all__ = ["JointGraph", "Source"]
-
 aten = torch.ops.aten
 
 

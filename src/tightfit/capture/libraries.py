@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy
 import torch
 
-__all__ = ["is_library", "is_ours"]
-
 _PATHS = sysconfig.get_paths()
 _SITE_PACKAGES = (_PATHS["purelib"], _PATHS["platlib"])
 _STANDARD = (_PATHS["stdlib"], _PATHS["platstdlib"], "<frozen ")

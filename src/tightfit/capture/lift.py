@@ -33,8 +33,6 @@ from tightfit.graph.ir import Alternative, Device, Fate, Graph, Op, Role, Segmen
 from tightfit.graph.validate import validate_graph
 from tightfit.torch_private import core as private
 
-__all__ = ["lift"]
-
 FORWARD, BACKWARD = 0, 1
 
 _DECIDING = (

@@ -14,27 +14,6 @@ from torch import fx
 
 from tightfit.torch_private import core as private
 
-__all__ = [
-    "ancestors_of",
-    "base_of",
-    "draws",
-    "flat_outputs",
-    "is_getitem",
-    "is_kept_forward",
-    "is_op",
-    "is_random",
-    "is_traced_in_backward",
-    "is_view",
-    "is_without_gaps",
-    "note_kept_forward",
-    "note_random",
-    "note_terms",
-    "note_views",
-    "storage_bytes",
-    "terms_of",
-    "writes_in_place",
-]
-
 aten = torch.ops.aten
 
 _VIEW = "tightfit_view"
@@ -44,7 +23,6 @@ _TERMS = "tightfit_terms"
 
 
 def is_getitem(node: fx.Node) -> bool:
-    """Whether a node picks one output of a tuple."""
     return node.op == "call_function" and node.target is operator.getitem
 
 
@@ -125,7 +103,6 @@ def storage_bytes(tensor: Any) -> int:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether an operator draws random numbers."""
     noted = node.meta.get(_RANDOM)
     return draws(node.target, node.args, node.kwargs) if noted is None else noted
 

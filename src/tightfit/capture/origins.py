@@ -16,15 +16,6 @@ from torch.nn.modules.module import (
 
 from tightfit.torch_private import core as private
 
-__all__ = [
-    "CastRegions",
-    "ModuleTrail",
-    "Origins",
-    "Stretches",
-    "module_names",
-    "note_module",
-]
-
 
 def module_names(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Return the modules of a step and all inside them, by the names that messages use.
@@ -129,11 +120,6 @@ class ModuleTrail:
     def running(self) -> str:
         """The name of the module that is running; "": the outermost."""
         return self._stack[-1] if self._stack else ""
-
-    @property
-    def last(self) -> str:
-        """The name of the module that was called last."""
-        return self._last
 
     def stretches(self) -> Stretches:
         """Return which module was running from which number on."""

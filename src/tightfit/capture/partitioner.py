@@ -20,8 +20,6 @@ from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Compute
 from tightfit.torch_private import core as private
 
-__all__ = ["Schedule", "checkpoint_schedule", "checkpoint_schedules", "min_cut_schedule"]
-
 
 @dataclass(frozen=True)
 class Schedule:

@@ -43,8 +43,6 @@ from tightfit.capture.traced_call import TracedCall
 from tightfit.torch_private import core as private
 from tightfit.torch_private import traces
 
-__all__ = ["StoredTrace", "graph_key"]
-
 _FORMAT = 1
 _SUFFIX = ".handed.gz"
 _LARGEST_CONSTANT = 1 << 20

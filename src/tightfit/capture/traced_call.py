@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["TracedCall"]
-
 
 @dataclass(frozen=True)
 class TracedCall:

@@ -11,8 +11,6 @@ from torch import fx
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import ancestors_of
 
-__all__ = ["decided_by_updates"]
-
 aten = torch.ops.aten
 _BATCH_NORMS = {  # the statistics among their arguments, and the results that only they decide
     aten._native_batch_norm_legit_functional.default: ((3, 4), (3, 4)),

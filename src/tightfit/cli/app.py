@@ -30,8 +30,6 @@ from tightfit.cli.views.snapshot import snapshot
 from tightfit.errors import InfeasibleBudget, TightfitError
 from tightfit.version import __version__
 
-__all__ = ["app", "run"]
-
 _FACTORY = (
     "A factory returns (model, loss, args, target). The model is an nn.Module. The loss is a "
     "function of (output, target), or None if the output is the loss or carries it as .loss. The "

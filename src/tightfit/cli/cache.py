@@ -19,8 +19,6 @@ from tightfit.reporting.text import render_table
 from tightfit.units import format_bytes, format_percent
 from tightfit.version import __version__
 
-__all__ = ["cache"]
-
 _SUFFIXES = (".json", ".json.gz")
 _SHORT = 12
 """Letters of a name that are shown, and that are enough to name a plan."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json as json_format
 from collections.abc import Sequence
 from functools import partial
@@ -24,7 +22,7 @@ from tightfit.cli.options import (
     StepOptionsWithoutState,
     is_model,
 )
-from tightfit.cli.output import check_output, percent_or_dash, print_result
+from tightfit.cli.output import check_output, csv_of, percent_or_dash, print_result
 from tightfit.cli.target import budget_named, load_model, load_step
 from tightfit.errors import BadInput
 from tightfit.files import write_atomically
@@ -39,8 +37,6 @@ from tightfit.units import format_bytes, unit_of
 
 if TYPE_CHECKING:
     from tightfit.capture.captured import Captured
-
-__all__ = ["compare_planners", "comparison_csv", "comparison_table"]
 
 _WITHOUT_STATE = StepOptionsWithoutState()
 
@@ -216,7 +212,8 @@ def _with_pytorch(
 def _write(output: Path, graph: Graph, rows: Sequence[ComparisonRow]) -> None:
     match output.suffix:
         case ".csv":
-            content = comparison_csv(rows).encode()
+            records = [msgspec.structs.asdict(row) for row in rows]
+            content = csv_of(records, ComparisonRow.__struct_fields__)
         case ".json":
             records = [msgspec.to_builtins(row) for row in rows]
             content = f"{json_format.dumps(records, indent=1)}\n".encode()
@@ -254,16 +251,6 @@ def comparison_table(rows: Sequence[ComparisonRow], ratios: Sequence[float | Non
 
 def _short(note: str) -> str:
     return note if len(note) <= 70 else note[:67] + "..."
-
-
-def comparison_csv(rows: Sequence[ComparisonRow]) -> str:
-    """Return rows as comma-separated values with a header; fractions, bytes and seconds."""
-    out = io.StringIO()
-    records = [msgspec.structs.asdict(row) for row in rows]
-    writer = csv.DictWriter(out, fieldnames=list(records[0]) if records else [])
-    writer.writeheader()
-    writer.writerows(records)
-    return out.getvalue()
 
 
 def _picture(name: str, rows: Sequence[ComparisonRow], suffix: str) -> bytes:

@@ -19,8 +19,6 @@ from rich.progress import Progress as Bars
 
 from tightfit.progress import Pace, PrintedProgress, Progress
 
-__all__ = ["TerminalProgress", "terminal_progress"]
-
 
 class TerminalProgress:
     """Draws nested tasks on the error output."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +20,7 @@ from tightfit.cli.options import (
     StepName,
     StepOptions,
 )
-from tightfit.cli.output import check_output, percent_or_dash, print_result
+from tightfit.cli.output import check_output, csv_of, percent_or_dash, print_result
 from tightfit.cli.target import budget_named, load_step
 from tightfit.files import write_atomically
 from tightfit.graph.ir import Graph
@@ -32,8 +30,6 @@ from tightfit.planners.questions.curve import CurvePoint, pareto_curve
 from tightfit.reporting.pictures.curve import curve_picture
 from tightfit.reporting.pictures.found import Found
 from tightfit.units import format_bytes, unit_of
-
-__all__ = ["curve"]
 
 _BUDGETS = "0.9,0.8,0.7,0.6,0.5,0.4,0.3"
 _COLUMNS = ("budget_bytes", "ratio", "overhead", "bound", "status", "peak_bytes", "seconds")
@@ -76,8 +72,10 @@ def curve(
         points = pareto_curve(step, asked, gradients, limits, progress)
     rows = [_row(step, point, gradients) for point in points]
     if output is not None:
-        is_picture = output.suffix != ".csv"
-        content = _picture(step.name, points, output.suffix) if is_picture else _csv(rows)
+        if output.suffix == ".csv":
+            content = csv_of(rows, _COLUMNS)
+        else:
+            content = _picture(step.name, points, output.suffix)
         write_atomically(output, content)
     return print_result(
         _table(rows),
@@ -101,14 +99,6 @@ def _row(graph: Graph, point: CurvePoint, gradients: Gradients) -> dict[str, Any
         "peak_bytes": outcome.peak_bytes if outcome.plan is not None else None,
         "seconds": outcome.seconds,
     }
-
-
-def _csv(rows: Sequence[dict[str, Any]]) -> bytes:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, fieldnames=_COLUMNS)
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue().encode()
 
 
 def _picture(name: str, points: Sequence[CurvePoint], suffix: str) -> bytes:

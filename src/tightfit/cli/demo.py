@@ -17,8 +17,6 @@ from tightfit.units import format_bytes
 if TYPE_CHECKING:
     from tightfit.studies.comparison import Proof
 
-__all__ = ["demo"]
-
 
 def demo(*, quick: Annotated[bool, Parameter(negative="")] = False, json: Json = False) -> int:
     """Train ResNet-50 and GPT-2 at several budgets, with and without tightfit (minutes).

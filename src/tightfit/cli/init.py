@@ -9,8 +9,6 @@ from tightfit.cli.output import print_result
 from tightfit.errors import BadInput
 from tightfit.files import write_atomically
 
-__all__ = ["init"]
-
 _TEXT = '''"""How tightfit finds your model: a function that returns it with one batch.
 
     tightfit check {path}:make --budget-ratio 0.5      what it needs; nothing runs

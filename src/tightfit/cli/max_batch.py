@@ -25,8 +25,6 @@ from tightfit.units import format_bytes, format_percent, format_seconds
 if TYPE_CHECKING:
     from tightfit.api.max_batch import MaxBatch
 
-__all__ = ["max_batch"]
-
 
 def max_batch(
     model: str,

@@ -19,8 +19,6 @@ from tightfit.planners.base import Limits
 from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.units import format_bytes, format_percent, format_seconds
 
-__all__ = ["minimum"]
-
 
 def minimum(
     target: StepName,

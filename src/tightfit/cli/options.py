@@ -13,29 +13,6 @@ from tightfit.errors import BadInput
 from tightfit.planners.base import Limits
 from tightfit.units import parse_bytes
 
-__all__ = [
-    "DEFAULT_MODEL_OPTIONS",
-    "DEFAULT_SEARCH_OPTIONS",
-    "DEFAULT_STEP_OPTIONS",
-    "ActivationShare",
-    "BudgetText",
-    "GraphOfPlan",
-    "Json",
-    "ModelOptions",
-    "OtherCosts",
-    "PlanFile",
-    "PlannerName",
-    "SearchOptions",
-    "Share",
-    "StepBudget",
-    "StepName",
-    "StepOptions",
-    "StepOptionsWithoutState",
-    "chosen_limits",
-    "is_model",
-    "require_model",
-]
-
 OptimizerName: TypeAlias = Literal["none", "sgd", "momentum", "adamw"]
 
 Json: TypeAlias = Annotated[bool, Parameter(negative="", help="Print one JSON object.")]

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tightfit.errors import BadInput
 from tightfit.reporting.pictures.page import SUFFIXES, require_pictures
 from tightfit.units import format_percent
-
-__all__ = [
-    "BAD_INPUT",
-    "FAILED",
-    "FITS",
-    "INFEASIBLE",
-    "check_output",
-    "percent_or_dash",
-    "print_error",
-    "print_result",
-]
 
 FITS = 0
 FAILED = 1
@@ -99,3 +90,12 @@ def _print_json(fields: dict[str, Any]) -> None:
         for key, value in fields.items()
     }
     print(json.dumps(finite))
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
+    """Return rows as comma-separated values with a header."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().encode()

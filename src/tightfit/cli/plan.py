@@ -37,8 +37,6 @@ from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.reporting.text import render_explanation, render_outcome
 
-__all__ = ["plan"]
-
 
 def plan(
     target: StepName,

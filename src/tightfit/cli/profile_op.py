@@ -20,8 +20,6 @@ from tightfit.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from tightfit.studies.ops import OpWay
 
-__all__ = ["profile_op"]
-
 
 def profile_op(
     model: str,

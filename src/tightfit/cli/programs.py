@@ -12,8 +12,6 @@ from tightfit.cli.console import terminal_progress
 from tightfit.cli.output import print_result
 from tightfit.units import format_bytes, format_seconds
 
-__all__ = ["prove_program"]
-
 
 def prove_program(script: str, arguments: Sequence[str], *, as_json: bool, **options: Any) -> int:
     """Prove a program; print the result; return the exit code."""

@@ -22,8 +22,6 @@ from tightfit.errors import BadInput, first_of
 from tightfit.planners.registry import DEFAULT
 from tightfit.units import format_bytes, format_percent, format_seconds
 
-__all__ = ["prove"]
-
 _DIFFERENCES_SHOWN = 5
 _MINIMUM = "minimum"
 

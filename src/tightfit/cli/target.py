@@ -17,8 +17,6 @@ from tightfit.units import parse_bytes
 if TYPE_CHECKING:
     from tightfit.capture.captured import Captured
 
-__all__ = ["budget_named", "chosen_budget", "load_model", "load_step", "load_target"]
-
 
 def load_step(
     target: str,

@@ -12,8 +12,6 @@ from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify as verify_plan
 from tightfit.units import format_bytes, format_percent
 
-__all__ = ["verify"]
-
 
 def verify(
     plan: PlanFile,

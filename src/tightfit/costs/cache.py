@@ -13,8 +13,6 @@ import msgspec
 from tightfit.errors import BadInput
 from tightfit.files import cache_folder, write_atomically
 
-__all__ = ["Cache"]
-
 Record = TypeVar("Record", bound=msgspec.Struct)
 
 _MOST_ENTRIES = 20_000

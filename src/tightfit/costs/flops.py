@@ -5,8 +5,6 @@ from __future__ import annotations
 from tightfit.costs.variants import price
 from tightfit.graph.ir import Graph
 
-__all__ = ["FLOPS_PER_SECOND", "with_flops_costs"]
-
 FLOPS_PER_SECOND = 1e12
 _ELEMENT_BYTES = 4
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["MACHINES", "Machine"]
-
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Properties of a device for a roofline; rates are the reachable ones."""

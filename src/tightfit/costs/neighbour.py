@@ -13,8 +13,6 @@ import msgspec
 from tightfit.costs.variants import traffic_bytes
 from tightfit.graph.ir import Alternative, Graph, Op, OpId
 
-__all__ = ["matched", "scaled_from", "work"]
-
 _SCALED = ", scaled from another shape"
 
 

@@ -9,8 +9,6 @@ from tightfit.costs.unit import with_unit_costs
 from tightfit.errors import BadInput
 from tightfit.graph.ir import Graph
 
-__all__ = ["COST_SOURCES", "with_costs"]
-
 COST_SOURCES: dict[str, str] = {
     "unit": "every op costs 1",
     "flops": "floating-point operations",

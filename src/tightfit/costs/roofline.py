@@ -13,8 +13,6 @@ from tightfit.costs.variants import operator_name, price, traffic_bytes
 from tightfit.graph.ir import Alternative, Device, Graph, Op
 from tightfit.units import rounded_up
 
-__all__ = ["on_machine", "rounded_to", "with_roofline_costs"]
-
 _MATRIX = ("mm", "bmm", "addmm", "addbmm", "addmv", "baddbmm", "mv", "linear", "_scaled_mm")
 
 

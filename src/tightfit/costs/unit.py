@@ -5,8 +5,6 @@ from __future__ import annotations
 from tightfit.costs.variants import price
 from tightfit.graph.ir import Graph
 
-__all__ = ["with_unit_costs"]
-
 
 def with_unit_costs(graph: Graph) -> Graph:
     """Return the graph with a cost of 1 for every alternative of every op."""

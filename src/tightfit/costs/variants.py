@@ -8,8 +8,6 @@ import msgspec
 
 from tightfit.graph.ir import Alternative, Graph, Op
 
-__all__ = ["operator_name", "price", "traffic_bytes"]
-
 
 def price(graph: Graph, cost_of: Callable[[Op, Alternative], float], source: str) -> Graph:
     """Return the graph with costs; variants of one alternative get the same modelled cost.

@@ -20,8 +20,6 @@ from tightfit.dynamic.operators import Operator
 from tightfit.dynamic.room import RetryingRoom, is_refusal
 from tightfit.torch_private.storages import storage_of
 
-__all__ = ["Attempts", "Given", "HasBegun"]
-
 _MOST_KNOWN = 4096
 
 

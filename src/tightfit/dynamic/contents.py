@@ -13,8 +13,6 @@ from tightfit.dynamic.pool import Pool
 from tightfit.dynamic.room import Room, allocated_bytes
 from tightfit.torch_private.storages import storage_of
 
-__all__ = ["Contents", "NotPlain", "tensors_in"]
-
 
 class NotPlain(Exception):
     """A tensor that sizes and strides of one storage do not describe, such as a sparse one."""
@@ -41,14 +39,12 @@ class Contents:
             self._before[content] = allocated_bytes(storage)
 
     def of_tensor(self, tensor: torch.Tensor) -> Content | None:
-        """Return the content of a tensor that is known."""
         try:
             return self.of_storage(_plain_storage_of(tensor))
         except NotPlain:
             return None
 
     def of_storage(self, storage: torch.UntypedStorage) -> Content | None:
-        """Return the content of a storage that is known."""
         mark = getattr(storage, MARK, None)
         return None if mark is None else mark.content
 

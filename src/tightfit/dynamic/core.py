@@ -18,8 +18,6 @@ from tightfit.dynamic.room import Room
 from tightfit.errors import BudgetExceeded
 from tightfit.units import format_bytes
 
-__all__ = ["Core"]
-
 
 class Core(ABC):
     """Sees every operator from its beginning to its end, and keeps to the room there is."""

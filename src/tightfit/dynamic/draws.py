@@ -9,8 +9,6 @@ import torch
 from tightfit.dynamic.contents import tensors_in
 from tightfit.dynamic.room import Room
 
-__all__ = ["Drawn", "Draws"]
-
 Drawn = tuple[torch.Generator, torch.Tensor]
 """A generator, and its state before something is drawn."""
 

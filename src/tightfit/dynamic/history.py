@@ -15,9 +15,7 @@ from typing import Any
 
 import torch
 
-from tightfit.torch_private import storages
-
-__all__ = ["MARK", "Blank", "Call", "Content", "Place", "StorageMark"]
+from tightfit.torch_private.traces import negative_view
 
 MARK = "tightfit_online"
 """The attribute of a storage that names its content."""
@@ -191,7 +189,7 @@ class Place:
         tensor = tensor.set_(storage, self.offset, self.size, self.stride)
         if self.is_conj:
             tensor = tensor.conj()
-        return storages.negated(tensor) if self.is_neg else tensor
+        return negative_view(tensor) if self.is_neg else tensor
 
 
 class Blank:

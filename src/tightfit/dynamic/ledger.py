@@ -9,8 +9,6 @@ from typing import NamedTuple
 from tightfit.errors import InfeasibleBudget
 from tightfit.units import format_bytes
 
-__all__ = ["Counts", "Ledger", "OnlineReport"]
-
 
 @dataclass(frozen=True)
 class OnlineReport:
@@ -135,7 +133,6 @@ class Ledger:
         )
 
     def end_step(self) -> None:
-        """A training step is over."""
         self._last_step_cost = self._step_cost
         self._step_cost = self._again_cost = 0
 

@@ -10,8 +10,6 @@ from tightfit.dynamic.contents import Contents
 from tightfit.dynamic.history import Blank, Call, Content, Place
 from tightfit.dynamic.operators import Operator
 
-__all__ = ["Noted"]
-
 
 class Noted:
     """The arguments of a call, with places for tensors.

@@ -10,8 +10,6 @@ import torch
 
 from tightfit.torch_private.core import is_made_of_others
 
-__all__ = ["Argument", "Operator", "operator_of"]
-
 
 @dataclass(frozen=True)
 class Argument:
@@ -96,7 +94,6 @@ _WITH_EFFECTS = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_
 
 @cache
 def operator_of(function: Any) -> Operator:
-    """Return the facts about an overload."""
     schema = function._schema
     space, name = schema.name.split("::")
     arguments = [Argument(n, argument.name) for n, argument in enumerate(schema.arguments)]

@@ -20,8 +20,6 @@ from tightfit.eviction.classes import Classes
 from tightfit.eviction.policies.policy import Cost, Policy, cost_of
 from tightfit.torch_private.storages import take_memory
 
-__all__ = ["Candidates", "Pool"]
-
 _RECENT_OPS = 8
 _MOST_ANCESTORS = 512
 _LEAST_SAMPLE = 64
@@ -225,19 +223,15 @@ class Pool:
         return cost_of(self._policy.cost, self, content) if known is None else known
 
     def own_cost(self, content: Content) -> int:
-        """Return the cost of computing a content again by itself."""
         return 0 if content.maker is None else content.maker.cost
 
     def costs_before(self, content: Content) -> list[int]:
-        """Return the own cost of each evicted content that it would need first."""
         return [*map(self.own_cost, _region(content, _parents))]
 
     def costs_after(self, content: Content) -> list[int]:
-        """Return the own cost of each evicted content that needs it first."""
         return [*map(self.own_cost, _region(content, _children))]
 
     def cost_of_classes(self, content: Content) -> float:
-        """Return the sum of the classes of evicted contents next to it."""
         assert self._classes is not None
         return self._classes.cost(self._adjacent_nodes(content))
 

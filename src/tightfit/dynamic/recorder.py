@@ -25,8 +25,6 @@ from tightfit.eviction.log.instructions import (
 from tightfit.torch_private import core as private
 from tightfit.torch_private import engine
 
-__all__ = ["Recorder"]
-
 _Geometry: TypeAlias = tuple[Any, ...]
 
 
@@ -156,7 +154,7 @@ class Recorder(private.TorchDispatchMode):
             return
         stale: list[str] = []
         for position in written:  # of the whole storage: its views see the new content
-            known = self._known[_key(inputs[position])]
+            known = self._known[private.storage_key(inputs[position])]
             names[position] = known.name
             stale += known.without_views()
         first = [p for p in written if p == names.index(names[p])]
@@ -168,24 +166,28 @@ class Recorder(private.TorchDispatchMode):
     ) -> list[Result]:
         """The result that an output is: none if it has a name already."""
         _check(tensor, func)
-        known, geometry = self._known.get(_key(tensor)), _geometry(tensor)
+        known, geometry = self._known.get(private.storage_key(tensor)), _geometry(tensor)
         if known is None:
             name = self._learn(tensor, "x")
             return [Result(name, tensor.untyped_storage().nbytes())]
         if known.name_of(geometry) is not None:
             return []
-        keys = [_key(other) for other in inputs]
-        if _key(tensor) not in keys:  # a second view of a storage that this op has made
+        keys = [private.storage_key(other) for other in inputs]
+        if (
+            private.storage_key(tensor) not in keys
+        ):  # a second view of a storage that this op has made
             known.add(geometry, known.name)
             return []
         name = self._new_name("v")
         known.add(geometry, name)
-        return [Result(name, tensor.untyped_storage().nbytes(), keys.index(_key(tensor)))]
+        return [
+            Result(name, tensor.untyped_storage().nbytes(), keys.index(private.storage_key(tensor)))
+        ]
 
     def _named(self, tensor: torch.Tensor, func: Any) -> str:
         """The name of an input; one that no operator made exists from the beginning."""
         _check(tensor, func)
-        known = self._known.get(_key(tensor))
+        known = self._known.get(private.storage_key(tensor))
         if known is None:
             name = self._learn(tensor, "c")
             self._constants.append(Constant(name, tensor.untyped_storage().nbytes()))
@@ -193,7 +195,7 @@ class Recorder(private.TorchDispatchMode):
         return known.name_of(_geometry(tensor)) or known.name
 
     def _learn(self, tensor: torch.Tensor, letter: str) -> str:
-        name, key = self._new_name(letter), _key(tensor)
+        name, key = self._new_name(letter), private.storage_key(tensor)
         self._known[key] = _Known(name, _geometry(tensor))
         setattr(tensor.untyped_storage(), f"tightfit_{id(self)}", _Ending(lambda: self._end(key)))
         return name
@@ -233,10 +235,6 @@ def _written(
 def _check(tensor: torch.Tensor, func: Any) -> None:
     if tensor.layout != torch.strided:
         raise BadInput(f"{func} has a tensor of layout {tensor.layout}; a log holds strided ones")
-
-
-def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _geometry(tensor: torch.Tensor) -> _Geometry:

@@ -35,8 +35,6 @@ from tightfit.torch_private.storages import (
 )
 from tightfit.units import format_bytes, parse_bytes
 
-__all__ = ["Online"]
-
 _one_region_at_a_time = threading.Lock()
 
 

@@ -28,8 +28,6 @@ from tightfit.torch_private.storages import (
     take_memory,
 )
 
-__all__ = ["Repeater"]
-
 
 class Repeater:
     """Computes again.

@@ -106,17 +106,14 @@ class CallingRoom(Room):
     _tally: CpuTally
 
     def keep(self, free: Callable[[int], bool] | int) -> None:
-        """Keep to the limit from now on."""
         self._tally.make_room_by(free)
         self._tally.keep_to(self.limit_bytes, self._before_bytes)
 
     def open(self) -> None:
-        """Keep to no limit any more."""
         self._tally.keep_to(None, 0)
         self._tally.make_room_by(None)
 
     def refusals(self) -> Refusals:
-        """Return the size of the last refused request, and the bytes that were held then."""
         return self._tally.refusals()
 
 
@@ -134,18 +131,15 @@ class RetryingRoom(Room):
         self._refusals = Refusals()
 
     def keep(self, free: Callable[[int], bool] | int) -> None:
-        """Keep to the limit from now on."""
         assert callable(free)
         self._free = free
         self._tally.keep_to(self.limit_bytes, self._before_bytes)
 
     def open(self) -> None:
-        """Keep to no limit any more."""
         self._tally.keep_to(None, 0)
         self._free = None
 
     def refusals(self) -> Refusals:
-        """Return the size of the last refused request, and the bytes that were held then."""
         return self._refusals
 
     def in_room(self, attempt: Callable[[], Result]) -> Result:

@@ -31,8 +31,6 @@ from tightfit.torch_private import core as private
 from tightfit.torch_private import engine
 from tightfit.torch_private.storages import below_modes, free_failed_backward, storage_of
 
-__all__ = ["Runtime"]
-
 _FIXED_COST = 1000
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 
@@ -64,20 +62,16 @@ class Runtime(Core, private.TorchDispatchMode):
     # -- calls by others -------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """See the operators of this thread from now on."""
         self.__enter__()
 
     def end(self) -> None:
-        """See no more of them."""
         self.__exit__(None, None, None)
 
     @property
     def room_maker(self) -> Callable[[int], bool]:
-        """The function that the allocator calls for room."""
         return self.make_room
 
     def know(self, storages: Iterable[torch.UntypedStorage]) -> None:
-        """These are there already."""
         self._contents.mark_existing(storages)
 
     def make_room(self, lacking_bytes: int) -> bool:
@@ -91,7 +85,6 @@ class Runtime(Core, private.TorchDispatchMode):
             self._lock.release()
 
     def need(self, tensor: torch.Tensor, is_permanent: bool) -> None:
-        """Bring a tensor back that is read without the dispatcher; it may have to stay there."""
         content = self._contents.of_tensor(tensor)
         if content is None or (content.is_resident and not is_permanent):
             return
@@ -102,7 +95,6 @@ class Runtime(Core, private.TorchDispatchMode):
             self._pool.sweep()
 
     def resize(self, storage: torch.UntypedStorage, run: Callable[[], Any]) -> Any:
-        """A storage gets another size: contents computed from it must not need it any more."""
         content = self._contents.of_storage(storage)
         if content is None:
             return run()
@@ -115,11 +107,9 @@ class Runtime(Core, private.TorchDispatchMode):
         return result
 
     def expect_writes(self, size_bytes: int) -> None:
-        """So much is about to be overwritten by an optimizer; 0: no longer."""
         self._settled.expect_writes(size_bytes)
 
     def end_step(self) -> None:
-        """A training step is over."""
         with self._lock, below_modes():
             self._contents.process_frees()
             for content in self._contents.computed():
@@ -128,7 +118,6 @@ class Runtime(Core, private.TorchDispatchMode):
         self._ledger.end_step()
 
     def settle_all(self) -> int:
-        """Bring back everything the program holds, to leave; return the bytes that do not fit."""
         lost_bytes = 0
         with self._lock, below_modes():
             for content in self._contents.computed():
@@ -145,13 +134,11 @@ class Runtime(Core, private.TorchDispatchMode):
         return lost_bytes
 
     def clean_up_failed_backward(self) -> None:
-        """Free autograd's tensors of a backward in which an operator has failed."""
         if self._has_failed and not engine.in_backward():
             self._has_failed = False
             self._room.in_room(free_failed_backward)
 
     def close(self) -> None:
-        """Forget everything."""
         self.stop_watching()
         self._contents.close()
 
@@ -159,12 +146,10 @@ class Runtime(Core, private.TorchDispatchMode):
         """Do nothing: the ledger is written all along."""
 
     def weights(self) -> tuple[int, int]:
-        """Return the resident bytes that stay for ever, and those that could be evicted."""
         return self._contents.weights()
 
     @property
     def refused(self) -> str:
-        """The operator that could not run again, if that was why something failed."""
         return self._repeater.refused
 
     # -- operators -------------------------------------------------------------------------------

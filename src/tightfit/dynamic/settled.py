@@ -13,8 +13,6 @@ from tightfit.dynamic.repeater import Repeater
 from tightfit.dynamic.room import Room
 from tightfit.torch_private.storages import copy_of
 
-__all__ = ["Settled"]
-
 
 class Settled:
     """Makes contents stay, so that nothing has to compute them again.

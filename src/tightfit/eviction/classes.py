@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["Classes"]
-
 
 class Classes:
     """A forest of nodes, one for each storage that is not resident; counts nodes looked at."""

@@ -14,8 +14,6 @@ from tightfit.eviction.policies.policy import Policy
 from tightfit.eviction.replayed import Deallocation, Replayed, Rules
 from tightfit.eviction.simulator import Simulator
 
-__all__ = ["COMPARISONS", "Compared", "Comparison", "sweep"]
-
 
 @dataclass(frozen=True)
 class Comparison:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
-from tightfit.eviction.arena import Placement
-
-__all__ = ["Deallocation", "Moment", "MomentKind", "Replayed", "Rules", "Status"]
-
 Status: TypeAlias = Literal["ok", "oom", "thrash"]
 
 Deallocation: TypeAlias = Literal["eager", "banish", "ignore"]
 """The action when the program drops its last hold of a storage (appendix C.5)."""
+
+Placement: TypeAlias = Literal["bytes", "arena", "neighbours", "window", "mixed"]
+"""The aim of an eviction: bytes, or a hole in an arena of the budget's size. There a score's
+bytes are the storage's own (``"arena"``), or with the holes next to it (``"neighbours"``). Or the
+neighbours that cost least are evicted together: always (``"window"``), or if enough bytes are free
+in all (``"mixed"``).
+"""
 
 
 @dataclass(frozen=True)

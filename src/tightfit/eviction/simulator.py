@@ -1,4 +1,4 @@
-"""A recorded program replayed in a budget, by the C++ core or by the readable reference."""
+"""A recorded program replayed in a budget, by the C++ core."""
 
 from __future__ import annotations
 
@@ -8,22 +8,18 @@ from typing import get_args
 
 from tightfit._core import _engine
 from tightfit.errors import BadInput
-from tightfit.eviction.arena import Placement
 from tightfit.eviction.log.resolve import Log
 from tightfit.eviction.log.views import without_views
 from tightfit.eviction.policies.policy import Policy
-from tightfit.eviction.reference.replay import simulate_in_python
-from tightfit.eviction.reference.state import Ledger
 from tightfit.eviction.replayed import (
     Deallocation,
     Moment,
     MomentKind,
+    Placement,
     Replayed,
     Rules,
     Status,
 )
-
-__all__ = ["Simulator"]
 
 USUAL_RULES = Rules()
 
@@ -69,7 +65,7 @@ class Simulator:
                 deallocation=_DEALLOCATION.index(rules.deallocation),
                 placement=_PLACEMENTS.index(rules.placement),
                 budget=budget_bytes,
-                most_again=self._most_again_ns(rules),
+                most_again=int(self.log.base_cost_ns * (rules.thrash - 1.0)),
                 draw=random.Random(seed).randrange,
                 with_moments=with_moments,
             )
@@ -91,34 +87,13 @@ class Simulator:
             moments=tuple(Moment(_MOMENTS[kind], *rest) for kind, *rest in moments),
         )
 
-    def simulate_in_python(
-        self, policy: Policy, budget_bytes: int, rules: Rules = USUAL_RULES, *, seed: int = 0
-    ) -> Replayed:
-        """Return the result of `simulate`, moments included, by the readable reference: slowly."""
-        return simulate_in_python(
-            self.log if policy.views_run_again else self._log_without_views,
-            policy,
-            Ledger(budget_bytes, self._most_again_ns(rules)),
-            deallocation=rules.deallocation,
-            placement=rules.placement,
-            draw=random.Random(seed).randrange,
-        )
-
-    def _most_again_ns(self, rules: Rules) -> int:
-        """Return the nanoseconds that may be spent on computing again."""
-        return int(self.log.base_cost_ns * (rules.thrash - 1.0))
-
-    @cached_property
-    def _log_without_views(self) -> Log:
-        return without_views(self.log)
-
     @cached_property
     def _recorded(self) -> _engine.Recorded:
         return _recorded(self.log)
 
     @cached_property
     def _recorded_without_views(self) -> _engine.Recorded:
-        return _recorded(self._log_without_views)
+        return _recorded(without_views(self.log))
 
 
 def _recorded(log: Log) -> _engine.Recorded:

@@ -21,8 +21,6 @@ from tightfit.execution import refused
 from tightfit.execution.returned import raw_outputs
 from tightfit.torch_private import engine
 
-__all__ = ["DifferentiatedCall", "RanPlainly", "Repeated"]
-
 
 @dataclass(frozen=True)
 class RanPlainly:

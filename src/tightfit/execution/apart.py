@@ -15,8 +15,6 @@ from tightfit.capture.joint_graph import JointGraph
 from tightfit.execution.chain import gradient_edges
 from tightfit.torch_private import engine
 
-__all__ = ["Apart"]
-
 
 class Apart:
     """Finds out which backwards of a captured step read the same saved tensors."""

@@ -25,21 +25,6 @@ from tightfit.errors import WITHOUT_A_PLAN, BadInput, TightfitError, as_user_see
 from tightfit.progress import announce
 from tightfit.torch_private import tools
 
-__all__ = [
-    "Attached",
-    "attach",
-    "attach_part",
-    "attached",
-    "attached_methods",
-    "detach",
-    "original_forward",
-    "original_method",
-    "own_methods",
-    "refuse_unfittable",
-    "unfit_for_now",
-    "was_fitted",
-]
-
 _FITTED: WeakSet[nn.Module] = WeakSet()
 _PLANNED: WeakSet[Any] = WeakSet()
 """The functions that replace forwards."""
@@ -121,7 +106,6 @@ def _planned_function(module: nn.Module) -> Any:
 
 
 def attached(module: nn.Module) -> Attached | None:
-    """Return the attachment of a module, or None."""
     attachment = module.__dict__.get(_KEY)
     if attachment is None or _planned_function(module) is None:
         return None

@@ -9,8 +9,6 @@ import torch
 
 from tightfit.torch_private import engine
 
-__all__ = ["Chained", "goes_on_through", "gradient_edges", "made_by"]
-
 
 class Chained:
     """A call whose outputs leave a chain of nodes of autograd's, each of which has it as `run`."""

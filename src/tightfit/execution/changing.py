@@ -17,8 +17,6 @@ from tightfit.allocator.tally import before_refusals
 from tightfit.capture.joint_graph import Source
 from tightfit.execution import refused
 
-__all__ = ["ChangingBuffers", "LateReads", "Unchanged"]
-
 
 class ChangingBuffers:
     """Which buffers of a step may be changed between forward and backward.

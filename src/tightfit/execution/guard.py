@@ -23,8 +23,6 @@ from tightfit.living import Living
 from tightfit.progress import announce
 from tightfit.units import format_bytes
 
-__all__ = ["Guard", "Opened", "StepPeaks", "left_out"]
-
 _Phase: TypeAlias = Literal["forward", "between", "backward", "after", "over"]
 _ADVICE = (
     "Pass optimizer= so that its state is planned for, put the loss inside (tightfit.step), or "

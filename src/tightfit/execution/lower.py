@@ -27,8 +27,6 @@ from tightfit.graph.ir import OpId, ValueId
 from tightfit.plan.plan import Compute, Enter, Free, HandOver, Load, Plan, Store
 from tightfit.torch_private import core as private
 
-__all__ = ["Program", "lower", "write_back"]
-
 Forward: TypeAlias = Callable[[list[Any]], tuple[list[Any], list[Any]]]
 Backward: TypeAlias = Callable[..., Iterator[list[torch.Tensor]]]
 

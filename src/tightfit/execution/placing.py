@@ -12,8 +12,6 @@ from tightfit.execution.lower import Program, lower
 from tightfit.execution.runtime import Runner
 from tightfit.plan.plan import Plan
 
-__all__ = ["PlacedStep", "Places", "Turns", "placed_program", "placed_runner"]
-
 
 class PlacedStep(Protocol):
     """An object that a step tells its next instruction."""
@@ -46,7 +44,6 @@ class Turns:
         self._step: PlacedStep | None = None
 
     def __call__(self, instruction: int) -> None:
-        """Announce the next instruction."""
         assert self._step is not None
         self._step.turn(instruction)
 

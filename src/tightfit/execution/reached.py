@@ -7,8 +7,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-__all__ = ["Reached"]
-
 Freed: TypeAlias = frozenset[Any]
 """Operators of a backward that have read saved tensors, which are freed."""
 

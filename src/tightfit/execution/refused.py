@@ -5,8 +5,6 @@ from __future__ import annotations
 from tightfit.capture.joint_graph import Source
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
 
-__all__ = ["changed", "changed_during", "differentiated", "looks_at_parts", "second_time"]
-
 
 def looks_at_parts() -> TightfitError:
     """Return the error for a hook that looks at a part of a gradient."""

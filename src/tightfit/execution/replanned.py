@@ -19,17 +19,6 @@ from tightfit.execution.lower import Program
 from tightfit.execution.returned import Returned
 from tightfit.torch_private import core as private
 
-__all__ = [
-    "Planned",
-    "gradients_at_once",
-    "gradients_in_turn",
-    "grouped",
-    "refuse_others",
-    "tangent",
-    "unplanned",
-]
-
-
 Begun: TypeAlias = Callable[[int, torch.Tensor], torch.Tensor]
 
 

@@ -24,8 +24,6 @@ from tightfit.torch_private.wrappers import (
     wrapped,
 )
 
-__all__ = ["Returned", "inputs_viewed", "raw_outputs", "read_by_others", "viewed_outputs"]
-
 _OWN = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
 """Kinds of outputs that are no views of an input, of another output or of a result."""
 _VIEWS = (OutputType.alias_of_intermediate, OutputType.alias_of_intermediate_save_as_output)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-__all__ = ["RunState"]
-
 
 class RunState(Enum):
     """Where a planned call is.
@@ -37,7 +35,6 @@ class RunState(Enum):
 
     @property
     def may_begin_backward(self) -> bool:
-        """Whether a backward may begin."""
         return self in (RunState.AWAITS_BACKWARD, RunState.RETAINED)
 
     @property

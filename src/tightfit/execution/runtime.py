@@ -39,8 +39,6 @@ from tightfit.progress import announce
 from tightfit.torch_private import core as private
 from tightfit.torch_private import engine, tools
 
-__all__ = ["Run", "Runner"]
-
 
 class Runner:
     """Calls a program: placeholders in, outputs with gradients attached out.
@@ -456,7 +454,6 @@ class Run(Chained):
 
     @property
     def is_open(self) -> bool:
-        """Whether a backward may still come or is running."""
         return self.state.is_open
 
 

@@ -13,8 +13,6 @@ from tightfit.errors import TightfitError
 from tightfit.execution.run_state import RunState
 from tightfit.torch_private import engine
 
-__all__ = ["refuse_other_backward", "with_gradient"]
-
 _OTHERWISE = "Way out: fit the model without update_in_backward. Nothing has been changed"
 
 

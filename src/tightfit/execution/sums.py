@@ -28,8 +28,6 @@ from tightfit.plan.plan import Compute, Plan
 from tightfit.torch_private import core as private
 from tightfit.torch_private import engine
 
-__all__ = ["FirstSum", "Sums", "added_to", "first_sums", "is_sum"]
-
 aten = torch.ops.aten
 
 _Edge: TypeAlias = tuple[Any, int]
@@ -44,7 +42,6 @@ class FirstSum:
 
 
 def is_sum(node: Any) -> bool:
-    """Whether a node adds two tensors."""
     return isinstance(node, fx.Node) and node.target in (aten.add.Tensor, aten.add_.Tensor)
 
 
@@ -118,7 +115,6 @@ class _GradientsInFlight(threading.local):
         self._gradients: dict[_Edge, weakref.ref[torch.Tensor]] = {}
 
     def note(self, edge: _Edge, gradient: torch.Tensor) -> None:
-        """Note a gradient that is handed over now."""
         self._look()
         if not self._gradients:
             engine.after_this_backward(self._gradients.clear)

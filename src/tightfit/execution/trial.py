@@ -16,8 +16,6 @@ from tightfit.capture.captured import Captured
 from tightfit.execution.lower import Program
 from tightfit.plan.plan import Gradients
 
-__all__ = ["TrialPeaks", "time_programs", "try_program"]
-
 _MOST_ROUNDS = 9
 _FEWEST_ROUNDS = 3
 _ENOUGH_S = 5.0  # of running all programs, beyond the fewest rounds

@@ -19,8 +19,6 @@ from tightfit.errors import InvalidPlan
 from tightfit.graph.ir import ValueId
 from tightfit.torch_private.direct import direct
 
-__all__ = ["Function", "Writer"]
-
 aten = torch.ops.aten
 
 
@@ -40,7 +38,6 @@ class Function:
         self._views_on: dict[ValueId, list[fx.Node]] = {}
 
     def emit(self, line: str) -> None:
-        """Add a line."""
         self.lines.append("    " + line)
 
     def emit_release(self, names: Sequence[str]) -> None:
@@ -111,7 +108,6 @@ class Writer:
     # -- values -------------------------------------------------------------------------------
 
     def is_alive(self, value: ValueId) -> bool:
-        """Whether a value has a living instance."""
         return value in self._made_in
 
     def name(self, value: ValueId) -> str:
@@ -133,7 +129,6 @@ class Writer:
         return names
 
     def release(self, value: ValueId) -> None:
-        """Free a value."""
         names = self.forget(value)
         if names:
             self.function.emit_release(names)

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from tightfit.graph.ir import Graph, OpId, ValueId
 
-__all__ = ["need_before_changes"]
-
 
 def need_before_changes(graph: Graph) -> dict[OpId, tuple[OpId, ...]]:
     """Return for each op that changes constants the ops that have to come before it.
@@ -33,10 +31,10 @@ def _before(op: OpId, changes: tuple[ValueId, ...], needed_by: list[int]) -> tup
     every = 0
     for value in changes:
         every |= needed_by[value]
-    return tuple(other for other in _bits(every) if other != op)
+    return tuple(other for other in bits(every) if other != op)
 
 
-def _bits(number: int) -> Iterator[int]:
+def bits(number: int) -> Iterator[int]:
     """Yield which bits of a number are set, the lowest first."""
     while number:
         lowest = number & -number

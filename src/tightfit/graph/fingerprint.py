@@ -8,8 +8,6 @@ import msgspec
 
 from tightfit.graph.ir import Graph
 
-__all__ = ["fingerprint"]
-
 
 def fingerprint(graph: Graph) -> str:
     """Return a short hash of everything a plan's validity depends on.

@@ -9,8 +9,6 @@ from tightfit.files import decode_record, encode_record, read_limited, write_ato
 from tightfit.graph.ir import FORMAT, Graph
 from tightfit.graph.validate import validate_graph
 
-__all__ = ["graph_from_json", "graph_to_json", "load_graph", "save_graph"]
-
 
 def graph_to_json(graph: Graph) -> bytes:
     """Return a graph as JSON text; equal graphs give equal bytes."""

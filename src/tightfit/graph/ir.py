@@ -13,27 +13,6 @@ import msgspec
 
 from tightfit.units import rounded_up
 
-__all__ = [
-    "CONSTANT_ROLES",
-    "FORMAT",
-    "Alternative",
-    "Choice",
-    "Device",
-    "Exactness",
-    "Fate",
-    "Graph",
-    "Op",
-    "OpId",
-    "Phase",
-    "Role",
-    "Segment",
-    "SegmentId",
-    "Use",
-    "Value",
-    "ValueId",
-    "Variant",
-]
-
 FORMAT = 1
 
 ValueId: TypeAlias = int

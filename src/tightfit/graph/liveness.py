@@ -11,16 +11,6 @@ import msgspec
 from tightfit.errors import BadInput
 from tightfit.graph.ir import Alternative, Graph, Op, OpId, SegmentId, ValueId
 
-__all__ = [
-    "Lifetime",
-    "budget_of_ratio",
-    "computed_ops",
-    "eager_peak_bytes",
-    "lifetimes",
-    "producers",
-    "readers",
-]
-
 
 class Lifetime(msgspec.Struct, frozen=True):
     """When a value is alive if nothing is recomputed."""
@@ -118,7 +108,7 @@ def eager_peak_bytes(graph: Graph, *, gradients: Literal["fresh", "accumulated"]
             live += tangents[segment.id]
         entered = op.segment + 1
         live += begins[op.id]
-        peak = max(peak, live + _extra_bytes(graph, op.alternatives[0]))
+        peak = max(peak, live + extra_bytes(graph, op.alternatives[0]))
         live -= ends[op.id]
     for segment in graph.segments[entered:]:
         peak = max(peak, live + segment.outside_bytes)
@@ -126,8 +116,8 @@ def eager_peak_bytes(graph: Graph, *, gradients: Literal["fresh", "accumulated"]
     return max(peak, live)
 
 
-def _extra_bytes(graph: Graph, alternative: Alternative) -> int:
-    """Workspace of the cheapest variant, less the storage that is taken over."""
+def extra_bytes(graph: Graph, alternative: Alternative) -> int:
+    """Return the workspace of the cheapest variant, less the storage that is taken over."""
     workspace = min(alternative.variants, key=lambda v: v.cost_s).workspace_bytes
     target = alternative.overwrites
     return workspace - (0 if target is None else graph.values[target].size_bytes)

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from tightfit.graph.ir import Graph, Op, OpId, ValueId
 
-__all__ = ["holder_module", "name_op", "name_value"]
-
 
 def name_op(op: Op) -> str:
     """Return such as ``"op 7 aten.relu in layer3.0.act"``."""

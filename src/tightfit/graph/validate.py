@@ -9,8 +9,6 @@ from tightfit.errors import InvalidGraph
 from tightfit.graph.changes import need_before_changes
 from tightfit.graph.ir import CONSTANT_ROLES, FORMAT, Alternative, Graph, Op, Value
 
-__all__ = ["validate_graph"]
-
 _CONSTANT_KINDS = {
     "parameter": "parameters",
     "buffer": "buffers",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tightfit.graph.ir import Graph, OpId
 
-__all__ = ["number_among"]
-
 
 def number_among(before: Graph, after: Graph, op: OpId, alternative: int) -> int | None:
     """Return the number that an alternative of an op of one graph has in another; None: none.

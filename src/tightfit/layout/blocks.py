@@ -8,8 +8,6 @@ import msgspec
 
 from tightfit.units import rounded_up
 
-__all__ = ["CPU_ALIGNMENT_BYTES", "FORMAT", "Block", "Layout", "Packed", "largest_load"]
-
 FORMAT = 1
 
 CPU_ALIGNMENT_BYTES = 64
@@ -58,7 +56,6 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def height_bytes(self) -> int:
-        """Bytes of the arena."""
         return self.layout.height_bytes
 
     @property

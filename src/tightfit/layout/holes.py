@@ -23,18 +23,6 @@ from tightfit.plan.lives import Life, lives_of
 from tightfit.plan.plan import Plan
 from tightfit.units import rounded_up
 
-__all__ = [
-    "CELL_BYTES",
-    "LEAST_BYTES",
-    "SMALL_BYTES",
-    "Filler",
-    "Opening",
-    "Script",
-    "Turn",
-    "script_of",
-    "script_of_plan",
-]
-
 SMALL_BYTES = 1 << 20
 """Up to this, PyTorch's CUDA allocator serves requests from segments of their own."""
 

@@ -13,8 +13,6 @@ from tightfit.errors import BadInput
 from tightfit.files import decode_record, encode_record, read_limited, write_atomically
 from tightfit.layout.blocks import CPU_ALIGNMENT_BYTES, FORMAT, Block, Layout
 
-__all__ = ["LAYOUT_SUFFIXES", "load_blocks", "load_layout", "save_blocks", "save_layout"]
-
 LAYOUT_SUFFIXES = (".csv", ".csv.gz", ".json", ".json.gz")
 
 _COLUMNS = ("id", "lower", "upper", "size")

@@ -7,8 +7,6 @@ from tightfit.layout.blocks import Block
 from tightfit.plan.lives import lives_of
 from tightfit.plan.plan import Plan
 
-__all__ = ["blocks_of_plan"]
-
 
 def blocks_of_plan(graph: Graph, plan: Plan) -> tuple[Block, ...]:
     """Return the blocks of a valid plan: its lives, numbered in their order."""

@@ -11,8 +11,6 @@ from tightfit.layout.packers.base import PackingLimits
 from tightfit.layout.packers.registry import DEFAULT_PACKER, PACKERS
 from tightfit.layout.validate import validate_layout
 
-__all__ = ["pack"]
-
 
 def pack(
     blocks: Iterable[Block],

@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-__all__ = ["predecessors"]
-
 
 def predecessors(sizes: Sequence[int], offsets: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Return for each request those planned last before it over each of its bytes.

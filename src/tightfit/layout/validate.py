@@ -7,8 +7,6 @@ from bisect import bisect_left, insort
 from tightfit.errors import InvalidLayout
 from tightfit.layout.blocks import Layout
 
-__all__ = ["validate_layout"]
-
 
 def validate_layout(layout: Layout) -> int:
     """Check a layout block by block, in the order of time.

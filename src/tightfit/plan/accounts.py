@@ -5,8 +5,6 @@ from __future__ import annotations
 from tightfit.graph.ir import Graph, ValueId
 from tightfit.plan.plan import Load, Plan
 
-__all__ = ["FarAccount", "NearAccount"]
-
 
 class NearAccount:
     """Values alive in near memory, since when the others are not, and the bytes taken."""
@@ -45,7 +43,6 @@ class NearAccount:
         return value in self.alive and value not in self.handed_over
 
     def why_dead(self, value: ValueId) -> str:
-        """Say why a value cannot be used now."""
         if value in self.handed_over:
             return f"handed over at instruction {self.handed_over[value]}"
         if value in self.gone:

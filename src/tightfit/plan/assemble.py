@@ -26,15 +26,6 @@ from tightfit.plan.plan import (
     Store,
 )
 
-__all__ = [
-    "Step",
-    "assemble",
-    "everything_kept",
-    "handing_over_singly",
-    "keep_everything",
-    "steps_of",
-]
-
 Step: TypeAlias = Compute | Store | Load | Free
 """Choices of a method: computes, moves, and where a stored value leaves near memory."""
 

@@ -26,8 +26,6 @@ from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
 from tightfit.version import __version__
 
-__all__ = ["CacheFile", "CachedPlan", "PlanCache", "PlanKey", "plan_key", "role_key"]
-
 _FORMAT = 1
 _SUFFIX = ".json.gz"
 _IMPORTED = "imported-"

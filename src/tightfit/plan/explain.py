@@ -13,8 +13,6 @@ from tightfit.plan.assemble import assemble, keep_everything
 from tightfit.plan.plan import Compute, Enter, Free, HandOver, Load, Plan, Store
 from tightfit.plan.simulate import Simulation, simulate
 
-__all__ = ["Explanation", "Holder", "ModuleShare", "PhaseMemory", "explain"]
-
 
 class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
     """The memory of one segment."""

@@ -9,8 +9,6 @@ from tightfit.graph.ir import Graph
 from tightfit.graph.ways import number_among
 from tightfit.plan.plan import Compute, Instruction, Plan
 
-__all__ = ["with_further_ways"]
-
 
 def with_further_ways(plan: Plan, before: Graph, after: Graph) -> Plan | None:
     """Return a plan with the numbers that its alternatives have in another graph.

@@ -7,8 +7,6 @@ from pathlib import Path
 from tightfit.files import decode_record, encode_record, read_limited, write_atomically
 from tightfit.plan.plan import FORMAT, Plan
 
-__all__ = ["load_plan", "plan_from_json", "plan_to_json", "save_plan"]
-
 
 def plan_to_json(plan: Plan) -> bytes:
     """Return a plan as JSON text; equal plans give equal bytes."""

@@ -8,8 +8,6 @@ from tightfit.graph.ir import EXACTNESS, Exactness
 from tightfit.plan.plan import Outcome
 from tightfit.units import format_percent
 
-__all__ = ["LessExact", "less_exact_than"]
-
 _NOTHING = 1e-9
 
 

@@ -9,8 +9,6 @@ import msgspec
 from tightfit.graph.ir import Graph, OpId, SegmentId, ValueId
 from tightfit.plan.plan import Compute, Enter, Free, HandOver, Load, Plan, Store
 
-__all__ = ["Content", "Life", "lives_of"]
-
 Content: TypeAlias = Literal["value", "second instance", "workspace", "random state", "outside"]
 
 
@@ -97,7 +95,6 @@ class _Lives:
             self._ended.append(Life(lower, self.at + 1, size, "random state", None, op.id))
 
     def end(self, value: ValueId, *, after: int = 0) -> None:
-        """A value is freed."""
         if value in self._alive:
             lower, op = self._alive.pop(value)
             size = self._graph.values[value].size_bytes

@@ -8,22 +8,6 @@ import msgspec
 
 from tightfit.graph.ir import OpId, SegmentId, ValueId
 
-__all__ = [
-    "FORMAT",
-    "Compute",
-    "Enter",
-    "Far",
-    "Free",
-    "Gradients",
-    "HandOver",
-    "Instruction",
-    "Load",
-    "Outcome",
-    "Plan",
-    "Status",
-    "Store",
-]
-
 FORMAT = 1
 
 Gradients: TypeAlias = Literal["fresh", "accumulated"]

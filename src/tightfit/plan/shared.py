@@ -12,8 +12,6 @@ from tightfit.errors import BadInput
 from tightfit.files import decode_record, encode_record, read_limited, write_atomically
 from tightfit.plan.cache import CachedPlan
 
-__all__ = ["load_shared", "save_shared"]
-
 _FORMAT = 1
 _NAME = re.compile(r"[0-9a-z_]+")
 

@@ -25,8 +25,6 @@ from tightfit.plan.plan import (
 )
 from tightfit.plan.transfers import Link, Transfer
 
-__all__ = ["Simulation", "baseline_cost_s", "simulate"]
-
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     """Memory and time of a plan when it runs."""

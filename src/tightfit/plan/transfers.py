@@ -13,8 +13,6 @@ import msgspec
 from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Far
 
-__all__ = ["Direction", "Link", "Transfer"]
-
 Direction: TypeAlias = Literal["store", "load"]
 
 

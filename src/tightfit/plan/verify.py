@@ -23,8 +23,6 @@ from tightfit.plan.accounts import FarAccount, NearAccount
 from tightfit.plan.plan import FORMAT, Compute, Enter, Free, HandOver, Load, Plan, Store
 from tightfit.units import format_bytes
 
-__all__ = ["verified_far_bytes", "verified_peak_bytes", "verify"]
-
 _HOLDERS_SHOWN = 5
 
 
@@ -401,7 +399,6 @@ class _Walk:
             )
 
     def check_value(self, value: ValueId) -> None:
-        """Refuse an unknown value."""
         if not 0 <= value < len(self.graph.values):
             self.refuse(f"the graph has {len(self.graph.values)} values")
 
@@ -410,7 +407,6 @@ class _Walk:
         raise InvalidPlan(f"{self.describe(self.index)}: {reason}")
 
     def value(self, value: ValueId) -> str:
-        """Name a value for people."""
         return name_value(self.graph, self.producer, value)
 
     def named(self, value: ValueId) -> str:
@@ -419,7 +415,6 @@ class _Walk:
         return self.value(value) if known else f"value {value}"
 
     def describe(self, index: int) -> str:
-        """Name an instruction for people."""
         match self.plan.instructions[index]:
             case Compute(op) if 0 <= op < len(self.graph.ops):
                 instruction_name = f"compute of {name_op(self.graph.ops[op])}"

@@ -14,8 +14,6 @@ from tightfit.planners.child import run_in_child
 from tightfit.planners.registry import plan_with
 from tightfit.progress import SILENT, Progress
 
-__all__ = ["plan_apart", "plan_each_apart", "serve"]
-
 _LONGEST = 3.0  # times the limit of a search, and a little: it is given the processor last
 _LITTLE_S = 10.0
 

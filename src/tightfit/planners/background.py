@@ -10,8 +10,6 @@ from weakref import WeakSet
 
 from tightfit.progress import Progress, StoppableProgress
 
-__all__ = ["Search", "searching"]
-
 _FAREWELL_S = 2.0
 _MOST_ATTEMPTS = 5
 _LOOKS_EVERY_S = 0.2  # whether a search that awaits its turn was cancelled

@@ -14,14 +14,6 @@ from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Far, Gradients, Outcome
 from tightfit.progress import Progress
 
-__all__ = [
-    "Capabilities",
-    "Limits",
-    "Planner",
-    "Registration",
-    "Task",
-]
-
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """When a planner stops.

@@ -22,8 +22,6 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
-__all__ = ["main", "run_in_child"]
-
 _LOWEST_PRIORITY = 19
 _HEADER = struct.Struct("<Q")
 _PROGRAM = (

@@ -16,8 +16,6 @@ from tightfit.plan.verify import verify
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import least_overhead
 
-__all__ = ["NO_PLAN_HERE", "Bound", "finish", "judged", "no_plan", "planned", "simulated"]
-
 NO_PLAN_HERE = "proven: no plan in its own search space"
 """Note of an outcome whose program is infeasible: no proof for plans outside that space."""
 

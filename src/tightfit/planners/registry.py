@@ -13,8 +13,6 @@ from tightfit.planners.base import Capabilities, Limits, Registration, Task
 from tightfit.planners.outcomes import judged
 from tightfit.progress import SILENT, Progress
 
-__all__ = ["DEFAULT", "PLANNERS", "find_planner", "plan_with", "seeding_planners"]
-
 DEFAULT = "anytime"
 
 _MOST_SEEDED = 1500  # ops up to which quick methods give the default planner a start

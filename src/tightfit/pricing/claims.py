@@ -21,8 +21,6 @@ from tightfit.graph.ir import Alternative, Exactness, OpId
 from tightfit.pricing.keys import key_of, name_of
 from tightfit.torch_private import core as private
 
-__all__ = ["Claim", "claims_of"]
-
 aten = torch.ops.aten
 
 _ELEMENTWISE = (  # as PyTorch's own tag says of others

@@ -29,8 +29,6 @@ from tightfit.pricing.records import DOES_NOT_RUN, Brief, device_of, keep
 from tightfit.pricing.trial import Results, Trial
 from tightfit.progress import Progress
 
-__all__ = ["Comparisons", "Verdict"]
-
 _TYPICAL_BYTES = 4 << 20  # read by the comparison of an elementwise operator
 _MUCH_BYTES = 1 << 20  # read at least by a comparison that may be put off
 _UNLIKE = -1.0

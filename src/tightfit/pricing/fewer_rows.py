@@ -14,8 +14,6 @@ from tightfit.capture.captured import Call, Captured, FarFromZero
 from tightfit.capture.nodes import base_of, flat_outputs, is_getitem
 from tightfit.torch_private import core as private
 
-__all__ = ["FewerRows", "rows_of", "shortened"]
-
 _SMALL = 1 / 64  # of the largest tensor: smaller tensors have no rows of the batch
 _LEAST_SHAPE = 3  # numbers of a shape; fewer may be strides of a kernel
 
@@ -69,7 +67,6 @@ class FewerRows:
         """How substitutes of the ops in `running` are run, and ops of ours."""
 
     def call(self, call: Call) -> Call:
-        """Return a call on fewer rows."""
         return dataclasses.replace(
             call,
             args=self._argument(call.args),
@@ -98,7 +95,6 @@ class FewerRows:
         return type(given)(self._argument(own) for own in given)
 
     def node(self, node: fx.Node) -> fx.Node:
-        """Return the substitute for an argument."""
         if node.op == "get_attr" and not _is_a_shape_only(node):
             return node
         if node not in self._made:

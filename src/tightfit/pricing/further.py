@@ -17,8 +17,6 @@ from tightfit.pricing.promises import promises_kept
 from tightfit.pricing.records import recorded
 from tightfit.progress import Progress
 
-__all__ = ["further_costs"]
-
 
 def further_costs(
     wider: Captured, priced: Captured, progress: Progress, *, room_bytes: int | None = None

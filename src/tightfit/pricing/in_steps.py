@@ -20,8 +20,6 @@ from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Alternative, Graph, Op, OpId
 from tightfit.graph.ways import number_among
 
-__all__ = ["TIMED_STEPS", "StepCosts", "Tuner", "recall", "remember", "with_step_costs"]
-
 TIMED_STEPS = 4
 
 

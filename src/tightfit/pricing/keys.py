@@ -13,8 +13,6 @@ from tightfit.capture.stepping.predicted import PredictedOp
 from tightfit.costs.measured.call import call_key
 from tightfit.torch_private import core as private
 
-__all__ = ["is_opaque", "key_of", "name_of"]
-
 _PLACES: dict[str, tuple[int, ...]] = {
     "aten::select_backward": (3,),
     "aten::select_scatter": (3,),
@@ -30,7 +28,6 @@ def is_opaque(call: Call) -> bool:
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a call's function."""
     if isinstance(function, private.OpOverload):
         return function.name()
     if isinstance(function, OpaqueForward | OpaqueBackward):

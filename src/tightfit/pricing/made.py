@@ -24,8 +24,6 @@ from tightfit.pricing.plain import plain_footprint
 from tightfit.pricing.synthetic import synthetic_arguments
 from tightfit.torch_private import core as private
 
-__all__ = ["MadeByOps"]
-
 _FAILS = (RuntimeError, ValueError, IndexError, TypeError)
 
 
@@ -51,7 +49,6 @@ class MadeByOps:
             self._kinds[key] = record.output_kinds
 
     def kind(self, node: fx.Node) -> str | None:
-        """Return the type and device of a result, where the trace has others."""
         maker, place = _maker(node)
         if not self._kinds or maker not in self._op_of:
             return None

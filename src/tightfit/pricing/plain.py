@@ -16,8 +16,6 @@ from tightfit.capture.nodes import flat_outputs, storage_bytes
 from tightfit.costs.measured.call import Footprint
 from tightfit.torch_private import core as private
 
-__all__ = ["plain_footprint"]
-
 aten = torch.ops.aten
 _PRODUCTS = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2)}  # which arguments are matrices
 _SOFTMAXES = {  # which argument is the dimension; those before it are tensors

@@ -27,21 +27,6 @@ from tightfit.pricing.records import UNKNOWN, recorded
 from tightfit.progress import Progress
 from tightfit.units import rounded_up
 
-__all__ = [
-    "Priced",
-    "Prices",
-    "including_launches",
-    "may_need_workspace",
-    "measured_costs",
-    "measured_workspaces",
-    "priced_as_kernels_run",
-    "priced_by",
-    "prices_of",
-    "scaled_costs",
-    "with_prices",
-    "without_room",
-]
-
 _COMPARING_S = 3.0  # in a first call
 _CHOOSING = ("conv", "attention", "rnn", "cudnn", "batch_norm")  # kernels chosen by shape
 

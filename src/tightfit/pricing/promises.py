@@ -20,8 +20,6 @@ from tightfit.pricing.claims import Claim, claims_of
 from tightfit.pricing.comparisons import Comparisons, Verdict
 from tightfit.progress import Progress
 
-__all__ = ["TOLERANCES", "ComparedInTurns", "ComparedStep", "keeping_promises", "promises_kept"]
-
 TOLERANCES: Mapping[torch.dtype, float] = {
     torch.float64: 1e-12,
     torch.float32: 3e-5,

@@ -34,8 +34,6 @@ from tightfit.pricing.records import UNKNOWN, Brief, recorded
 from tightfit.progress import SILENT, Progress
 from tightfit.torch_private import core as private
 
-__all__ = ["quick_costs"]
-
 _LAUNCH_S = 3e-6  # the least a scaled call costs
 _TYPICAL_BYTES = 4 << 20  # moved by the call of an operator that others are scaled from
 _LARGE_BYTES = 256 << 20  # read and made by a call that need not run, and takes long

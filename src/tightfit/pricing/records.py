@@ -25,15 +25,6 @@ from tightfit.pricing.synthetic import synthetic_arguments
 from tightfit.progress import Progress
 from tightfit.torch_private import core as private
 
-__all__ = [
-    "DOES_NOT_RUN",
-    "UNKNOWN",
-    "Brief",
-    "device_of",
-    "keep",
-    "recorded",
-]
-
 Record = TypeVar("Record", bound=Footprint)
 
 DOES_NOT_RUN = (RuntimeError, ValueError, IndexError)
@@ -142,7 +133,6 @@ def _of_opaque(
 
 
 def device_of(captured: Captured) -> torch.device:
-    """Return the device that a step runs on."""
     for node in captured.joint.placeholders:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":

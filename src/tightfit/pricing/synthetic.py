@@ -18,8 +18,6 @@ from tightfit.capture.operators.masks import places, put_gradient, rows_of
 from tightfit.costs.measured.call import kind_of, materialise
 from tightfit.torch_private import core as private
 
-__all__ = ["KnownResults", "synthetic_arguments"]
-
 aten = torch.ops.aten
 
 _PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
@@ -59,7 +57,6 @@ class _TraceOnly:
     """Nothing is known but the trace."""
 
     def given(self, call: Call) -> Mapping[fx.Node, Any]:
-        """Return nothing."""
         return {}
 
     def kind(self, node: fx.Node) -> str | None:

@@ -22,8 +22,6 @@ from tightfit.graph.ir import ValueId
 from tightfit.pricing.synthetic import synthetic_arguments
 from tightfit.torch_private import core as private
 
-__all__ = ["Results", "Trial"]
-
 Results: TypeAlias = dict[ValueId, torch.Tensor]
 
 _ZERO_EVERY = 7  # so many drawn numbers are zero: there ways of computing differ first

@@ -14,8 +14,6 @@ import msgspec
 
 from tightfit.plan.explain import Holder, ModuleShare
 
-__all__ = ["HolderRow", "ShareRow", "group_names", "holder_rows", "share_rows"]
-
 
 class HolderRow(msgspec.Struct, frozen=True):
     """Values alive at the peak that have the same name in repeated layers."""

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PlacedBlock", "snapshot"]
-
 _PROTOCOL = 4  # the newest that the viewer in the browser reads
 _BASE = 1 << 40  # the address of the first byte
 _GAP = 1 << 30  # between two segments

@@ -11,14 +11,6 @@ from tightfit.plan.plan import Compute, Free, HandOver, Load, Outcome, Plan, Sto
 from tightfit.reporting.groups import holder_rows, share_rows
 from tightfit.units import format_bytes, format_percent, format_seconds
 
-__all__ = [
-    "render_explanation",
-    "render_graph",
-    "render_outcome",
-    "render_plan",
-    "render_table",
-]
-
 _ROWS = 12
 
 
@@ -75,7 +67,6 @@ def render_plan(plan: Plan) -> str:
 
 
 def render_graph(graph: Graph, everything: Explanation) -> str:
-    """Return a summary of a graph."""
     phases = Counter(graph.segments[op.segment].phase for op in graph.ops)
     alternatives = sum(len(op.alternatives) > 1 for op in graph.ops)
     pinned = sum(op.pinned is not None for op in graph.ops)

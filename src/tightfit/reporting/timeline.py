@@ -15,8 +15,6 @@ from tightfit.graph.names import name_op
 from tightfit.plan.plan import Compute, Plan
 from tightfit.plan.simulate import Simulation, simulate
 
-__all__ = ["seconds_of_instructions", "timeline"]
-
 _LANES = {"forward": 1, "backward": 2, "computed again": 3}
 _PROCESS = 1
 

@@ -10,8 +10,6 @@ from typing import Any, Protocol
 from tightfit.errors import BadInput, TightfitError
 from tightfit.scripts.job import EnoughSteps
 
-__all__ = ["Answers", "RecordedAnswers", "RepeatedAnswers"]
-
 
 class Answers(Protocol):
     """Answers a question of the program."""
@@ -28,7 +26,6 @@ class RecordedAnswers:
         self._path = path
 
     def __call__(self, ask: Callable[[], Any]) -> Any:
-        """Return the answer, or raise the error that it is."""
         try:
             answer = ask()
         except TightfitError as error:

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["OutermostCalls"]
-
 _CALL = "__call__"
 
 

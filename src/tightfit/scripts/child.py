@@ -32,8 +32,6 @@ from tightfit.scripts.record import Ended, Failure, Generator, Line, Record, Ste
 from tightfit.scripts.trained import Trained
 from tightfit.studies.model import explain_error
 
-__all__ = ["main"]
-
 
 class _Run:
     """One run of a program, and the record of it."""

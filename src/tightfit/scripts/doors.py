@@ -16,8 +16,6 @@ from tightfit.dynamic.region import Online
 from tightfit.scripts.answers import Answers
 from tightfit.scripts.fitting import Fitting
 
-__all__ = ["doors"]
-
 
 class _PlainRegion:
     """Replaces a region of `tightfit.online` in a plain run: it does nothing."""

@@ -19,8 +19,6 @@ from tightfit.session.memory.budget import Budget
 from tightfit.session.options import refuse_other_than_optimizer
 from tightfit.units import parse_bytes
 
-__all__ = ["Fitting"]
-
 
 class Fitting:
     """Fits the modules that a program trains; in its plain run it only notes them.

@@ -8,8 +8,6 @@ import msgspec
 
 from tightfit.errors import BadInput
 
-__all__ = ["CannotProve", "EnoughSteps", "Job", "RequestedTensor"]
-
 
 class RequestedTensor(msgspec.Struct, frozen=True):
     """A tensor to write into a file: its name, the step after which, and the file."""

@@ -20,8 +20,6 @@ from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.optimizers import Optimizers
 from tightfit.units import parse_bytes, rounded_up
 
-__all__ = ["Metered"]
-
 
 @dataclass(frozen=True)
 class _Holder:

@@ -19,8 +19,6 @@ from tightfit.scripts.job import Job, RequestedTensor
 from tightfit.scripts.record import Difference, Ended, Failure, Line, Record, Step, differences
 from tightfit.units import parse_bytes
 
-__all__ = ["ScriptProof", "prove_script"]
-
 _LAST_LINES = 5
 _PREFIX = "tightfit: "
 _CHILD = (  # imports nothing from the folder it is started in

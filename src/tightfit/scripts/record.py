@@ -10,18 +10,6 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-__all__ = [
-    "Difference",
-    "Ended",
-    "Event",
-    "Failure",
-    "Generator",
-    "Line",
-    "Record",
-    "Step",
-    "differences",
-]
-
 _MOST_SHOWN = 100
 
 
@@ -89,13 +77,11 @@ class Record:
         self._encoder = msgspec.json.Encoder()
 
     def add(self, event: Event) -> None:
-        """Add an event at the end."""
         if os.getpid() == self._writer:
             with self.path.open("ab") as file:
                 file.write(self._encoder.encode(event) + b"\n")
 
     def __iter__(self) -> Iterator[Event]:
-        """Read the events one by one."""
         decoder = msgspec.json.Decoder(Event)
         if self.path.exists():
             with self.path.open("rb") as file:

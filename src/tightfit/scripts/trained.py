@@ -12,8 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tightfit.studies.subject import digest_of, is_zero
 
-__all__ = ["Trained", "unwrapped"]
-
 
 class Trained:
     """The modules that a program calls by themselves, and the optimizers that have stepped.
@@ -41,7 +39,6 @@ class Trained:
             self._roots.append((_numbered(module, self._roots), weakref.ref(module)))
 
     def modules(self) -> list[nn.Module]:
-        """Return the modules that are called by themselves."""
         return [module for _, module in self._living_roots()]
 
     def meet_optimizer(self, optimizer: Any) -> str:

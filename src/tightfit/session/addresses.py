@@ -26,8 +26,6 @@ from tightfit.session.options import Options
 from tightfit.session.report import Held, Report
 from tightfit.units import format_bytes
 
-__all__ = ["Addresses", "addresses_for"]
-
 _SPARE = 1 / 64  # of the budget: left in addition, as memory of the process varies
 _FIRST_BYTES = 14 << 20  # at most: memory that libraries prepare in the first step
 _FIRST_SHARE = 1 / 16  # of the budget, where that is less
@@ -71,7 +69,6 @@ class Addresses(DefaultAddresses):
     # -- steps --------------------------------------------------------------------------------
 
     def end_step(self) -> None:
-        """End the step before."""
         self._arena.end_step()
 
     def begin_step(self, shape: Hashable, caller: Caller) -> None:
@@ -87,18 +84,15 @@ class Addresses(DefaultAddresses):
         self._calls = 0
 
     def leave(self) -> None:
-        """Give the arena back, once nothing in it is alive."""
         self._arena.leave()
         return_large_blocks_at_once(False)
 
     # -- memory of the process ----------------------------------------------------------------
 
     def awaits_a_plan(self, options: Options) -> bool:
-        """Whether nothing was looked at yet, and may be."""
         return not self._looked_at and self._may_look(options)
 
     def looking_bytes(self, options: Options) -> int:
-        """Return about the bytes other than tensors that tracing and trying operators hold."""
         return 2 * min(_FIRST_BYTES, round(_FIRST_SHARE * options.usable_bytes))
 
     def look(self, inputs: Iterable[Any], options: Options) -> Options:
@@ -168,7 +162,6 @@ class Addresses(DefaultAddresses):
         return dataclasses.replace(options, left_bytes=self.left_bytes)
 
     def added_to(self, report: Report) -> Report:
-        """Return a report with figures of the arena, and memory of the process for it."""
         return msgspec.structs.replace(report, arena=self._arena.report, held=self._held)
 
     def _measured(self, inputs: Iterable[Any], height_bytes: int) -> Held:

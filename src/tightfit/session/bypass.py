@@ -16,8 +16,6 @@ from tightfit.errors import WITHOUT_A_PLAN, BadInput
 from tightfit.execution.attach import own_methods
 from tightfit.progress import announce
 
-__all__ = ["expect_calls"]
-
 _MOST_NAMED = 6
 _FIT_ANOTHER = (
     "Fit the module that the training calls (in Lightning: the inner module, if training_step "

@@ -12,8 +12,6 @@ from torch import nn
 
 from tightfit.capture.calls.structure import Arguments
 
-__all__ = ["Callee"]
-
 
 @dataclass(frozen=True)
 class Callee:

@@ -11,8 +11,6 @@ from tightfit.capture.operators.checkpoints import Checkpoints
 from tightfit.progress import announce
 from tightfit.session.callee import Callee
 
-__all__ = ["announce_checkpoints"]
-
 
 def announce_checkpoints(callee: Callee, step: JointGraph, before: Iterable[JointGraph]) -> None:
     """Say where a step differs from one in which its checkpoints run again in backward.

@@ -9,8 +9,6 @@ from tightfit.allocator.tally import Tally
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
 
-__all__ = ["Copies"]
-
 
 class Original(Protocol):
     """The fitted callable of the model that was copied."""

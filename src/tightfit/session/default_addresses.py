@@ -13,8 +13,6 @@ from tightfit.plan.plan import Outcome, Plan
 from tightfit.session.options import Options
 from tightfit.session.report import Report
 
-__all__ = ["DefaultAddresses", "PlanRejected", "PlannedStep"]
-
 
 class PlanRejected(Exception):
     """A plan does not run: another is to be made."""

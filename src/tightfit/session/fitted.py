@@ -35,13 +35,11 @@ from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.limit import Limit, refuses
 from tightfit.session.new_calls import NewCalls
 from tightfit.session.options import Options, incompatible, with_ranks, worst_first
-from tightfit.session.processes import Replicas, running_wrapper
+from tightfit.session.processes import Replicas
 from tightfit.session.refusals import second_forward, with_way_out
 from tightfit.session.report import Report
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.torch_private import tools
-
-__all__ = ["Fitted", "prepare_all"]
 
 
 class Route(Protocol):
@@ -148,7 +146,6 @@ class Fitted:
 
     @property
     def is_used(self) -> bool:
-        """Whether a planned call has been run, or is to be."""
         return self.route.is_used
 
     @property
@@ -158,11 +155,9 @@ class Fitted:
 
     @property
     def waiting(self) -> list[Run]:
-        """Planned calls that await their backward."""
         return self.route.waiting
 
     def is_of(self, module: nn.Module) -> bool:
-        """Whether this was made for the module (and not for one it was copied from)."""
         return self.callee.root is module
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -190,7 +185,7 @@ class Fitted:
             self._whole.outside.note_new_calls()
             return self._run_outside(given)
         _refuse_second_forward(self)
-        if (wrapper := running_wrapper()) is not None:
+        if (wrapper := tools.active_wrapper()) is not None:
             self.join_replicas(wrapper)
         self._resolve_budget()
         self.account.optimizers.look()
@@ -290,7 +285,6 @@ class Fitted:
     # -- reporting ----------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Finish work that must have ended before there is a report."""
         self.route.settle()
 
     def report(self) -> Report:
@@ -301,12 +295,10 @@ class Fitted:
         return self._addresses.added_to(self.route.report())
 
     def close_step(self) -> StepPeaks | None:
-        """End the measured window of the last step now; return its peaks."""
         return self.route.close_step()
 
     @property
     def guard(self) -> Guard | None:
-        """Measures the steps; None until the first."""
         return self.route.guard
 
     @property
@@ -332,7 +324,6 @@ class Fitted:
     # -- budgets and ranks --------------------------------------------------------------------
 
     def change_options(self, options: Options) -> None:
-        """Plan the next step with other options; captured and priced steps stay."""
         self.close_step()
         self._take_options(options)
         self._join_budget()
@@ -385,7 +376,6 @@ class Fitted:
         self.account.expect_training(True)
 
     def share(self, budget: Budget) -> None:
-        """Have a budget in common with others from now on."""
         self._take_options(dataclasses.replace(self.options, shared=budget))
         self._join_budget()
 

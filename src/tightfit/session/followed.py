@@ -20,8 +20,6 @@ from tightfit.session.callee import Callee
 from tightfit.session.handed_calls import HandedCalls
 from tightfit.session.memory.account import Account
 
-__all__ = ["FollowedCalls"]
-
 
 class _RestartCall(BaseException):
     """Ends a call of which nothing has run yet: it starts over with other graphs."""
@@ -100,7 +98,6 @@ class FollowedCalls(HandedCalls):
         raise without_graph(self.name, self._modules)
 
     def one_ops(self) -> list[str]:
-        """Return the names of modules that run as one op without being marked."""
         return self._one_ops.names()
 
     def _follow_again(self, graph: HandedGraph) -> None:

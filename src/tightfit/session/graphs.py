@@ -35,8 +35,6 @@ from tightfit.session.whole.plans import FitsPlainly
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.steps import WholeSteps
 
-__all__ = ["GraphSteps"]
-
 
 class GraphSteps(WholeSteps):
     """Runs a callee as its graphs: as a planned step each, or as parts of steps of several.
@@ -82,7 +80,6 @@ class GraphSteps(WholeSteps):
         return self._graphs_of_step.plain_bytes()
 
     def outside_of_plans(self) -> bool:
-        """Whether code around a call asks that it runs as it is; then that is noted."""
         is_outside = self.outside.is_called_within()
         self._is_called = self._is_called or is_outside
         return is_outside
@@ -176,7 +173,6 @@ class GraphSteps(WholeSteps):
         return spec
 
     def looking(self) -> AbstractContextManager[None]:
-        """Return a context in which graphs are looked for: its work belongs to no step."""
         return left_out() if self.in_graphs is None else self.in_graphs.looking()
 
     def _switch_to_graphs(self) -> None:
@@ -189,7 +185,6 @@ class GraphSteps(WholeSteps):
         self.in_graphs.begin(self._given)
 
     def change_options(self, options: Options) -> None:
-        """Plan the next step with other options; captured and priced steps stay."""
         super().change_options(options)
         self._plain.clear()
 
@@ -226,12 +221,10 @@ class GraphSteps(WholeSteps):
         return msgspec.structs.replace(known, outside=reasons)
 
     def prepare(self, given: Arguments, *, quickly: bool = False) -> None:
-        """Capture, price and plan for the given inputs without running anything."""
         prepare = super().prepare
         self._followed.asked(given, lambda graph: prepare(graph, quickly=quickly))
 
     def smallest_budget(self, given: Arguments) -> MinimumBudget:
-        """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
         return self._followed.asked(given, super().smallest_budget)
 
 

@@ -17,8 +17,6 @@ from tightfit.dynamo.outside import Outside
 from tightfit.errors import CaptureError, NothingToTrain, OpaqueVaries
 from tightfit.session.callee import Callee
 
-__all__ = ["HandedCalls", "RunsGraphs", "run_as_it_is"]
-
 
 def run_as_it_is(graph: HandedGraph, *inputs: Any) -> Any:
     """Run a graph without a plan: a callable whose calls are those of graphs runs it."""
@@ -61,7 +59,6 @@ class HandedCalls:
         self.times_followed = 0
 
     def call(self, given: Arguments, runs: weakref.ref[RunsGraphs]) -> Any:
-        """Run a call."""
         self._runs = runs
         return self._run_call(given)
 
@@ -80,7 +77,6 @@ class HandedCalls:
         return []
 
     def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
-        """Run one call of a graph."""
         runs = self._runs()
         graph = self._first.get(graph, graph)
         try:

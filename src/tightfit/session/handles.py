@@ -30,8 +30,6 @@ from tightfit.session.options import Options, incompatible
 from tightfit.session.parts.sharded import ShardedModel, group_of, late_bytes, sharded_parts
 from tightfit.torch_private.tools import inside_compiled
 
-__all__ = ["PlannedStep", "attach_by_parts", "fit_in_place", "fitted_of", "used_of"]
-
 
 def fit_in_place(
     model: nn.Module,

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from tightfit.capture.calls.signature import shape_of_call
 from tightfit.capture.calls.structure import Arguments
-
-__all__ = ["NewCalls"]
 
 _IN_A_ROW = 6  # planned calls, each of which needed another plan
 _MOST_SHAPES = 4096  # that are remembered
@@ -43,7 +39,7 @@ class NewCalls:
         """
         if not self.are_many or self._plans.get(_shape_of(given)) in (0, 1):
             return False
-        growth = max(1.0, _elements_of(given) / max(1, self._elements))
+        growth = max(1.0, given.elements / max(1, self._elements))
         return fits(growth**_AT_MOST)
 
     def note_plain(self, given: Arguments) -> None:
@@ -60,7 +56,7 @@ class NewCalls:
             self._in_a_row = 0
             return
         self._in_a_row += 1
-        self._elements = _elements_of(given)
+        self._elements = given.elements
         shape = _shape_of(given)
         self._remember(shape, self._plans.get(shape, 0) + 1)
 
@@ -73,7 +69,3 @@ class NewCalls:
 
 def _shape_of(given: Arguments) -> tuple[Any, ...]:
     return shape_of_call(given.leaves, given.spec)
-
-
-def _elements_of(given: Arguments) -> int:
-    return sum(leaf.numel() for leaf in given.leaves if isinstance(leaf, torch.Tensor))

@@ -25,16 +25,6 @@ from tightfit.session.memory.in_backward import StepsInBackward
 from tightfit.session.processes import Ranks
 from tightfit.units import format_bytes, parse_bytes
 
-__all__ = [
-    "USUAL_LIMITS",
-    "Options",
-    "incompatible",
-    "make_options",
-    "refuse_other_than_optimizer",
-    "with_ranks",
-    "worst_first",
-]
-
 USUAL_LIMITS = Limits(seconds=10.0)
 """Of a search, where the user says nothing else."""
 
@@ -359,7 +349,7 @@ def worst_first(shapes: Iterable[Any], modules: Mapping[str, nn.Module]) -> list
     calls = [_call(example) for example in shapes]
     device = next((p.device for m in modules.values() for p in m.parameters()), None)
     given = [Arguments.of(*_real(call, device)) for call in calls]
-    return sorted(given, key=_elements, reverse=True)
+    return sorted(given, key=lambda call: call.elements, reverse=True)
 
 
 def _call(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -386,7 +376,3 @@ def _zeros(leaf: Any, device: torch.device | None) -> Any:
         return leaf
     zeros = torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
     return zeros.requires_grad_(leaf.requires_grad)
-
-
-def _elements(given: Arguments) -> int:
-    return sum(leaf.numel() for leaf in given.leaves if isinstance(leaf, torch.Tensor))

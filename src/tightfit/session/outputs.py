@@ -11,8 +11,6 @@ from tightfit.execution.reached import Reached
 from tightfit.graph.ir import ValueId
 from tightfit.graph.liveness import eager_peak_bytes
 
-__all__ = ["Usage"]
-
 _SURE = 3  # steps
 _MUCH = 0.01  # of the time of a step, or of the bytes it holds
 

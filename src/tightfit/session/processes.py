@@ -21,13 +21,6 @@ from tightfit.errors import BadInput, TightfitError
 from tightfit.torch_private import tools
 from tightfit.units import rounded_up
 
-__all__ = [
-    "Ranks",
-    "Replicas",
-    "agreed",
-    "running_wrapper",
-]
-
 Found = TypeVar("Found")
 
 _PATIENCE_S = 1800
@@ -96,11 +89,6 @@ def agreed(ranks: Ranks | None, key: str, kind: type[Found], make: Callable[[], 
     return make() if ranks is None else ranks.once(key, kind, make)
 
 
-def running_wrapper() -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel whose forward is running, if there is one."""
-    return tools.active_wrapper()
-
-
 class Replicas:
     """Effects of DistributedDataParallel on the plan of the module inside.
 
@@ -128,7 +116,6 @@ class Replicas:
         }
 
     def is_of(self, wrapper: DistributedDataParallel) -> bool:
-        """Whether this was made for a wrapper."""
         return self._wrapper() is wrapper
 
     def bucket_bytes(self, granularity: int) -> int:
@@ -154,7 +141,7 @@ class Replicas:
         wrapper = self._wrapper()
         return (
             wrapper is not None
-            and running_wrapper() is wrapper
+            and tools.active_wrapper() is wrapper
             and wrapper.gradient_as_bucket_view
             and wrapper.require_backward_grad_sync
             and not tools.reduces_after_backward(wrapper)

@@ -15,8 +15,6 @@ from tightfit.errors import (
     with_another_way,
 )
 
-__all__ = ["second_forward", "with_way_out"]
-
 
 def with_way_out(refusal: TightfitError, device: torch.device) -> TightfitError:
     """Return a refusal that names `tightfit.online`, too, where that accepts the program."""

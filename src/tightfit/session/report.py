@@ -14,8 +14,6 @@ from tightfit.plan.plan import Outcome, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.units import format_bytes, format_seconds
 
-__all__ = ["Held", "PlannedPart", "Report", "planned_moves", "report_of"]
-
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
     """The memory that a process held for the steps of a callable with an arena, in bytes."""

@@ -49,15 +49,6 @@ from tightfit.session.options import Options
 from tightfit.session.processes import agreed
 from tightfit.units import as_budget
 
-__all__ = [
-    "Pricing",
-    "cached_outcome",
-    "capture_step",
-    "less_exact_step",
-    "plan_at_once",
-    "plan_step",
-]
-
 _AT_ONCE_S = 0.3
 _LEAST_S = 3.0  # for the schedule that plans for less room begin from
 _AMPLE_BYTES = 1 << 60

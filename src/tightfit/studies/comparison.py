@@ -39,9 +39,6 @@ from tightfit.studies.subject import (
 )
 from tightfit.zoo import Example
 
-__all__ = ["Comparison", "Proof"]
-
-
 _UNLIMITED = 1 << 60
 
 

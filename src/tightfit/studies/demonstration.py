@@ -13,8 +13,6 @@ from tightfit.studies.comparison import Comparison, Proof
 from tightfit.studies.subject import with_loss_inside
 from tightfit.zoo import make
 
-__all__ = ["DEMONSTRATION", "QUICK", "Exhibit", "demonstrate"]
-
 
 @dataclass(frozen=True)
 class Exhibit:

@@ -28,9 +28,6 @@ from tightfit.studies.model import (
 )
 from tightfit.units import rounded_up
 
-__all__ = ["OPTIMIZERS", "Offered", "captured_step", "graph_of"]
-
-
 OPTIMIZERS = {"none": 0, "sgd": 0, "momentum": 1, "adamw": 2}
 """Copies of the trainable parameters that an optimizer keeps."""
 

@@ -20,8 +20,6 @@ from tightfit.planners.outcomes import simulated
 from tightfit.planners.registry import plan_with
 from tightfit.progress import SILENT, Progress
 
-__all__ = ["FlagRow", "flag_rows", "own_blocks_of"]
-
 _SEGMENTS = 4
 _SHARES = (0.75, 0.5, 0.0)
 _RATIOS = (0.7, 0.5, 0.4)

@@ -28,17 +28,6 @@ from tightfit.torch_private import core as private
 from tightfit.zoo import Example, make
 from tightfit.zoo.example import ImageSize
 
-__all__ = [
-    "ModelSettings",
-    "Target",
-    "explain_error",
-    "load_example",
-    "loss_function",
-    "model_inputs",
-    "name_of",
-    "on_fake_tensors",
-]
-
 Target: TypeAlias = "str | Callable[..., Any] | tuple[Any, ...]"
 
 _FORMS = "zoo:NAME, package.module:factory or path/to/file.py:factory"

@@ -17,8 +17,6 @@ from tightfit.progress import SILENT, Progress
 from tightfit.studies.dry_step import Offered, captured_step
 from tightfit.studies.model import Target
 
-__all__ = ["OpWay", "profile_ops"]
-
 _SHOWN = 12  # targets in the message that no op matches
 
 

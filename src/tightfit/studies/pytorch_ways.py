@@ -14,8 +14,6 @@ from tightfit.planners.outcomes import Bound, finish, no_plan, simulated
 from tightfit.planners.questions.compare import ComparisonRow, comparison_row
 from tightfit.units import format_bytes
 
-__all__ = ["PYTORCH", "PyTorch", "ways_named"]
-
 _MIN_CUT, _SHARE = "pytorch.min_cut", "pytorch.activation_memory_budget"
 _CHECKPOINT = "pytorch.checkpoint"
 PYTORCH = (_MIN_CUT, _SHARE, _CHECKPOINT)

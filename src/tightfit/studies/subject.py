@@ -28,19 +28,6 @@ from tightfit.session.memory.account import Account
 from tightfit.studies.model import loss_function, model_inputs
 from tightfit.zoo import Example
 
-__all__ = [
-    "Subject",
-    "TrainingRecord",
-    "differing_parts",
-    "digest_of",
-    "is_zero",
-    "largest_difference",
-    "planned_bytes_of",
-    "step_time",
-    "train",
-    "with_loss_inside",
-]
-
 _UNLIMITED = 1 << 60
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By the bytes of an element."""

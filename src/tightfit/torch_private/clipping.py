@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch.utils._foreach_utils import _has_foreach_support
 
-__all__ = ["norm_of_gradient", "scale_gradient"]
-
 
 def norm_of_gradient(gradient: torch.Tensor) -> torch.Tensor:
     """Return the 2-norm of a gradient."""

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["DIRECT", "direct"]
-
 aten = torch.ops.aten
 
 DIRECT: dict[Any, Any] = {

@@ -8,19 +8,6 @@ from typing import Any
 import torch
 from torch._C._functorch import unwrap_if_dead
 
-__all__ = [
-    "after_this_backward",
-    "applied",
-    "asks_for_gradient",
-    "gradient_edge",
-    "gradient_node",
-    "hooks_of_gradient",
-    "in_backward",
-    "keeps_graph",
-    "running_backward",
-    "runs_in_this_backward",
-]
-
 
 def applied(node: Any, more: Iterable[Any], owners: Iterable[torch.Tensor]) -> Any:
     """Make a node of a class, given arguments and tensors whose gradients it returns.
@@ -56,11 +43,6 @@ def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
     """Return where in autograd's graph the gradient of a tensor goes: a node, and its place."""
     edge = torch.autograd.graph.get_gradient_edge(tensor)
     return edge.node, edge.output_nr
-
-
-def gradient_node(tensor: torch.Tensor) -> Any:
-    """Return the node of autograd to which the gradient of a tensor goes."""
-    return gradient_edge(tensor)[0]
 
 
 def hooks_of_gradient(tensor: torch.Tensor) -> list[Any]:

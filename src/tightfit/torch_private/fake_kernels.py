@@ -10,8 +10,6 @@ import torch
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-__all__ = ["corrected_fake_kernels", "corrected_fake_results"]
-
 aten = torch.ops.aten
 
 
@@ -27,12 +25,6 @@ def _fake_grouped_mm(
     elif a.dim() == 3 and b.dim() == 2:  # groups along the columns
         shape = shape[1:]
     return a.new_empty(shape, dtype=out_dtype or a.dtype)
-
-
-def _fake_ctc_loss(scores: Any, _targets: Any, _lengths: Any, counts: Any, *_: Any) -> Any:
-    """Return the losses and the forward variables of the longest target; torch has no kernel."""
-    steps, batch = scores.shape[:2]
-    return scores.new_empty(batch), scores.new_empty(batch, steps, 2 * max(counts, default=0) + 1)
 
 
 def _fake_gru_cell(_gates: Any, _hidden_gates: Any, hidden: Any, *_: Any) -> Any:
@@ -57,7 +49,6 @@ def _as_torch_calls(kernel: Callable[..., Any]) -> Callable[..., Any]:
 _FAKE_KERNELS = {
     getattr(aten, name).default: _as_torch_calls(kernel)
     for name, kernel in {
-        "_ctc_loss": _fake_ctc_loss,
         "_grouped_mm": _fake_grouped_mm,
         "_thnn_fused_gru_cell": _fake_gru_cell,
         "_thnn_fused_gru_cell_backward": _fake_gru_cell_backward,

@@ -22,8 +22,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-__all__ = ["compile_graph", "fake_like", "new_fake_mode", "trace_functional"]
-
 # Decisions of the plan stay: the order of operators, the layout of kept values.
 _SETTINGS = {
     "reorder_for_peak_memory": False,

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["Patch"]
-
 
 class Patch:
     """A function or a method that one thread replaces for a while, and other threads do not see.

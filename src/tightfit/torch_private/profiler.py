@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch._C._profiler import _EventType
 
-__all__ = ["allocations"]
-
 
 def allocations(profile: torch.profiler.profile) -> list[tuple[str, int]]:
     """Return the type of device and the bytes of every allocation (+) and free (-), in order.

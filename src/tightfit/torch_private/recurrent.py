@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-__all__ = ["has_computed_weights", "run_kernel", "weights_in", "weights_of", "with_weights"]
-
 _KERNELS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 

@@ -9,18 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = [
-    "CAUGHT_ERRORS",
-    "COMPILED_ONLINE",
-    "DERIVATIVES",
-    "LEAVES",
-    "OLDEST",
-    "RELEASE",
-    "TABLE",
-    "VALUES",
-    "Since",
-]
-
 RELEASE: tuple[int, int] = tuple(map(int, torch.__version__.split(".")[:2]))  # type: ignore
 """The release of PyTorch here: major and minor number."""
 OLDEST = (2, 11)

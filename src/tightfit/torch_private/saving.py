@@ -8,11 +8,8 @@ from typing import Any
 
 import torch
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
-from torch.utils import checkpoint
 
 from tightfit.torch_private.patches import Patch
-
-__all__ = ["saving_hook", "watched_checkpoints", "watched_saving_hooks"]
 
 _KNOWN = ("torch.utils.checkpoint", "tightfit.")
 """Modules whose hooks change no bit of saved tensors."""
@@ -40,28 +37,21 @@ def watched_saving_hooks(entered: Callable[[str], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watched_checkpoints(seen: Callable[[bool], None]) -> Iterator[None]:
-    """Tell of each checkpointed region that is not reentrant, or that Dynamo has made a graph of.
+    """Tell of each checkpointed region that Dynamo has made a graph of.
 
     `seen`: called with whether the region, run again, draws the random numbers that it drew at
     first.
     """
 
-    def region(
-        regions: Any, function: Any, preserve: bool = True, *args: Any, **kwargs: Any
-    ) -> Any:
-        seen(preserve)
-        return regions(function, preserve, *args, **kwargs)
-
     def graph(graphs: Any, self: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         seen(bool(kwargs.get("preserve_rng_state", True)))
         return graphs(self, module, *args, **kwargs)
 
-    with _REGIONS.by(region), _GRAPHS.by(graph):
+    with _GRAPHS.by(graph):
         yield
 
 
 _ENTER = Patch(torch.autograd.graph.saved_tensors_hooks, "__enter__")
-_REGIONS = Patch(checkpoint, "_checkpoint_without_reentrant_generator")
 _GRAPHS = Patch(TagActivationCheckpoint, "__call__")
 
 

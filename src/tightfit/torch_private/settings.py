@@ -6,14 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "choices_of_kernels",
-    "global_settings",
-    "hooks_of_all_modules",
-    "settings_of_kernels",
-    "within_modes",
-]
-
 _CPU = torch.device("cpu")
 
 

@@ -16,21 +16,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = [
-    "below_autograd",
-    "below_modes",
-    "copy_of",
-    "fill",
-    "free_failed_backward",
-    "intercepted_resizing",
-    "memory_obstacle",
-    "negated",
-    "new_memory",
-    "observed_addresses",
-    "storage_of",
-    "take_memory",
-]
-
 storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]
 """The storage of a tensor, also while `observed_addresses` listens."""
 
@@ -154,11 +139,6 @@ def free_failed_backward() -> None:
     """Free the graph of a backward that has raised: the engine holds it until another runs."""
     with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
         torch.ones((), requires_grad=True).backward()
-
-
-def negated(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the view of a tensor that torch reads with the other sign."""
-    return torch._neg_view(tensor)
 
 
 _TENSOR_METHODS = ("numpy", "data_ptr", "untyped_storage", "tolist", "__repr__", "__dlpack__")

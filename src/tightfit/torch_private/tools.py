@@ -17,23 +17,6 @@ from torch.utils import _python_dispatch
 
 from tightfit.torch_private import core as private
 
-__all__ = [
-    "WithoutDynamo",
-    "active_wrapper",
-    "cublas_workspace_bytes",
-    "has_memory",
-    "hide_all_from_dynamo",
-    "hide_from_dynamo",
-    "inside_compiled",
-    "is_exported",
-    "local_tensor",
-    "reduces_after_backward",
-    "running_mode",
-    "running_transform",
-    "step_without_hooks",
-    "store_of_processes",
-]
-
 
 def inside_compiled(module: nn.Module) -> nn.Module:
     """Return the module that torch.compile has wrapped; any other module as it is."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["FeedForward", "SelfAttention", "initialise_transformer"]
-
 
 class SelfAttention(nn.Module):
     """Multi-head self-attention with one projection to queries, keys, values: [N, T, D]."""
@@ -20,7 +18,6 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the mixed tokens."""
         batch, tokens, width = x.shape
         query, key, value = (
             part.view(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
@@ -46,7 +43,6 @@ class FeedForward(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the transformed tokens."""
         return self.fc2(self.act(self.fc1(x)))
 
 

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from tightfit.zoo.attention import FeedForward, SelfAttention, initialise_transformer
 from tightfit.zoo.example import Example
 
-__all__ = ["BERT", "bert"]
-
 _IGNORED = -100
 _MASKED_SHARE = 0.15
 
@@ -27,7 +25,6 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output."""
         x = self.ln1(x + self.dropout(self.attention(x)))
         return self.ln2(x + self.dropout(self.mlp(x)))
 

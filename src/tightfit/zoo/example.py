@@ -11,15 +11,6 @@ from torch import Tensor, nn
 
 from tightfit.errors import BadInput
 
-__all__ = [
-    "Example",
-    "ImageSize",
-    "classification",
-    "height_and_width",
-    "initialise_convolutions",
-    "segmentation",
-]
-
 ImageSize: TypeAlias = int | tuple[int, int]
 
 

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from tightfit.errors import BadInput
 from tightfit.zoo.example import Example, ImageSize, height_and_width
 
-__all__ = ["FourierOperator", "fno", "ufno"]
-
 _PROJECTED = 128
 
 
@@ -27,7 +25,6 @@ class SpectralConvolution(nn.Module):
         self.weight = nn.Parameter(drawn / width**2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the mixed field."""
         modes, (height, width) = self.modes, x.shape[-2:]
         spectrum = torch.fft.rfft2(x)
         lowest = torch.cat([spectrum[..., :modes, :modes], spectrum[..., -modes:, :modes]], -2)
@@ -77,7 +74,6 @@ class Layer(nn.Module):
         self.unet = SmallUNet(width) if with_unet else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output."""
         y = self.spectral(x) + self.pointwise(x)
         return F.gelu(y if self.unet is None else y + self.unet(x))
 
@@ -96,7 +92,6 @@ class FourierOperator(nn.Module):
         )
 
     def forward(self, field: Tensor) -> Tensor:
-        """Return the other field."""
         return self.project(self.layers(self.lift(field)))
 
 

@@ -16,8 +16,6 @@ from tightfit.zoo.example import (
     initialise_convolutions,
 )
 
-__all__ = ["GoogLeNet", "Inception", "googlenet"]
-
 # name: (1x1, reduction before 3x3, 3x3, reduction before "5x5", "5x5", after the pooling)
 _BLOCKS: dict[str, tuple[int, int, int, int, int, int]] = {
     "3a": (64, 96, 128, 16, 32, 32),
@@ -58,7 +56,6 @@ class Inception(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the concatenated branches."""
         return torch.cat([self.branch1(x), self.branch2(x), self.branch3(x), self.branch4(x)], 1)
 
 
@@ -89,7 +86,6 @@ class GoogLeNet(nn.Module):
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits."""
         x = self.average(self.blocks(self.stem(images))).flatten(1)
         return self.fc(self.dropout(x))
 

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from tightfit.zoo.attention import FeedForward, SelfAttention, initialise_transformer
 from tightfit.zoo.example import Example
 
-__all__ = ["GPT2", "gpt2"]
-
 
 class Block(nn.Module):
     """Attention and feed-forward, each after a LayerNorm and around a shortcut: [N, T, D]."""
@@ -24,7 +22,6 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
         x = x + self.dropout(self.attention(self.ln1(x)))
         return x + self.dropout(self.mlp(self.ln2(x)))
 

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from tightfit.zoo.example import Example
 
-__all__ = ["Cell", "WordModel", "lstm"]
-
 _VOCABULARY = 10000
 
 

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 from tightfit.zoo.attention import FeedForward
 from tightfit.zoo.example import Example, ImageSize, classification, height_and_width
 
-__all__ = ["Mixer", "mlp_mixer"]
-
 _PATCH = 16
 
 
@@ -23,7 +21,6 @@ class Block(nn.Module):
         self.over_channels = FeedForward(width, 4 * width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
         x = x + self.over_patches(self.ln1(x).transpose(1, 2)).transpose(1, 2)
         return x + self.over_channels(self.ln2(x))
 

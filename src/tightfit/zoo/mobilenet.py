@@ -12,8 +12,6 @@ from tightfit.zoo.example import (
     initialise_convolutions,
 )
 
-__all__ = ["InvertedResidual", "MobileNetV1", "MobileNetV2", "mobilenet_v1", "mobilenet_v2"]
-
 # v1: (output channels, stride) of each depthwise separable convolution
 _SEPARABLE = (
     (64, 1),
@@ -73,7 +71,6 @@ class MobileNetV1(nn.Module):
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits."""
         return self.fc(self.dropout(self.average(self.features(images)).flatten(1)))
 
 
@@ -92,7 +89,6 @@ class InvertedResidual(nn.Module):
         self.layers.append(nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
         return x + self.layers(x) if self.has_shortcut else self.layers(x)
 
 
@@ -115,7 +111,6 @@ class MobileNetV2(nn.Module):
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits."""
         return self.fc(self.dropout(self.average(self.features(images)).flatten(1)))
 
 

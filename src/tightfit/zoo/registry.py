@@ -10,8 +10,6 @@ from typing import Any
 from tightfit.errors import BadInput
 from tightfit.zoo.example import Example, ImageSize
 
-__all__ = ["MODELS", "Entry", "make"]
-
 _UNET = {"channels": 1, "classes": 2, "width": 32, "depth": 4}
 _UNET_OF_PAPERS = {"channels": 3, "classes": 2, "width": 64, "depth": 4}
 _REGNET_400M = {"depth": 22, "first": 24, "slope": 24.48, "factor": 2.54, "group": 16}

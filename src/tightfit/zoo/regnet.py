@@ -15,8 +15,6 @@ from tightfit.zoo.example import (
     initialise_convolutions,
 )
 
-__all__ = ["RegNet", "regnet", "widths_of"]
-
 _STEM = 32
 _MULTIPLE = 8
 
@@ -57,7 +55,6 @@ class Block(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
         y = self.act(self.bn1(self.conv1(x)))
         y = self.act(self.bn2(self.conv2(y)))
         return self.act(self.bn3(self.conv3(y)) + self.shortcut(x))
@@ -86,7 +83,6 @@ class RegNet(nn.Module):
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits."""
         return self.fc(self.average(self.stages(self.stem(images))).flatten(1))
 
 

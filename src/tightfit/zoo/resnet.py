@@ -12,8 +12,6 @@ from tightfit.zoo.example import (
     initialise_convolutions,
 )
 
-__all__ = ["Bottleneck", "ResNet", "resnet50"]
-
 
 class Bottleneck(nn.Module):
     """1x1, 3x3, 1x1 convolutions around a shortcut: [N, C, H, W] -> [N, 4 width, H/s, W/s]."""
@@ -35,7 +33,6 @@ class Bottleneck(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
         y = self.act(self.bn1(self.conv1(x)))
         y = self.act(self.bn2(self.conv2(y)))
         y = self.bn3(self.conv3(y))
@@ -65,7 +62,6 @@ class ResNet(nn.Module):
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits."""
         x = self.pool(self.act(self.bn1(self.conv1(images))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(self.average(x).flatten(1))

@@ -19,8 +19,6 @@ from tightfit.zoo.example import (
 )
 from tightfit.zoo.vgg import VGG16_STAGES
 
-__all__ = ["FCN8", "SegNet", "fcn8", "segnet"]
-
 _CLASSES = 21
 
 
@@ -56,7 +54,6 @@ class FCN8(nn.Module):
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of every pixel."""
         third = self.stages[2](self.stages[1](self.stages[0](images)))
         fourth = self.stages[3](third)
         score = self.classifier(self.stages[4](fourth))
@@ -93,7 +90,6 @@ class SegNet(nn.Module):
         return stage
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of every pixel."""
         x, positions = images, []
         for stage in self.encoder:
             x, position = F.max_pool2d(stage(x), 2, return_indices=True)

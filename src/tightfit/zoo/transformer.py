@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from tightfit.zoo.attention import FeedForward, SelfAttention, initialise_transformer
 from tightfit.zoo.example import Example
 
-__all__ = ["Transformer", "transformer"]
-
 _VOCABULARY = 37000
 _CONTEXT = 1024
 
@@ -31,7 +29,6 @@ class CrossAttention(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def forward(self, x: Tensor, encoded: Tensor) -> Tensor:
-        """Return the mixed tokens."""
         keys, values = self.keys_values(encoded).chunk(2, -1)
         mixed = F.scaled_dot_product_attention(*map(self._by_head, (self.query(x), keys, values)))
         return self.out(mixed.transpose(1, 2).flatten(2))
@@ -49,7 +46,6 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output."""
         x = self.ln1(x + self.dropout(self.attention(x)))
         return self.ln2(x + self.dropout(self.mlp(x)))
 
@@ -68,7 +64,6 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, encoded: Tensor) -> Tensor:
-        """Return the layer's output."""
         x = self.ln1(x + self.dropout(self.attention(x)))
         x = self.ln2(x + self.dropout(self.cross(x, encoded)))
         return self.ln3(x + self.dropout(self.mlp(x)))

@@ -17,8 +17,6 @@ from tightfit.zoo.example import (
     segmentation,
 )
 
-__all__ = ["UNet", "UNet3d", "unet", "unet3d"]
-
 
 def _double_convolution(channels: int, width: int) -> nn.Sequential:
     return nn.Sequential(
@@ -31,7 +29,21 @@ def _double_convolution(channels: int, width: int) -> nn.Sequential:
     )
 
 
-class UNet(nn.Module):
+class _Skipping(nn.Module):
+    """Halves and doubles its input, with a skip around each halving."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        x, skips = images, []
+        for down in self.down:
+            skips.append(down(x))
+            x = self.pool(skips[-1])
+        x = self.bottom(x)
+        for transposed, up in zip(self.transposed, self.up, strict=True):
+            x = up(torch.cat([skips.pop(), transposed(x)], 1))
+        return self.head(x)
+
+
+class UNet(_Skipping):
     """`depth` halvings and doublings with skips: [N, C, H, W] -> [N, classes, H, W]."""
 
     def __init__(
@@ -53,17 +65,6 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, classes, 1)
         initialise_convolutions(self)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of every pixel."""
-        x, skips = images, []
-        for down in self.down:
-            skips.append(down(x))
-            x = self.pool(skips[-1])
-        x = self.bottom(x)
-        for transposed, up in zip(self.transposed, self.up, strict=True):
-            x = up(torch.cat([skips.pop(), transposed(x)], 1))
-        return self.head(x)
-
 
 def _double_convolution3d(channels: int, width: int, wide: int) -> nn.Sequential:
     return nn.Sequential(
@@ -76,7 +77,7 @@ def _double_convolution3d(channels: int, width: int, wide: int) -> nn.Sequential
     )
 
 
-class UNet3d(nn.Module):
+class UNet3d(_Skipping):
     """Three halvings and doublings with skips: [N, C, D, H, W] -> [N, classes, D, H, W]."""
 
     def __init__(self, channels: int = 3, classes: int = 3, width: int = 32) -> None:
@@ -95,17 +96,6 @@ class UNet3d(nn.Module):
             self.up.append(_double_convolution3d(3 * wide, wide, wide))
         self.head = nn.Conv3d(2 * width, classes, 1)
         initialise_convolutions(self)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of every voxel."""
-        x, skips = images, []
-        for down in self.down:
-            skips.append(down(x))
-            x = self.pool(skips[-1])
-        x = self.bottom(x)
-        for transposed, up in zip(self.transposed, self.up, strict=True):
-            x = up(torch.cat([skips.pop(), transposed(x)], 1))
-        return self.head(x)
 
 
 def unet(

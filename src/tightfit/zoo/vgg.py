@@ -13,8 +13,6 @@ from tightfit.zoo.example import (
     initialise_convolutions,
 )
 
-__all__ = ["VGG", "VGG16_STAGES", "VGG19_STAGES", "vgg16", "vgg19"]
-
 VGG16_STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 VGG19_STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))
 
@@ -47,7 +45,6 @@ class VGG(nn.Module):
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits."""
         return self.classifier(self.average(self.features(images)).flatten(1))
 
 

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from tightfit.zoo.attention import FeedForward, SelfAttention, initialise_transformer
 from tightfit.zoo.example import Example, ImageSize, classification, height_and_width
 
-__all__ = ["ViT", "vit"]
-
 _PATCH = 16
 
 
@@ -25,7 +23,6 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
         x = x + self.dropout(self.attention(self.ln1(x)))
         return x + self.dropout(self.mlp(self.ln2(x)))
 

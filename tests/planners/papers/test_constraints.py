@@ -21,7 +21,7 @@ from tightfit.planners.papers.monet.implementations import Implementations, sing
 from tightfit.planners.papers.monet.program import MonetProgram
 from tightfit.planners.papers.monet.program import build_program as build_monet
 from tightfit.planners.papers.monet.variables import Variables as MonetVariables
-from tightfit.planners.papers.stages.schedule import liveness_residency, recompute
+from tightfit.planners.papers.stages.schedule import forced_residency, recompute
 from tightfit.planners.papers.stages.staged import Implementation, staged
 from tightfit.planners.solvers import ProgramBuilder, SolveOptions, solve, solve_by_rows
 
@@ -312,5 +312,10 @@ def test_a_program_with_a_forward_op_after_a_backward_op_is_refused() -> None:
 
 def test_keeping_everything_is_a_schedule_without_recomputation() -> None:
     problem = staged(Task(graph=CHAIN, budget_bytes=20))
-    computes = recompute(problem, liveness_residency(problem, range(6)))
+    residency = forced_residency(problem)
+    for number, node in enumerate(problem.nodes):
+        for value in node.first.reads:
+            for stage in range(problem.values[value].begins, number + 1):
+                residency[stage] |= 1 << value
+    computes = recompute(problem, residency)
     assert [compute.op for compute in computes] == [0, 1, 2, 3, 4, 5]

@@ -18,13 +18,6 @@ from torch import fx
 from tightfit.alternatives.base import Extension, OpView, Way
 from tightfit.capture.nodes import storage_bytes
 
-__all__ = [
-    "convolution_by_images",
-    "convolved_by_images",
-    "gradients_by_images",
-    "gradients_of_convolution_by_images",
-]
-
 aten = torch.ops.aten
 
 _LARGE_SHARE = 0.25  # of the largest convolution of the step: below, its workspace matters little
@@ -122,7 +115,6 @@ def gradients_of_convolution_by_images(view: OpView) -> Extension | None:
 
 
 def _sizes(images: int) -> tuple[int, ...]:
-    """Return how many images at once are offered."""
     return (1, images // _PARTS) if images >= 2 * _PARTS else (1,)
 
 

@@ -17,8 +17,6 @@ import torch
 
 from tightfit.alternatives.base import Extension, OpView, Way
 
-__all__ = ["CHOICES", "convolution_by_cudnn", "under_settings"]
-
 CHOICES = {
     "fastest": (True, True, False),
     "deterministic": (True, False, True),

@@ -17,8 +17,6 @@ from torch import fx
 from tightfit.alternatives.base import Extension, OpView, Way
 from tightfit.capture.nodes import base_of, storage_bytes
 
-__all__ = ["gradient_of_input", "gradients_of_weight", "split_gradient"]
-
 aten = torch.ops.aten
 
 _LARGE_SHARE = 0.5  # of the largest inputs of a convolution's gradients

@@ -6,8 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["keep_marked", "pack_kept", "pack_passed"]
-
 _BYTES = 256  # of bits, written by each program
 _NUMBERS = {  # as wide an integer, that of all bits but the sign, and that of infinity
     torch.float32: (torch.int32, 0x7FFFFFFF, 0x7F800000),

@@ -6,8 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["LONGEST", "gradients_of_rows"]
-
 LONGEST = 8192
 """Numbers in a row: one program holds a whole one."""
 

@@ -10,8 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["gradient_of_image", "offsets_of"]
-
 _PLACES = 256
 
 

@@ -11,15 +11,6 @@ from torch import fx
 
 from tightfit.alternatives.base import Extension, OpView, Way
 
-__all__ = [
-    "batch_norm_again",
-    "normalise_with_statistics",
-    "statistics_of",
-    "train_with_own_statistics",
-    "update_again",
-    "update_own_statistics",
-]
-
 aten = torch.ops.aten
 
 

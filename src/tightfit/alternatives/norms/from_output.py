@@ -19,16 +19,6 @@ from tightfit.alternatives.base import Extension, OpView, Way
 from tightfit.alternatives.kernels import runs_on
 from tightfit.capture.captured import FarFromZero
 
-__all__ = [
-    "batch_norm_from_output",
-    "gradients_of_batch_norm",
-    "gradients_of_group_norm",
-    "gradients_of_layer_norm",
-    "group_norm_from_output",
-    "layer_norm_from_output",
-    "normalised",
-]
-
 aten = torch.ops.aten
 
 Gradients = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]

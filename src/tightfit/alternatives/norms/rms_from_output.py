@@ -18,8 +18,6 @@ from torch import fx
 from tightfit.alternatives.base import Extension, OpView, Way
 from tightfit.capture.captured import FarFromZero
 
-__all__ = ["power_of_normed", "product_with_normed", "rms_norm_from_output"]
-
 aten = torch.ops.aten
 
 _PRODUCT = (aten.mul.Tensor,)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Geometry"]
+from tightfit.costs.measured.call import materialise
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,6 @@ class Geometry:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Geometry:
-        """Return the geometry of a tensor."""
         return cls(
             tuple(tensor.shape),
             tuple(tensor.stride()),
@@ -33,10 +32,13 @@ class Geometry:
         )
 
     def empty(self) -> torch.Tensor:
-        """Return a new tensor of this geometry."""
         elements = -(-self.storage_bytes // self.dtype.itemsize)
         flat = torch.empty(elements, dtype=self.dtype, device=self.device)
         return flat.as_strided(self.shape, self.strides, self.offset)
+
+    def materialised(self) -> torch.Tensor:
+        """Return a new tensor, in memory of its own, with contents for any operator."""
+        return materialise(self.shape, self.strides, self.dtype, self.device)
 
     def over(self, base: torch.Tensor, moved_bytes: int) -> torch.Tensor:
         """Return the tensor of this geometry in the storage of another, moved by some bytes."""

@@ -20,16 +20,6 @@ from tightfit.torch_private import core as private
 from tightfit.torch_private.saving import saving_hook
 from tightfit.torch_private.settings import global_settings
 
-__all__ = [
-    "differ_in_sizes_only",
-    "flatten",
-    "input_signature",
-    "modes_and_settings",
-    "refuse_subclass",
-    "shape_of_call",
-    "tensor_signature",
-]
-
 _facts = attrgetter("dtype", "device", "requires_grad")
 
 

@@ -18,18 +18,6 @@ from torch import nn
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
-__all__ = [
-    "FUNCTIONS",
-    "PLAIN",
-    "Arguments",
-    "Structure",
-    "flat_spec",
-    "flatten",
-    "opened",
-    "structure_of",
-    "unflatten",
-]
-
 PLAIN = (
     bool,
     int,
@@ -189,12 +177,16 @@ class Arguments(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
-        """Return the inputs of a call."""
         leaves = (*args, *kwargs.values())
         if _FLAT.issuperset(map(type, leaves)):
             return cls(args, kwargs, leaves, flat_spec(len(args), tuple(kwargs)))
         opened_leaves, spec = flatten((args, kwargs))
         return cls(args, kwargs, tuple(opened_leaves), spec)
+
+    @property
+    def elements(self) -> int:
+        """How many numbers its tensors have."""
+        return sum(leaf.numel() for leaf in self.leaves if isinstance(leaf, torch.Tensor))
 
 
 _FLAT = frozenset({torch.Tensor, nn.Parameter, bool, int, float, str, type(None)})
@@ -230,7 +222,6 @@ class Structure:
         return tuple(x for i, x in enumerate(self.leaves) if i not in self.positions)
 
     def filled(self, tensors: Sequence[Any]) -> Any:
-        """Return the output with the given tensors."""
         if self._is_tuple:
             return tuple([tensors[which] for which in self.which])
         leaves = list(self.leaves)

@@ -17,8 +17,6 @@ from torch.overrides import TorchFunctionMode
 from tightfit.capture.decisions.stretches import Writes
 from tightfit.torch_private import core as private
 
-__all__ = ["Numbers", "is_carried", "number_carried"]
-
 _BATCH_NORMS = (torch.batch_norm, torch.nn.functional.batch_norm)
 _MOMENTUM = 6  # its place among their arguments
 _FIRST_MARK = 0.1

@@ -17,16 +17,6 @@ from torch import nn
 from tightfit.capture.decisions.shared import SharedViews, view_alike
 from tightfit.torch_private import core as private
 
-__all__ = [
-    "Decisions",
-    "Read",
-    "TapeSlot",
-    "TapeStep",
-    "itself",
-    "owned",
-    "run_step",
-]
-
 
 @dataclass(frozen=True)
 class TapeSlot:
@@ -45,7 +35,6 @@ class TapeStep:
     outputs: tuple[int | None, ...]
 
     def slots(self) -> Iterator[int]:
-        """Yield the slots among the arguments."""
         for leaf in private.pytree.tree_leaves((self.args, self.kwargs)):
             if isinstance(leaf, TapeSlot):
                 yield leaf.number

@@ -16,8 +16,6 @@ from tightfit.capture.origins import ModuleTrail
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
-__all__ = ["DecisionRecorder"]
-
 aten = torch.ops.aten
 
 _ASKING = frozenset({aten._local_scalar_dense.default, aten.equal.default})
@@ -137,24 +135,6 @@ class DecisionRecorder(private.TorchDispatchMode):
         history = self._tape.history({slot})
         return None if history is None else self._tape.replay(itself(slot), history)
 
-    def values_of(self, tensor: torch.Tensor) -> list[int]:
-        """Return the values of a traced tensor of integers; later calls check them.
-
-        Raises `CaptureError` if they do not follow from inputs and buffers alone.
-        """
-        slot = self._tape.slot(tensor)
-        history = self._tape.history({slot})
-        if history is None:
-            raise CaptureError(
-                f"{tensor.numel()} lengths of sequences depend on values that are computed here. "
-                "Way out: move the code that computes and uses them into one module and mark it "
-                "with tightfit.opaque",
-                module=self._trail.running,
-            )
-        values = self._tape.replay(itself(slot), history).tolist()
-        self._tape.check_numbers(slot, history, values)
-        return values
-
     def _ask(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Answer for an operator that tells Python a number."""
         step = self._tape.step_of(func, args, kwargs, None)
@@ -172,6 +152,5 @@ class DecisionRecorder(private.TorchDispatchMode):
 
 
 def _seeded() -> bytes:
-    """Return the state of PyTorch's generator."""
     with private.without_modes():
         return torch.get_rng_state().numpy().tobytes()

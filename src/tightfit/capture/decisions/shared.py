@@ -9,8 +9,6 @@ import torch
 
 from tightfit.torch_private import core as private
 
-__all__ = ["SharedViews", "shared_views", "view_alike"]
-
 SharedViews: TypeAlias = tuple[tuple[int, ...], tuple[tuple[Any, ...], ...]]
 """The positions of some inputs, and the geometry of each in the tensor that all of them view."""
 

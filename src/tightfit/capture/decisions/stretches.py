@@ -14,8 +14,6 @@ import torch
 
 from tightfit.torch_private import core as private
 
-__all__ = ["Writes"]
-
 
 @dataclass(frozen=True)
 class Stretch:
@@ -74,7 +72,6 @@ class Writes:
         self.start()
 
     def start(self) -> None:
-        """Start over: the tracer runs the forward several times."""
         self._asked_count = 0
 
     def take(self, tensor: Any, index: Any, value: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +12,10 @@ from tightfit.capture.decisions.reads import (
     Read,
     TapeSlot,
     TapeStep,
-    itself,
     owned,
     run_step,
 )
 from tightfit.torch_private import core as private
-
-__all__ = ["Tape", "has_values", "may_write"]
 
 aten = torch.ops.aten
 
@@ -37,7 +33,6 @@ class Tape:
         self._group: list[int] = []  # by slot: another that may share its memory
         self._steps: list[TapeStep | Read] = []
         self._replayed: set[int] = set()  # the steps that values read follow from
-        self._numbers: set[int] = set()  # slots of which every number was read
 
     # -- recording ----------------------------------------------------------------------------
 
@@ -53,16 +48,11 @@ class Tape:
         return self.slot(tensor) in self._leaves
 
     def slot(self, tensor: Any) -> int:
-        """Return the slot of a tensor."""
         number = self._slots.get(tensor)
         if number is None:
-            number = self._slots[tensor] = self.new_slot()
+            number = self._slots[tensor] = len(self._group)
+            self._group.append(number)
         return number
-
-    def new_slot(self) -> int:
-        """Return a slot for a tensor that the trace does not have."""
-        self._group.append(len(self._group))
-        return len(self._group) - 1
 
     def step_of(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> TapeStep:
         """Return a run of an operator as a step, without recording it."""
@@ -79,20 +69,14 @@ class Tape:
         return TapeStep(func, args, kwargs, outputs)
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
-        """Record an operator that ran."""
         step = self.step_of(func, args, kwargs, result)
         if func is aten.lift_fresh.default:  # a constant: writing to it must not change it
             step = replace(step, function=aten.clone.default)
-        self.append(step)
+        self._steps.append(step)
         if _aliases(func):
             joined = [*step.slots(), *(o for o in step.outputs if o is not None)]
             for slot in joined[1:]:
                 self._group[self._root(slot)] = self._root(joined[0])
-
-    def append(self, step: TapeStep | Read) -> int:
-        """Record a step that makes tensors of its own; return its place on the tape."""
-        self._steps.append(step)
-        return len(self._steps) - 1
 
     def _root(self, slot: int) -> int:
         while self._group[slot] != slot:
@@ -144,24 +128,7 @@ class Tape:
         """Let later calls check a number, if it depends on inputs or buffers at all."""
         if self._reads_leaf(step, history):
             self._replayed |= history
-            self.append(Read(step, value))
-
-    def check_numbers(self, slot: int, history: set[int], numbers: Sequence[int]) -> None:
-        """Let later calls check every number of a tensor, as `check` does one.
-
-        Backward may read them once more.
-        """
-        if slot in self._numbers or not self._reads_leaf(itself(slot), history):
-            return
-        self._numbers.add(slot)
-        self._replayed |= history
-        for place, number in enumerate(numbers):
-            element = self.new_slot()
-            picked = TapeStep(aten.select.int, (TapeSlot(slot), 0, place), {}, (element,))
-            self._replayed.add(self.append(picked))
-            scalar = aten._local_scalar_dense.default
-            read = TapeStep(scalar, (TapeSlot(element),), {}, (None,))
-            self.append(Read(read, number))
+            self._steps.append(Read(step, value))
 
     def _reads_leaf(self, step: TapeStep, history: set[int]) -> bool:
         return any(n in self._leaves for s in (*self._only(history), step) for n in s.slots())

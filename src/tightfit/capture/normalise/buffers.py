@@ -9,8 +9,6 @@ from tightfit.capture.nodes import ancestors_of, base_of, is_getitem, note_kept_
 from tightfit.capture.normalise.rewriting import Rewriting, readers_of
 from tightfit.torch_private import core as private
 
-__all__ = ["correct_statistics", "own_write_backs", "snapshot_mutated"]
-
 aten = torch.ops.aten
 
 

@@ -17,8 +17,6 @@ from tightfit.capture.nodes import is_traced_in_backward
 from tightfit.capture.normalise.rewriting import Rewriting
 from tightfit.torch_private import core as private
 
-__all__ = ["share_casts"]
-
 aten = torch.ops.aten
 
 

@@ -14,8 +14,6 @@ import torch
 
 from tightfit.capture.normalise.rewriting import Rewriting
 
-__all__ = ["compact_results"]
-
 aten = torch.ops.aten
 
 _REDUCTION = {  # where each operator takes how it reduces; 0: not at all

@@ -9,8 +9,6 @@ from tightfit.capture.nodes import base_of
 from tightfit.capture.normalise.rewriting import Rewriting
 from tightfit.torch_private import core as private
 
-__all__ = ["drop_clones", "drop_detaches", "drop_unread_arguments"]
-
 aten = torch.ops.aten
 
 

@@ -8,8 +8,6 @@ from tightfit.capture.nodes import note_random
 from tightfit.capture.normalise.rewriting import Rewriting
 from tightfit.capture.operators.dropout import scaled_dropout
 
-__all__ = ["correct_dropout"]
-
 aten = torch.ops.aten
 
 

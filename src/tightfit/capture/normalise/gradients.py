@@ -10,8 +10,6 @@ from tightfit.capture.normalise.rewriting import Rewriting, readers_of
 from tightfit.capture.opaque.tracing import is_opaque_backward, with_sums
 from tightfit.torch_private import core as private
 
-__all__ = ["add_inside_opaque", "added_up", "own_gradients", "sum_in_place"]
-
 aten = torch.ops.aten
 
 

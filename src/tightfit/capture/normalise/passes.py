@@ -24,8 +24,6 @@ from tightfit.capture.normalise.gradients import (
 from tightfit.capture.normalise.rewriting import Rewriting
 from tightfit.capture.operators.linalg import is_check
 
-__all__ = ["PASSES", "normalise"]
-
 
 def normalise(joint: JointGraph) -> JointGraph:
     """Return a traced step after every exact clean-up."""

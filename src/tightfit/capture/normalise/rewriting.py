@@ -14,8 +14,6 @@ from tightfit.capture.nodes import base_of, is_getitem, is_view
 from tightfit.torch_private import core as private
 from tightfit.torch_private import traces
 
-__all__ = ["Rewriting", "outside_allocator", "readers_of"]
-
 _NUMBER_BYTES = 64  # no more: the least that the CPU's allocator gives out
 
 

@@ -35,12 +35,10 @@ from tightfit.capture.opaque.record import (
 )
 from tightfit.capture.restored.python_state import PythonState
 from tightfit.capture.side_effects.members import members_of, write_replaced
-from tightfit.costs.measured.call import fixed_generators, materialise
+from tightfit.costs.measured.call import fixed_generators
 from tightfit.errors import CaptureError, OpaqueChanged, PlanMismatch
 from tightfit.torch_private import core as private
 from tightfit.units import format_bytes
-
-__all__ = ["CallMode", "OpaqueArguments", "OpaqueCall", "OpaqueModules"]
 
 _DRAWS = 8
 """How many times a module that draws numbers is run to see whether they decide which code runs."""
@@ -343,7 +341,6 @@ class OpaqueCall:
 
     @property
     def device(self) -> torch.device:
-        """The device it runs on."""
         return next((o.geometry.device for o in self.operands), torch.device("cpu"))
 
     def examine_backward(
@@ -381,7 +378,7 @@ class OpaqueCall:
         known = [*tensors, *result.outputs]
         saved = [known[i] for i in self.profile.saved]
         geometries = self.backwards[tuple(present)].tangents
-        tangents = [materialise(g.shape, g.strides, g.dtype, g.device) for g in geometries]
+        tangents = [geometry.materialised() for geometry in geometries]
         return result.record, saved, tangents
 
 

@@ -16,10 +16,8 @@ from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.opaque.mark import is_marked, is_opaque, opaque_modules
 from tightfit.capture.opaque.recurrent import has_computed_weights, shapes_alone
 from tightfit.capture.restored.python_state import PythonState
-from tightfit.costs.measured.call import fixed_generators, materialise
+from tightfit.costs.measured.call import fixed_generators
 from tightfit.torch_private import core as private
-
-__all__ = ["leaf_forwards"]
 
 Forward = Callable[..., Any]
 
@@ -89,13 +87,9 @@ def _really_returned(
     device = next(iter(state.values()), torch.empty(0)).device
     with private.without_modes(), fixed_generators(device), PythonState({"": module}):
         copied = {n: t if isinstance(t, nn.Parameter) else t.clone() for n, t in state.items()}
-        real = private.pytree.tree_map_only(Geometry, _materialised, tree)
+        real = private.pytree.tree_map_only(Geometry, Geometry.materialised, tree)
         with torch.no_grad(), private.autocast_cache(False):  # casts kept would have no history
             return functional_call(module, copied, *real)
-
-
-def _materialised(geometry: Geometry) -> torch.Tensor:
-    return materialise(geometry.shape, geometry.strides, geometry.dtype, geometry.device)
 
 
 def _like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

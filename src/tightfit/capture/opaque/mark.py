@@ -12,9 +12,6 @@ from torch import nn
 from tightfit.capture.origins import module_names
 from tightfit.errors import BadInput
 
-__all__ = ["is_marked", "is_opaque", "look_into", "opaque", "opaque_modules", "run_as_one_op"]
-
-
 _MARK = "_tightfit_opaque"
 _AS_ONE_OP: weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
 """Unmarked modules in which data decide sizes; with the callables that have found it."""

@@ -18,8 +18,6 @@ from tightfit.costs.measured.call import fixed_generators
 from tightfit.errors import InfeasibleBudget
 from tightfit.torch_private import core as private
 
-__all__ = ["NoRoomToMeasure", "naming_its_needs"]
-
 _MARGIN = 4
 _MARGIN_BYTES = 16 << 10
 """The share of its bytes when stopped that it may lack, where nothing is known."""

@@ -11,8 +11,6 @@ from torch import nn
 
 from tightfit.errors import PlanMismatch
 
-__all__ = ["ModuleObservations", "observations_of"]
-
 _MARGIN = 8
 """The share of room that is added where a module keeps more in one step than before."""
 
@@ -34,7 +32,6 @@ class ModuleObservations:
         self._given: tuple[torch.Tensor, ...] = ()
 
     def keeps(self, size_bytes: int) -> None:
-        """Note bytes it kept in a step."""
         self.kept_bytes = size_bytes + size_bytes // _MARGIN
 
     def makes(self, outputs: frozenset[int]) -> None:
@@ -86,5 +83,4 @@ _OBSERVATIONS: weakref.WeakKeyDictionary[nn.Module, dict[Any, ModuleObservations
 
 
 def observations_of(module: nn.Module, operands: Any) -> ModuleObservations:
-    """Return the observations of a module, by its operands."""
     return _OBSERVATIONS.setdefault(module, {}).setdefault(operands, ModuleObservations())

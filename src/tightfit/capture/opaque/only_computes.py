@@ -13,12 +13,10 @@ import torch
 from torch import nn
 
 from tightfit.capture.calls.geometry import Geometry
-from tightfit.costs.measured.call import fixed_generators, materialise
+from tightfit.costs.measured.call import fixed_generators
 from tightfit.torch_private import core
 from tightfit.torch_private import dynamo as private
 from tightfit.torch_private.frames.values import following_values
-
-__all__ = ["only_computes"]
 
 
 def only_computes(given: private.Given) -> bool:
@@ -32,7 +30,7 @@ def only_computes(given: private.Given) -> bool:
     try:
         with core.without_modes(), fixed_generators(device), torch.no_grad(), following_values():
             twin = copy.deepcopy(given.module)
-            args, kwargs = core.pytree.tree_map_only(Geometry, _materialised, tree)
+            args, kwargs = core.pytree.tree_map_only(Geometry, Geometry.materialised, tree)
             private.compiled(twin.forward, _never_run, _FirstGraphOnly())(*args, **kwargs)
     except _TracingEnded as seen:
         return seen.only_computes
@@ -53,34 +51,25 @@ def _never_run(*_: Any) -> NoReturn:
     raise AssertionError("the end of a graph comes before it is compiled")
 
 
-def _materialised(geometry: Geometry) -> torch.Tensor:
-    return materialise(geometry.shape, geometry.strides, geometry.dtype, geometry.device)
-
-
 class _FirstGraphOnly:
     """Ends a call at the end of its first graph: nothing of it has run then."""
 
     def call(self) -> tuple[int, Any]:
-        """Return that there is one call."""
         return 1, None
 
     def leaves(self) -> Mapping[Any, Callable[..., Any]]:
-        """Return that everything is to be followed."""
         return {}
 
     def left_out(self) -> Set[nn.Module]:
-        """Return that nothing is to be left out."""
         return frozenset()
 
     def one_op_at(self, places: Sequence[tuple[str, int]]) -> Any:
-        """Return that nothing is to become one op."""
         return None
 
     def try_as_one_op(self, forward: Any, given: private.Given | None) -> None:
         """Do nothing: nothing is asked about."""
 
     def follow_all_again(self) -> bool:
-        """Return that there is nothing to be followed again."""
         return False
 
     def ended(self, end: private.End) -> NoReturn:
@@ -88,7 +77,6 @@ class _FirstGraphOnly:
         raise _TracingEnded(only_computes=not end.reason and not end.acts)
 
     def following(self) -> AbstractContextManager[None]:
-        """Return that nothing is around."""
         return contextlib.nullcontext()
 
     def entered_inner_frame(self) -> None:

@@ -19,13 +19,10 @@ from tightfit.capture.restored.python_state import PythonState
 from tightfit.costs.measured.call import (
     Measurement,
     fixed_generators,
-    materialise,
     measure_call,
     measure_once,
 )
 from tightfit.errors import OpaqueChanged, OpaqueVaries, PlanMismatch
-
-__all__ = ["OpaqueBackward", "OpaqueForward"]
 
 _SECONDS = 0.12  # for the timing of one call
 
@@ -192,7 +189,7 @@ class OpaqueBackward:
         return {places[n]: tensor for n, tensor in zip(self.added, before, strict=True)}
 
     def _made_before(self) -> dict[int, torch.Tensor]:
-        return self._sums([materialise(g.shape, g.strides, g.dtype, g.device) for g in self.before])
+        return self._sums([geometry.materialised() for geometry in self.before])
 
     def measure(self, *, briefly: bool = False) -> Measurement:
         """Return the cost of the backward; the record is freed while it runs.

@@ -15,10 +15,7 @@ import torch
 
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import Structure
-from tightfit.costs.measured.call import materialise
 from tightfit.torch_private import core as private
-
-__all__ = ["TENSOR", "Anchor", "Backward", "Keeper", "Operand", "Profile", "Record", "Result"]
 
 
 class _Packed:
@@ -154,8 +151,7 @@ class Operand:
         """Return a real tensor to measure with."""
         if self.example is not None:
             return self.example.detach()
-        g = self.geometry
-        return materialise(g.shape, g.strides, g.dtype, g.device)
+        return self.geometry.materialised()
 
 
 @dataclass(frozen=True)

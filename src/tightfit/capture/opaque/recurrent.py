@@ -14,14 +14,6 @@ from torch import Tensor, nn
 
 from tightfit.torch_private import recurrent as private
 
-__all__ = [
-    "OfGivenWeights",
-    "RecurrentLayers",
-    "can_be_cut",
-    "has_computed_weights",
-    "shapes_alone",
-]
-
 
 def can_be_cut(module: nn.Module) -> bool:
     """Whether a module is a recurrent one of several layers, all trained, on a CPU."""

@@ -34,17 +34,6 @@ from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 from tightfit.torch_private.recurrent import weights_of
 
-__all__ = [
-    "OpaqueStandIns",
-    "draws_inside",
-    "is_opaque_backward",
-    "is_opaque_operator",
-    "is_record",
-    "opaque_function",
-    "pin_of",
-    "with_sums",
-]
-
 _CALLS: weakref.WeakValueDictionary[int, OpaqueCall] = weakref.WeakValueDictionary()
 _KEYS = itertools.count()
 

@@ -16,8 +16,6 @@ import torch
 
 from tightfit.torch_private import core as private
 
-__all__ = ["scaled_dropout", "traced_dropout"]
-
 aten = torch.ops.aten
 
 

@@ -13,8 +13,6 @@ import torch
 
 from tightfit.torch_private import core as private
 
-__all__ = ["is_check", "traced_checks"]
-
 aten = torch.ops.aten
 
 _CHECK = aten._linalg_check_errors.default

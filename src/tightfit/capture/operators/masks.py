@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["MaskedAssignments", "places", "put_gradient", "rows_of"]
-
 aten = torch.ops.aten
 
 _LIBRARY = torch.library.Library("tightfit", "FRAGMENT")

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["TracedProducts"]
-
 _LIBRARY = torch.library.Library("tightfit", "FRAGMENT")
 _LIBRARY.define(
     "product_gradient(Tensor gradient, Tensor x, int? dim, bool keepdim, ScalarType? dtype)"

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from tightfit.torch_private import core as private
 
-__all__ = ["traced_cells"]
-
 
 def traced_cells() -> Any:
     """Return a context in which GRU cells are traced with their gates side by side."""

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import torch
-
-from tightfit.capture.operators.checkpoints import SeenCheckpoints, traced_checkpoints
-from tightfit.capture.operators.ctc import traced_ctc
 from tightfit.capture.operators.dropout import traced_dropout
 from tightfit.capture.operators.linalg import traced_checks
 from tightfit.capture.operators.recurrent import traced_cells
 from tightfit.capture.operators.zeros import traced_zeros
 
-__all__ = ["traced_operators"]
-
 
 @contextlib.contextmanager
-def traced_operators(
-    values_of: Callable[[torch.Tensor], list[int]], checkpoints: SeenCheckpoints
-) -> Iterator[None]:
-    """Trace operators as ops of a plan that the tracer alone refuses or computes differently.
-
-    `values_of`: returns the values of a traced tensor of integers. `checkpoints`: called with every
-    checkpoint that the forward goes through.
-    """
+def traced_operators() -> Iterator[None]:
+    """Trace operators as ops of a plan that the tracer alone refuses or computes differently."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(traced_cells())
         stack.enter_context(traced_dropout())
         stack.enter_context(traced_checks())
-        stack.enter_context(traced_checkpoints(checkpoints))
-        stack.enter_context(traced_ctc(values_of))
         stack.enter_context(traced_zeros())
         yield

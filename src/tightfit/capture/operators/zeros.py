@@ -8,8 +8,6 @@ import torch
 
 from tightfit.torch_private import core as private
 
-__all__ = ["traced_zeros"]
-
 aten = torch.ops.aten
 
 

@@ -18,8 +18,6 @@ from tightfit.torch_private.saving import saving_hook
 from tightfit.torch_private.settings import settings_of_kernels, within_modes
 from tightfit.version import __version__
 
-__all__ = ["installation", "memory_of", "sees_operators"]
-
 _PACKAGES = ("site-packages", "dist-packages")
 
 

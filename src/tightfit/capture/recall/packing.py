@@ -20,8 +20,6 @@ from tightfit.capture.recall.values import NotKept, bytes_of, packed, unpacked
 from tightfit.torch_private import core as private
 from tightfit.torch_private import traces, wrappers
 
-__all__ = ["KeptGraph", "kept_graph", "traced_again"]
-
 _NOTES = (
     "seq_nr",
     "partitioner_tag",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-__all__ = ["RecentTraces"]
-
 
 class RecentTraces:
     """Traces in memory, by their keys; those not used for long make room.
@@ -26,7 +24,6 @@ class RecentTraces:
         return content
 
     def keep(self, key: str, content: bytes) -> None:
-        """Keep a trace."""
         self._bytes += len(content) - len(self._known.pop(key, b""))
         self._known[key] = content
         while self._bytes > self._most_bytes:

@@ -15,8 +15,6 @@ from tightfit.capture.recall.values import NotKept
 from tightfit.errors import BadInput
 from tightfit.files import cache_folder, delete_least_used, read_limited, write_atomically
 
-__all__ = ["ignoring_errors", "note_use", "read_trace", "trace_folder", "write_trace"]
-
 _LARGEST_BYTES = 128 << 20
 
 _LOG = logging.getLogger(__name__)
@@ -34,7 +32,6 @@ def ignoring_errors(consequence: str) -> Iterator[None]:
 
 
 def trace_folder() -> Path:
-    """Return where the files are."""
     return cache_folder("traces")
 
 

@@ -16,8 +16,6 @@ from tightfit.capture.decisions.reads import Read, TapeSlot, TapeStep
 from tightfit.torch_private import core as private
 from tightfit.torch_private import traces
 
-__all__ = ["NotKept", "bytes_of", "packed", "unpacked"]
-
 _LARGEST = 1 << 63
 _NAMESPACES = frozenset({"aten", "prims"})
 """Of PyTorch's own operators: the names of others do not define their meaning."""

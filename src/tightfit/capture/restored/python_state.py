@@ -14,8 +14,6 @@ from torch import nn
 from tightfit.capture.origins import module_names
 from tightfit.capture.restored.written import Written
 
-__all__ = ["PythonState"]
-
 _BOOKKEEPING = frozenset({"_parameters", "_buffers", "_modules", "forward"})
 _CONTAINERS = (list, dict, set, collections.deque)
 

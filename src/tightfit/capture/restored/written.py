@@ -17,8 +17,6 @@ from torch import nn
 from tightfit.capture.calls.structure import PLAIN
 from tightfit.capture.libraries import is_library, is_ours
 
-__all__ = ["Written"]
-
 _MOST_OBJECTS = 20_000
 _LARGEST_ARRAY = 1 << 20
 _CONTAINERS = (list, dict, set, collections.deque)

@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["SwappedForwards"]
-
 
 class SwappedForwards:
     """Remembers which forwards modules had before theirs were swapped.
@@ -20,13 +18,7 @@ class SwappedForwards:
     def __init__(self) -> None:
         self._before: list[tuple[nn.Module, Any]] = []
 
-    @property
-    def modules(self) -> set[nn.Module]:
-        """The modules whose forwards are swapped now."""
-        return {module for module, _ in self._before}
-
     def swap(self, module: nn.Module, forward: Callable[..., Any]) -> None:
-        """Let a module run another forward."""
         self._before.append((module, module.__dict__.get("forward")))
         module.__dict__["forward"] = forward
 

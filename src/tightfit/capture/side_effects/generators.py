@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-__all__ = ["GeneratorStates", "generators_of"]
-
 
 def generators_of(modules: Mapping[str, nn.Module]) -> list[torch.Generator]:
     """Return the generators among the attributes of modules and inside of these."""
@@ -34,7 +32,6 @@ class GeneratorStates:
         self._others = [(each, _plain(each.get_state())) for each in others]
 
     def restore(self) -> None:
-        """Put them back."""
         torch.set_rng_state(_tensor(self._cpu))
         if self._cuda:
             torch.cuda.set_rng_state_all([_tensor(state) for state in self._cuda])

@@ -10,19 +10,12 @@ from torch import nn
 
 from tightfit.errors import CaptureError
 
-__all__ = [
-    "RepeatedMembers",
-    "members_of",
-    "write_replaced",
-]
-
 
 class RepeatedMembers:
     """Puts back the parameters and buffers of modules registered under several names.
 
     The tracer swaps members name by name and puts back the member it found. For the second name of
-    a module that is its own stand-in for the first. Members that the model's own code replaces
-    stay.
+    a module that is its own stand-in for the first.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
@@ -32,28 +25,15 @@ class RepeatedMembers:
                 counts[module] = counts.get(module, 0) + 1
         self._modules = [m for m, count in counts.items() if count > 1]
         self._before: list[dict[str, Any]] = []
-        self._changed: set[tuple[int, str]] = set()
-
-    def now(self) -> list[dict[str, Any]]:
-        """Return the members as they are now."""
-        return [{**m._parameters, **m._buffers} for m in self._modules]
-
-    def note_changes(self, before: list[dict[str, Any]]) -> None:
-        """Note members that the model's own code has replaced since."""
-        for index, (then, now) in enumerate(zip(before, self.now(), strict=True)):
-            changed = {k for k in {*then, *now} if then.get(k) is not now.get(k)}
-            self._changed |= {(index, key) for key in changed}
 
     def __enter__(self) -> RepeatedMembers:
-        self._before = self.now()
+        self._before = [{**m._parameters, **m._buffers} for m in self._modules]
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for index, (module, before) in enumerate(zip(self._modules, self._before, strict=True)):
+        for module, before in zip(self._modules, self._before, strict=True):
             for members in (module._parameters, module._buffers):
-                for key in [k for k in members if k in before]:
-                    if (index, key) not in self._changed:
-                        members[key] = before[key]
+                members.update({key: before[key] for key in members if key in before})
 
 
 def _alike(a: Any, b: Any) -> bool:

@@ -15,8 +15,6 @@ from tightfit.capture.origins import ModuleTrail
 from tightfit.errors import CaptureError
 from tightfit.torch_private import saving as private
 
-__all__ = ["refuse_saving_hooks", "without_saving_hooks"]
-
 _WAY_OUT = (
     "Way out: leave them out (the plan "
     "decides which tensors are saved), or move the code within them out of the fitted part"

@@ -1,4 +1,4 @@
-"""Tensors that a call gets under several names (tied weights): one input for the tracer.
+"""Parameters and buffers with several names (tied weights): one input for the tracer.
 
 The tracer puts another tensor in the place of each name. A weight with two names would get two
 gradients, each a sum of its own. Eager adds up all gradients of its readers in the order in which
@@ -9,38 +9,27 @@ name's stand-in.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import nn
-
-__all__ = ["TiedTensors"]
 
 _Slot = tuple[dict[str, Any], str]
 
 
 class TiedTensors:
-    """Which parameters, buffers and inputs of a call are one tensor.
+    """Which parameters and buffers of a module are one tensor.
 
-    `module`: that holds all members, before the tracer puts others in their place. `leaves`: the
-    flattened inputs.
+    Inputs of a graph of Dynamo's are not: each tensor is one input, and members are none.
+
+    `module`: that holds all members, before the tracer puts others in their place.
     """
 
-    def __init__(self, module: nn.Module, leaves: Sequence[Any]) -> None:
+    def __init__(self, module: nn.Module) -> None:
         members: dict[int, list[_Slot]] = {}
         for slot in _slots(module):
             members.setdefault(id(slot[0][slot[1]]), []).append(slot)
-        positions: dict[int, list[int]] = {}
-        for position, leaf in enumerate(leaves):
-            if isinstance(leaf, torch.Tensor):
-                positions.setdefault(id(leaf), []).append(position)
         self._names = [group for group in members.values() if len(group) > 1]
-        self._inputs = [
-            (members[key][0] if key in members else None, group)
-            for key, group in positions.items()
-            if key in members or len(group) > 1
-        ]
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
@@ -57,20 +46,6 @@ class TiedTensors:
             for ((holder, key), tensor), instead in zip(before, put, strict=True):
                 if holder.get(key) is instead:
                     holder[key] = tensor
-
-    def joined_inputs(self, leaves: Sequence[Any]) -> list[Any] | None:
-        """Return the inputs with every tensor in place of its copies; None: there are no copies.
-
-        `leaves`: the tracer's stand-ins for them.
-        """
-        if not self._inputs:
-            return None
-        result = list(leaves)
-        for member, group in self._inputs:
-            first = result[group[0]] if member is None else member[0][member[1]]
-            for position in group:
-                result[position] = first
-        return result
 
 
 def _slots(module: nn.Module) -> Iterator[_Slot]:

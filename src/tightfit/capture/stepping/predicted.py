@@ -8,8 +8,6 @@ import torch
 
 from tightfit.costs.measured.call import Measurement
 
-__all__ = ["Copied", "PredictedOp", "TakenOver"]
-
 _BYTES_PER_S = 5e9  # that an op reads and writes, until steps have been timed
 
 
@@ -37,7 +35,6 @@ class TakenOver(PredictedOp):
     """Returns a tensor as it is, under another name."""
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return it."""
         return tensor
 
 
@@ -46,5 +43,4 @@ class Copied(PredictedOp):
     """Returns a copy of a tensor, laid out alike."""
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return it."""
         return tensor.clone()

@@ -22,8 +22,6 @@ from tightfit.capture.opaque.tracing import pin_of
 from tightfit.capture.stepping.predicted import Copied, TakenOver
 from tightfit.graph.ir import Alternative, Graph, Op, Value, ValueId
 
-__all__ = ["SecondPass"]
-
 _BACKWARD = "backward"
 
 

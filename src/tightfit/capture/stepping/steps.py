@@ -23,8 +23,6 @@ from tightfit.graph.liveness import producers, readers
 from tightfit.graph.validate import validate_graph
 from tightfit.torch_private import clipping
 
-__all__ = ["ParameterStep", "Stepper", "taking_steps", "with_parameter_steps"]
-
 _STRETCH_BYTES = 1 << 19  # moved in the time that it takes to begin another stretch
 _WORTH = 4  # times less workspace
 _NUMBERS = 4  # that a norm and a factor work with
@@ -82,7 +80,6 @@ class GradientNorm(PredictedOp):
     """Returns the norm of one gradient, as `clip_grad_norm_` computes it."""
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the norm: a number."""
         return clipping.norm_of_gradient(gradient)
 
 
@@ -93,7 +90,6 @@ class ClipFactor(PredictedOp):
     max_norm: float = 1.0  # to which they are clipped
 
     def __call__(self, norms: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return it: a number of at most 1."""
         total = torch.linalg.vector_norm(torch.stack(list(norms)), 2.0)
         return torch.clamp(self.max_norm / (total + 1e-6), max=1.0)
 

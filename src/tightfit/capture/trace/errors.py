@@ -10,8 +10,6 @@ from tightfit.capture.origins import ModuleTrail
 from tightfit.errors import BadInput, CaptureError, InfeasibleBudget
 from tightfit.torch_private import core as private
 
-__all__ = ["explained"]
-
 
 @contextlib.contextmanager
 def explained(trail: ModuleTrail) -> Iterator[None]:

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["fewer_collections"]
-
 _OBJECTS = 50_000  # that are made between two collections
 
 

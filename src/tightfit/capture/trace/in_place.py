@@ -17,8 +17,6 @@ from tightfit.capture.nodes import draws, is_without_gaps
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
-__all__ = ["LayoutsInPlace"]
-
 aten = torch.ops.aten
 
 

@@ -17,8 +17,6 @@ from tightfit.capture.trace.trace import trace
 from tightfit.capture.traced_call import TracedCall
 from tightfit.torch_private import core as private
 
-__all__ = ["trace_with_numbers"]
-
 aten = torch.ops.aten
 
 _MOST_ATTEMPTS = 6

@@ -21,8 +21,6 @@ from tightfit.costs.measured.call import call_key
 from tightfit.torch_private import core as private
 from tightfit.torch_private.fake_kernels import corrected_fake_results
 
-__all__ = ["Strides", "TrueStrides", "misreported", "note_calls", "with_true_strides"]
-
 Strides = tuple[int, ...] | None
 TrueStrides = Mapping[str, tuple[Strides, ...]]
 """By the key of a traced call: the strides of each of its results, None where they are right."""

@@ -21,7 +21,6 @@ from tightfit.capture.calls.structure import (
     flatten,
     opened,
     structure_of,
-    unflatten,
 )
 from tightfit.capture.decisions.numbers import Numbers, is_carried
 from tightfit.capture.decisions.recorder import DecisionRecorder
@@ -41,13 +40,9 @@ from tightfit.capture.operators.linalg import is_check
 from tightfit.capture.operators.masks import MaskedAssignments
 from tightfit.capture.operators.products import TracedProducts
 from tightfit.capture.operators.registry import traced_operators
-from tightfit.capture.operators.resized import ResizedTensors
 from tightfit.capture.origins import CastRegions, ModuleTrail, Origins
-from tightfit.capture.side_effects.backward_writes import (
-    StandInsInBackward,
-    refuse_backward_writes,
-)
-from tightfit.capture.side_effects.members import RepeatedMembers, members_of
+from tightfit.capture.side_effects.backward_writes import refuse_backward_writes
+from tightfit.capture.side_effects.members import RepeatedMembers
 from tightfit.capture.side_effects.saving import without_saving_hooks
 from tightfit.capture.side_effects.tied import TiedTensors
 from tightfit.capture.trace.asked import AskedGradients
@@ -59,8 +54,7 @@ from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 from tightfit.torch_private import traces, wrappers
 from tightfit.torch_private.fake_kernels import corrected_fake_kernels
-
-__all__ = ["trace"]
+from tightfit.torch_private.saving import watched_checkpoints
 
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 
@@ -81,13 +75,11 @@ class _Callee(nn.Module):
         self._opaque = opaque
         self.structure: Structure | None = None
         self._keeps_casts = torch.is_autocast_cache_enabled()
-        self.repeated = RepeatedMembers(call.modules)
         self._traced_parameters: dict[int, Any] = {}
         for name, module in call.modules.items():
             self.add_module(name, _without_scripts(module))
-        self._tied = TiedTensors(self, flatten((call.args, call.kwargs))[0])
+        self._tied = TiedTensors(self)
         self.asked = AskedGradients()
-        self.in_backward = StandInsInBackward(self, self.asked)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the callable; hooks of all modules are not for this module, which is not the
@@ -97,19 +89,13 @@ class _Callee(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the callable on the tracer's stand-ins for inputs; return the tensors it makes."""
         with self._tied.joined():
-            leaves, spec = flatten((args, kwargs))
-            joined = self._tied.joined_inputs(leaves)
-            if joined is not None:
-                args, kwargs = unflatten(joined, spec)
             return self._traced(args, kwargs)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-        before = self.repeated.now()
         self._opaque.note_inputs((args, kwargs), self._inputs)
         children = dict(self.named_children())
         self._recorder.start(flatten((args, kwargs))[0], children)
-        members = members_of(self)
-        self.in_backward.note()
+        self.asked.begin()
         self._traced_parameters = {id(p): p for p in self.parameters()}
         for parameter in self._traced_parameters.values():
             private.call_parameter(parameter)
@@ -119,19 +105,16 @@ class _Callee(nn.Module):
             self._recorder,
             MaskedAssignments(),
             TracedProducts(),
-            ResizedTensors(members.values()),
         ):
             output = self._function(*args, **kwargs)
             self._recorder.refuse_seeding()
         self._opaque.note_overwritten()
-        self.repeated.note_changes(before)
         tensors, self.structure = structure_of(output, "the call")
         if self._loss_alone:
             extra = returned_with_loss(self._function, self._inputs[0])
             self.detached |= {i for i in extra if tensors[i].requires_grad}
             self.detached |= _other_than_loss(tensors, self.structure.loss)
         self.asked.expect(tensors, self.detached)
-        self.in_backward.await_gradients()
         return tuple(tensors)
 
     def is_parameter(self, tensor: Any) -> bool:
@@ -189,13 +172,14 @@ def trace(
             stack.enter_context(private.backward_without_autocast())
             stack.enter_context(private.hidden_changes_without_tangents(callee.is_parameter))
             stack.enter_context(wrappers.marking_gradient_receivers())
-            stack.enter_context(traced_operators(recorder.values_of, checkpoints))
+            stack.enter_context(traced_operators())
+            stack.enter_context(watched_checkpoints(checkpoints.note))
             stack.enter_context(trail)
             stack.enter_context(without_saving_hooks(trail))
             stack.enter_context(regions)
-            stack.enter_context(callee.repeated)
+            stack.enter_context(RepeatedMembers(call.modules))
             stack.enter_context(opaque)
-            stack.enter_context(callee.in_backward)
+            stack.enter_context(callee.asked)
             stack.enter_context(LayoutsInPlace())
             if numbers is not None:
                 stack.enter_context(private.symbolic_numbers())

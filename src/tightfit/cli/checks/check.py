@@ -34,8 +34,6 @@ from tightfit.units import format_bytes, format_percent, format_seconds
 if TYPE_CHECKING:
     from tightfit.api.check import Check
 
-__all__ = ["check"]
-
 _LENGTH_S = 5.0
 """For each length that is tried."""
 

@@ -17,8 +17,6 @@ from tightfit.units import format_bytes
 if TYPE_CHECKING:
     from tightfit.studies.flags import FlagRow
 
-__all__ = ["compare_flags"]
-
 _NOTE = (
     "foretold on fake tensors, each way at its best: values are freed as soon as they were read "
     "last. bitwise: the bits of plain PyTorch"

@@ -21,8 +21,6 @@ from tightfit.planners.questions.request import PlanRequest
 from tightfit.reporting.text import render_table
 from tightfit.units import format_bytes, parse_bytes
 
-__all__ = ["check_lengths"]
-
 _LINE = re.compile(r"(\d+)(?:[\s,;:]+(\d+))?")
 _SHOWN = 8
 

@@ -20,8 +20,6 @@ from tightfit.reporting.pictures.layout import Rectangle, layout_picture
 from tightfit.reporting.pictures.page import SUFFIXES, require_pictures
 from tightfit.units import format_bytes, format_seconds
 
-__all__ = ["pack"]
-
 
 def pack(
     trace: Path,

@@ -21,8 +21,6 @@ from tightfit.units import format_bytes
 if TYPE_CHECKING:
     from tightfit.dynamic.recorder import Recorder
 
-__all__ = ["record"]
-
 
 def record(
     script: Path,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import time
 from collections.abc import Sequence
 from itertools import groupby
@@ -14,13 +12,12 @@ from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import Json
-from tightfit.cli.output import print_result
+from tightfit.cli.output import csv_of, print_result
 from tightfit.errors import BadInput
-from tightfit.eviction.arena import Placement
 from tightfit.eviction.figures import Compared, sweep
 from tightfit.eviction.log.resolve import Log, load_log
 from tightfit.eviction.policies.registry import DEFAULT, policy_named
-from tightfit.eviction.replayed import Deallocation, Replayed, Rules
+from tightfit.eviction.replayed import Deallocation, Placement, Replayed, Rules
 from tightfit.eviction.simulator import Simulator
 from tightfit.files import write_atomically
 from tightfit.planners.base import Limits
@@ -28,8 +25,6 @@ from tightfit.planners.questions.clairvoyant import CLAIRVOYANT, clairvoyant, sl
 from tightfit.reporting.pictures.page import require_pictures
 from tightfit.reporting.pictures.policies import PolicyCurve, policies_picture
 from tightfit.units import format_bytes, format_percent, parse_bytes
-
-__all__ = ["simulate"]
 
 _RATIOS = tuple(n / 20 for n in range(2, 21))
 _COLUMNS = (
@@ -230,7 +225,7 @@ def _sweep(
         progress.stop()
     log = simulator.log
     rows = [_row(log, point) for point in found]
-    write_atomically(folder / "sweep.csv", _csv(rows))
+    write_atomically(folder / "sweep.csv", csv_of(rows, _COLUMNS))
     for comparison, points in groupby(found, key=lambda point: point.comparison):
         picture = policies_picture(
             _curves(log, list(points)),
@@ -263,14 +258,6 @@ def _row(log: Log, point: Compared) -> dict[str, Any]:
         "accesses": found.accesses,
         "max_memory_bytes": found.max_memory_bytes,
     }
-
-
-def _csv(rows: Sequence[dict[str, Any]]) -> bytes:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, fieldnames=_COLUMNS)
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue().encode()
 
 
 def _curves(log: Log, points: Sequence[Compared]) -> list[PolicyCurve]:

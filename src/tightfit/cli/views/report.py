@@ -44,8 +44,6 @@ from tightfit.reporting.html.facts import PlannedFor
 from tightfit.reporting.html.sentences import Proven
 from tightfit.units import format_bytes
 
-__all__ = ["report"]
-
 _BUDGETS = "0.9,0.7,0.55,0.4,0.3"
 _CURVE_S = 2.0
 """For each plan of the curve, and for the plan with less exact alternatives."""

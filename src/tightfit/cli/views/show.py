@@ -19,8 +19,6 @@ from tightfit.plan.plan import Plan
 from tightfit.plan.verify import verified_peak_bytes, verify
 from tightfit.reporting.text import render_explanation, render_graph, render_plan
 
-__all__ = ["show"]
-
 
 def show(
     file: str,

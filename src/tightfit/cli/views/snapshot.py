@@ -29,8 +29,6 @@ from tightfit.reporting.snapshot import snapshot as snapshot_file
 from tightfit.reporting.timeline import seconds_of_instructions, timeline
 from tightfit.units import format_bytes
 
-__all__ = ["snapshot"]
-
 _SNAPSHOT, _TIMELINE = ".pickle", ".json"
 _CONSTANTS = {
     "parameters": "parameter",

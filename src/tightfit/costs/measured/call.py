@@ -21,21 +21,6 @@ from tightfit.allocator.refusals import unless_refused
 from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
 from tightfit.torch_private import core as private
 
-__all__ = [
-    "SHORT_S",
-    "Measurement",
-    "call_key",
-    "draw_normal",
-    "environment_of",
-    "fixed_generators",
-    "kind_of",
-    "materialise",
-    "measure_call",
-    "measure_once",
-    "measure_workspace",
-    "metered_run",
-]
-
 _FORMAT = 2
 _FLUSHED_BYTES = 16 << 20
 _CALM_RATIO = 1.2
@@ -304,15 +289,13 @@ def materialise(
     dtype: torch.dtype,
     device: torch.device | str,
     *,
-    largest_index: int = 0,
     storage_bytes: int = 0,
 ) -> torch.Tensor:
     """Return a tensor of given layout with contents that every operator accepts.
 
     Floats are between 0.05 and 0.15 (safe as variances, divisors, arguments of logarithms),
-    booleans are true half of the time, integers are valid indices up to `largest_index`. Strides
-    may be 0 (expanded) or overlap; a view may have a storage of at least `storage_bytes`. The
-    global random generators do not move.
+    booleans are true half of the time, integers are zero. Strides may be 0 (expanded) or overlap;
+    a view may have a storage of at least `storage_bytes`. The global random generators do not move.
     """
     elements = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     if 0 in shape:
@@ -328,7 +311,7 @@ def materialise(
     elif dtype == torch.bool:
         flat = torch.rand(elements, **options) < 0.5
     else:
-        flat = torch.randint(0, largest_index + 1, (elements,), **options).to(dtype)
+        flat = torch.zeros(elements, dtype=dtype, device=device)
     return flat.as_strided(tuple(shape), tuple(strides))
 
 
@@ -420,7 +403,6 @@ def _float32_precisions() -> dict[str, str]:
 
 
 def cpu_name() -> str:
-    """Return the processor's name for people."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -14,8 +14,6 @@ from tightfit.costs.cache import Cache
 from tightfit.costs.machines import Machine
 from tightfit.costs.measured.call import cpu_name, environment_of
 
-__all__ = ["measure_this_cpu", "this_cpu"]
-
 _KEY = "peaks of this CPU"
 
 

@@ -27,8 +27,6 @@ from tightfit.files import cache_folder
 from tightfit.progress import announce, said_while_waiting
 from tightfit.torch_private.releases import COMPILED_ONLINE
 
-__all__ = ["compiled_core"]
-
 _NAME = "tightfit_online_core"
 _HERE = Path(__file__).parent
 _SHARED = _HERE.parent.parent / "_core" / "eviction.hpp"

@@ -19,15 +19,6 @@ from pathlib import Path
 
 from tightfit.files import write_atomically
 
-__all__ = [
-    "BeingCompiled",
-    "CoreUnavailable",
-    "ForLaterReleases",
-    "compile_apart",
-    "compile_here",
-    "main",
-]
-
 _LONGEST_S = 1200
 _LOWEST_PRIORITY = 19
 _PROGRAM = "from tightfit.dynamic.native.compiling import main; main()"

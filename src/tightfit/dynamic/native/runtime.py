@@ -17,8 +17,6 @@ from tightfit.errors import BadInput
 from tightfit.eviction.policies.policy import Policy
 from tightfit.torch_private.storages import free_failed_backward
 
-__all__ = ["NativeRuntime"]
-
 
 class NativeRuntime(Core):
     """Sees operators on a dispatch key below autograd, in C++.
@@ -56,15 +54,12 @@ class NativeRuntime(Core):
     # -- calls by a region -------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """See the operators of this thread from now on."""
         self._core.begin()
 
     def end(self) -> None:
-        """See no more of them."""
         self._core.end()
 
     def know(self, storages: Iterable[torch.UntypedStorage]) -> None:
-        """These are there already."""
         for storage in storages:
             self._core.know(storage._cdata, allocated_bytes(storage))
 
@@ -74,15 +69,12 @@ class NativeRuntime(Core):
         return self._module.address_of_make_room()
 
     def make_room(self, lacking_bytes: int) -> bool:
-        """Evict; return whether anything was freed."""
         return self._core.make_room(lacking_bytes)
 
     def need(self, tensor: torch.Tensor, is_permanent: bool) -> None:
-        """Bring a tensor back that is read without the dispatcher; it may have to stay there."""
         self._core.need(tensor, is_permanent)
 
     def resize(self, storage: torch.UntypedStorage, run: Callable[[], Any]) -> Any:
-        """A storage gets another size: contents computed from it must not need it any more."""
         if not self._core.is_known(storage._cdata):
             return run()
         self._core.before_resizing(storage._cdata)
@@ -91,23 +83,18 @@ class NativeRuntime(Core):
         return result
 
     def expect_writes(self, size_bytes: int) -> None:
-        """So much is about to be overwritten by an optimizer; 0: no longer."""
         self._core.expect_writes(size_bytes)
 
     def end_step(self) -> None:
-        """A training step is over."""
         self._core.end_step()
 
     def settle_all(self) -> int:
-        """Bring back everything the program holds, to leave; return the bytes that do not fit."""
         return self._core.settle_all()
 
     def clean_up_failed_backward(self) -> None:
-        """Free autograd's tensors of a backward in which an operator has failed."""
         self._core.clean_up_failed_backward()
 
     def close(self) -> None:
-        """Forget everything."""
         self.stop_watching()
         self._core.close()
         del self._core  # it holds this in turn, where Python's collector cannot see it
@@ -117,12 +104,10 @@ class NativeRuntime(Core):
         self._ledger.add(Counts(*self._core.take_counts()))
 
     def weights(self) -> tuple[int, int]:
-        """Return the resident bytes that stay for ever, and those that could be evicted."""
         return self._core.weights()
 
     @property
     def refused(self) -> str:
-        """The operator that could not run again, if that was why something failed."""
         return self._core.refused()
 
     # -- calls by the core -------------------------------------------------------------------------

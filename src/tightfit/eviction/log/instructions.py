@@ -7,18 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-__all__ = [
-    "Backward",
-    "Call",
-    "Constant",
-    "Copy",
-    "CopyFrom",
-    "Instruction",
-    "Mutate",
-    "Release",
-    "Result",
-]
-
 
 class Constant(NamedTuple):
     """A tensor that exists already, such as a parameter: resident for ever."""

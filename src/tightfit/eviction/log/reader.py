@@ -23,8 +23,6 @@ from tightfit.eviction.log.instructions import (
     Result,
 )
 
-__all__ = ["read_instructions"]
-
 _LONGEST_LINE_BYTES = 1 << 20
 _MOST_DIGITS = 18
 _GZIP = b"\x1f\x8b"

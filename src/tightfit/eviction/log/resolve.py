@@ -26,8 +26,6 @@ from tightfit.eviction.log.instructions import (
 )
 from tightfit.eviction.log.reader import read_instructions
 
-__all__ = ["Event", "Log", "Occurrence", "Operator", "Storage", "Tensor", "load_log", "resolve"]
-
 
 class Storage(NamedTuple):
     """Bytes; `root` is the tensor that was made together with them."""
@@ -198,7 +196,6 @@ class _Resolver:
                 self.occurrences.append(Occurrence(Event.BACKWARD, 0))
 
     def log(self) -> Log:
-        """Return all of it."""
         if not any(event is Event.COMPUTE for event, _ in self.occurrences):
             raise BadInput(f"{self.source} has no operator call: there is nothing to replay")
         return Log(

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 from tightfit.eviction.log.resolve import Event, Log, Occurrence
 
-__all__ = ["without_views"]
-
 
 def without_views(log: Log) -> Log:
     """Return a log whose every tensor is the root of its storage.

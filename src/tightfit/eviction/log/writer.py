@@ -21,8 +21,6 @@ from tightfit.eviction.log.instructions import (
 )
 from tightfit.files import write_atomically
 
-__all__ = ["log_text", "write_log"]
-
 
 def write_log(path: Path | str, instructions: Iterable[Instruction]) -> None:
     """Write a log, all or nothing; compressed with gzip if the path ends in ``.gz``.

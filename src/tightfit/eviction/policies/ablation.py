@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from tightfit.eviction.policies.policy import Cost, Policy
 
-__all__ = ["ABLATION", "FIGURES"]
-
 FIGURES = {7: Cost.AROUND, 8: Cost.CLASSES, 9: Cost.LOCAL, 10: Cost.NONE}
 """The measure of cost that each figure of the paper holds fixed."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tightfit.eviction.policies.policy import Cost, Policy
 
-__all__ = ["BASELINES"]
-
 BASELINES = (
     Policy("lru", Cost.NONE, by_size=False, summary="h_LRU: the least recently used"),
     Policy("size", Cost.NONE, by_staleness=False, summary="h_size: the largest (Kumar et al.)"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tightfit.eviction.policies.policy import Cost, Policy
 
-__all__ = ["DTR"]
-
 DTR = (
     Policy("h_dtr", Cost.AROUND, summary="h_DTR: cost of the exact evicted neighbourhood"),
     Policy("h_dtr_eq", Cost.CLASSES, summary="h_DTR_eq: the neighbourhood by union-find"),

@@ -11,8 +11,6 @@ from dataclasses import replace
 from tightfit.eviction.policies.dtr import DTR
 from tightfit.eviction.policies.policy import Cost, Policy
 
-__all__ = ["IMPROVED"]
-
 
 def _improved(policy: Policy, name: str, summary: str) -> Policy:
     return replace(

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol, TypeVar
 
-__all__ = ["Candidate", "Cost", "Policy", "Terms", "cost_of"]
-
 _Storage = TypeVar("_Storage", contravariant=True)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tightfit.eviction.policies.policy import Cost, Policy
 
-__all__ = ["PROOF"]
-
 PROOF = (
     Policy(
         "h_e_star",

@@ -10,8 +10,6 @@ from tightfit.eviction.policies.improved import IMPROVED
 from tightfit.eviction.policies.policy import Policy
 from tightfit.eviction.policies.proof import PROOF
 
-__all__ = ["DEFAULT", "POLICIES", "policy_named"]
-
 POLICIES: dict[str, Policy] = {
     policy.name: policy for policy in (*IMPROVED, *DTR, *BASELINES, *PROOF, *ABLATION)
 }

@@ -9,8 +9,6 @@ from torch import fx
 
 from tightfit.capture.nodes import is_getitem
 
-__all__ = ["Piece", "cut"]
-
 
 @dataclass(frozen=True)
 class Piece:

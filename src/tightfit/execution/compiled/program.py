@@ -29,8 +29,6 @@ from tightfit.execution.lower import Program, write_back
 from tightfit.torch_private import inductor as private
 from tightfit.torch_private.core import storage_key
 
-__all__ = ["compile_program", "refuse_uncompilable"]
-
 
 def refuse_uncompilable(captured: Captured) -> None:
     """Refuse by name ops that a compiled step cannot contain.
@@ -119,7 +117,6 @@ class _Forward:
         self.constants = traced.constants
         self.device = traced.device
         self.returned, self.kept, self.written = forward.returned, forward.kept, forward.written
-        self.twice = {x for x in self.returned if isinstance(x, int)}
 
     def __call__(self, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
         """Run on the placeholder tensors, a list that is emptied; return (outputs, kept)."""

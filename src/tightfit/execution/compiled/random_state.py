@@ -16,8 +16,6 @@ from torch.overrides import TorchFunctionMode
 from tightfit.capture.nodes import draws
 from tightfit.torch_private.core import OpOverload
 
-__all__ = ["GeneratorState", "draw", "get_state", "set_state"]
-
 _LIBRARY = torch.library.Library("tightfit", "FRAGMENT")
 _ALIAS = r"\([a-z]!\)"  # in a schema, says that an argument is written in place
 _DEFINED: dict[OpOverload, Any] = {}

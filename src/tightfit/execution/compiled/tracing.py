@@ -21,8 +21,6 @@ from tightfit.execution.compiled.random_state import GeneratorState, get_state
 from tightfit.execution.lower import Program
 from tightfit.torch_private import inductor as private
 
-__all__ = ["Constant", "Kept", "TracedForward", "TracedProgram", "explained", "trace_program"]
-
 
 @dataclass(frozen=True)
 class Constant:

@@ -11,8 +11,6 @@ from typing import TypeAlias
 
 from tightfit.errors import OffloadFailed
 
-__all__ = ["Copier", "Extent", "Transfer", "copying_cpu_s", "reading", "writing"]
-
 Extent: TypeAlias = tuple[int, int]
 """A piece of a file: where it begins, and its bytes."""
 

@@ -22,8 +22,6 @@ from tightfit.files import cache_folder, write_atomically
 from tightfit.plan.plan import Far
 from tightfit.units import parse_bytes
 
-__all__ = ["Offload"]
-
 _MEASURED_BYTES = 32 << 20  # at a time
 _REPEATS = 4
 _SHORT_BYTES = 4096
@@ -70,12 +68,10 @@ class Offload:
 
     @cached_property  # asked for at every store
     def size_bytes(self) -> int:
-        """The size in bytes."""
         return parse_bytes(self.size, what="offload")
 
     @cached_property  # asked for in every step
     def place(self) -> Path:
-        """The folder."""
         if self.folder is not None:
             return Path(self.folder).expanduser().resolve()
         usual = Path("/var/tmp")

@@ -19,8 +19,6 @@ from tightfit.execution.far.offload import Offload
 from tightfit.execution.lower import Program
 from tightfit.units import format_bytes
 
-__all__ = ["FarStep", "Moved", "moving_program"]
-
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
     """The bytes that a step moves."""
@@ -55,7 +53,6 @@ class _Space:
 
     @property
     def most_bytes(self) -> int:
-        """The most that was taken at an instant."""
         return self._length
 
     def take(self, size: int) -> tuple[Extent, ...]:
@@ -164,7 +161,6 @@ class FarStep:
 
     @property
     def moved(self) -> Moved:
-        """The bytes moved so far."""
         return Moved(
             stored_bytes=self._stored_bytes,
             loaded_bytes=self._loaded_bytes,

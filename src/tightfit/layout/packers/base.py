@@ -9,8 +9,6 @@ import msgspec
 
 from tightfit.layout.blocks import Block
 
-__all__ = ["Packer", "PackingLimits", "Placement", "Registration"]
-
 
 class PackingLimits(msgspec.Struct, frozen=True, kw_only=True):
     """When a packer stops."""

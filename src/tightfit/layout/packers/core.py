@@ -6,8 +6,6 @@ from tightfit._core import _engine
 from tightfit.layout.blocks import Block
 from tightfit.layout.packers.base import Packer, PackingLimits, Placement
 
-__all__ = ["core_packer"]
-
 
 def core_packer(name: str) -> Packer:
     """Return a packer of the core by its name there."""

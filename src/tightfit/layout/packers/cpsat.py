@@ -18,8 +18,6 @@ from tightfit.layout.packers.base import PackingLimits, Placement
 from tightfit.layout.packers.core import core_packer
 from tightfit.planners.child import run_in_child
 
-__all__ = ["pack_by_constraints"]
-
 
 class _Task(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[Block, ...]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from tightfit.errors import BadInput
 from tightfit.layout.blocks import Block
 
-__all__ = ["colliding_pairs", "dropped"]
-
 _MOST_PAIRS = 20_000
 
 

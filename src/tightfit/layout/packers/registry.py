@@ -7,8 +7,6 @@ from tightfit.layout.packers.core import core_packer
 from tightfit.layout.packers.cpsat import pack_by_constraints
 from tightfit.layout.packers.mip.packer import pack_by_program
 
-__all__ = ["DEFAULT_PACKER", "PACKERS"]
-
 DEFAULT_PACKER = "auto"
 
 _PAPER = "Sekiyama et al. 2018 (arXiv 1804.10001)"

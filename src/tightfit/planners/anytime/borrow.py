@@ -8,8 +8,6 @@ from tightfit.graph.ir import Graph, OpId
 from tightfit.plan.plan import Compute
 from tightfit.planners.engine.problem import EngineProblem
 
-__all__ = ["borrowed_ranges"]
-
 
 def borrowed_ranges(
     problem: EngineProblem, graph: Graph, computes: Sequence[Compute]

@@ -19,8 +19,6 @@ from tightfit.planners.anytime.relaxation import Outline
 from tightfit.planners.solvers import Solution, SolveOptions, solve
 from tightfit.progress import StoppableProgress
 
-__all__ = ["BoundWorker", "CutLoop"]
-
 _FINEST_GAP, _COARSEST_GAP = 0.002, 0.1  # of the program's objective, in percent
 _GAP_SHARE = 0.3  # of the open gap between plan and bound that a program may leave
 _ROUND_S = 8.0  # per program; then its best solution gives the next cut

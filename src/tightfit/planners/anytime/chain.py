@@ -15,8 +15,6 @@ from tightfit._core import _engine
 from tightfit.planners.anytime.keep import KeepLists, KeepOption
 from tightfit.planners.anytime.segments import ChainSegment, ChainSplitter
 
-__all__ = ["SWEEP", "Split"]
-
 Range = tuple[int, int, int]  # value, first stage, last stage
 
 UNITS = 600  # resolution of memory

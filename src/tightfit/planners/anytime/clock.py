@@ -8,8 +8,6 @@ import msgspec
 
 from tightfit.planners.base import Limits
 
-__all__ = ["Clock"]
-
 _JOB_ITERATIONS = 50  # at least, per piece of search under an iteration limit
 _JOBS = 40  # pieces of search that the limit is divided into
 
@@ -41,15 +39,11 @@ class Clock:
         self.started = time.perf_counter()
         self.limits = msgspec.structs.replace(self.limits, seconds=seconds)
 
-    def elapsed(self) -> float:
-        """Seconds since the start."""
-        return time.perf_counter() - self.started
-
     def left(self) -> float:
         """Seconds left; under an iteration limit the same share of them."""
         if self.iterations_left is not None and self.limits.iterations:
             return self.limits.seconds * self.iterations_left / self.limits.iterations
-        return self.limits.seconds - self.elapsed()
+        return self.deadline - time.perf_counter()
 
     def take_iterations(self) -> int:
         """Take the iterations of one piece of search; -1 if there is no limit to take from."""

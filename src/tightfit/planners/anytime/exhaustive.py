@@ -8,8 +8,6 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.problem import CROSSING, EngineProblem
 from tightfit.planners.outcomes import Bound, finish, no_plan
 
-__all__ = ["EXHAUSTIVE", "solve_small"]
-
 _MOST_VALUES = 22
 _MOST_STATES = 400_000
 EXHAUSTIVE = "exhaustive search"

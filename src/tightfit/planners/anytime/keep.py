@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from tightfit.planners.anytime.segments import ChainSegment, ChainSplitter
 
-__all__ = ["KeepLists", "KeepOption"]
-
 _MOST_OPTIONS = 12
 _NEVER = 1e300
 _MOST_NEEDED = 60  # ops kept one by one; beyond, only all or nothing is offered

@@ -15,7 +15,7 @@ from tightfit.graph.ir import OpId
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.anytime.exhaustive import EXHAUSTIVE, solve_small
 from tightfit.planners.anytime.pool import PooledSchedule
-from tightfit.planners.anytime.search import FirstPlan, Search
+from tightfit.planners.anytime.search import Search
 from tightfit.planners.anytime.strategy import first_plan, pursue
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
@@ -27,8 +27,6 @@ from tightfit.planners.orders.only import order_for, order_only
 from tightfit.planners.orders.reorder import in_traced_order, reorder
 from tightfit.planners.outcomes import Bound, finish, no_plan
 from tightfit.progress import Progress
-
-__all__ = ["AnytimeResult", "FirstPlan", "plan_anytime", "run_anytime"]
 
 _TRACED = "traced"
 _BETTER = 0.002  # overhead by which another order's greedy plan has to be better
@@ -48,10 +46,9 @@ def plan_anytime(task: Task, limits: Limits, progress: Progress) -> Outcome:
 
 @dataclass(frozen=True)
 class AnytimeResult:
-    """An outcome, when the first plan was there, and the schedules worth starting from again."""
+    """An outcome, and the schedules worth starting from again."""
 
     outcome: Outcome
-    first: FirstPlan | None
     schedules: tuple[PooledSchedule, ...] = ()
 
 
@@ -75,23 +72,23 @@ def run_anytime(
         least = order_for(task, limits)
         easy = order_only(task, least, limits, started)
     if easy is not None and (easy.status == "optimal" or not alternatives):
-        return _at_once(easy)
+        return AnytimeResult(easy)
     if easy is None:
         proof = _prove_infeasible(task, least, started)
         if proof is not None:
-            return _at_once(proof)
+            return AnytimeResult(proof)
     problem = build_problem(task, alternatives=alternatives)
     small = solve_small(task, problem, limits, started)
     if small is not None and small.plan is None:
         small = _solve_small_in_others(task, least, limits, started, alternatives=alternatives)
     if small is not None:
-        return _at_once(_better(small, easy))
+        return AnytimeResult(_better(small, easy))
     orders = _Orders(task, limits, progress, started, alternatives=alternatives)
     progress.start("plan", at_most_s=limits.seconds)
     with contextlib.suppress(KeyboardInterrupt):
         orders.run(problem, seeds, least)
     progress.stop()
-    return AnytimeResult(_better(orders.outcome(), easy), orders.first, orders.schedules())
+    return AnytimeResult(_better(orders.outcome(), easy), orders.schedules())
 
 
 def _prove_infeasible(task: Task, least: LeastPeak | None, started: float) -> Outcome | None:
@@ -141,12 +138,6 @@ def _better(found: Outcome, easy: Outcome | None) -> Outcome:
     return easy
 
 
-def _at_once(easy: Outcome) -> AnytimeResult:
-    """Return an answer that needed no search."""
-    first = None if easy.plan is None else FirstPlan(easy.seconds, easy.overhead)
-    return AnytimeResult(easy, first)
-
-
 @dataclass(frozen=True)
 class _Order:
     """An order of first computations by name, as ops of the graph, and the search in it."""
@@ -187,7 +178,6 @@ class _Orders:
         self.started = started
         self.alternatives = alternatives
         self.tried: list[_Order] = []
-        self.first: FirstPlan | None = None
 
     def run(
         self, problem: EngineProblem, seeds: Sequence[PooledSchedule], least: LeastPeak | None
@@ -203,7 +193,6 @@ class _Orders:
         for seed in seeds:
             traced.pool.add_seed(seed)
         traced.repair_seeds()
-        self._note_first(traced)
         waiting = self._promising([traced, *self._others(least)])
         for number, search in enumerate(waiting):
             first = waiting[0].pool
@@ -214,10 +203,7 @@ class _Orders:
             seconds = self.limits.seconds - (time.perf_counter() - self.started)
             share = _FIRST_SHARE if number + 1 < len(waiting) else 1.0
             search.clock.restart(max(0.05, share * seconds))
-            try:
-                pursue(search)
-            finally:
-                self._note_first(search)
+            pursue(search)
 
     def _start(
         self, name: str, ops: tuple[OpId, ...], task: Task, problem: EngineProblem
@@ -226,12 +212,6 @@ class _Orders:
         search = Search(task, problem, self.limits, self.progress, time.perf_counter())
         self.tried.append(_Order(name, ops, search))
         return search
-
-    def _note_first(self, search: Search) -> None:
-        """Remember when the first plan was there."""
-        if self.first is None and search.first is not None:
-            offset = search.clock.started - self.started
-            self.first = FirstPlan(offset + search.first.seconds, search.first.overhead)
 
     def _others(self, least: LeastPeak | None) -> list[Search]:
         """The searches in other orders, each begun with a greedy plan."""

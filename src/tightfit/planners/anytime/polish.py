@@ -13,8 +13,6 @@ from tightfit._core import _engine
 from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.engine.problem import EngineProblem
 
-__all__ = ["COARSE", "LOCAL", "MIXED", "Job", "Rates", "polish"]
-
 _COLD = 1e-5  # final temperature, as a fraction of the baseline cost
 
 

@@ -13,8 +13,6 @@ import numpy as np
 from tightfit._core import _engine
 from tightfit.planners.engine.problem import EngineProblem
 
-__all__ = ["Pool", "PooledSchedule", "cross"]
-
 Ranges: TypeAlias = Any  # array of int32, rows of (value, first stage, last stage)
 
 _SIZE = 10

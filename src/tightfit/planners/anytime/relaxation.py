@@ -10,8 +10,6 @@ from functools import cached_property
 
 from tightfit.planners.engine.problem import EngineAlternative, EngineProblem
 
-__all__ = ["Outline", "outline"]
-
 _ROUNDING = 1e-9  # of overheads: costs are whole units
 
 
@@ -37,11 +35,6 @@ class Outline:
     def ops(self) -> int:
         """The number of ops, crossings included."""
         return len(self.first_reads)
-
-    @property
-    def values(self) -> int:
-        """The number of values."""
-        return len(self.rewritable)
 
     def first_alternatives(self, op: int) -> list[tuple[int, EngineAlternative]]:
         """The ways of the first computation, with their numbers in the engine."""
@@ -102,7 +95,6 @@ class Outline:
 
 
 def outline(problem: EngineProblem) -> Outline:
-    """Return the outline of a problem."""
     first = [[way for way in ways if way.first] for ways in problem.alternatives]
     again = [[way for way in ways if way.again] for ways in problem.alternatives]
     last = list(problem.producers)

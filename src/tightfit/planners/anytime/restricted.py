@@ -16,8 +16,6 @@ from tightfit.planners.anytime.kcut.program import cut_program
 from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.relaxation import Outline
 
-__all__ = ["RestrictedLoop", "near_ops", "worth_restricting"]
-
 _LEAST_OPS = 600
 _MOST_EXCESS = 1.3  # of the budget, in the completed one-cut program
 _MOST_CUTS = 6

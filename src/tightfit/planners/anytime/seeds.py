@@ -22,8 +22,6 @@ from tightfit.planners.anytime.segments import ChainSplitter
 from tightfit.planners.registry import seeding_planners
 from tightfit.progress import SILENT
 
-__all__ = ["NODES", "UNLIMITED_S", "seed_with_chains", "seed_with_margins", "seed_with_others"]
-
 UNLIMITED_S = 1e4  # where nodes or iterations are the limit
 NODES = 2000  # branch-and-bound nodes per program under an iteration limit
 

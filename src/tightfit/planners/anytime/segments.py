@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from tightfit.planners.anytime.relaxation import Outline
 
-__all__ = ["ChainSegment", "ChainSplitter"]
-
 _WINDOW = 2  # a cut is a local minimum of the bytes crossing it within so many ops
 
 

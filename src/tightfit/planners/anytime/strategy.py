@@ -28,8 +28,6 @@ from tightfit.planners.engine.greedy import descend
 from tightfit.planners.engine.lower_limit import lower_limit
 from tightfit.planners.engine.narrower import choices_in, narrower_problem
 
-__all__ = ["first_plan", "pursue"]
-
 _FIRST_SOLVE_S = 1.0
 _SHORT_SEARCH_S = 1.0
 _CHEAP_CUTS_S = 2.0  # for programs before anything else, if each takes less than the first may
@@ -97,7 +95,7 @@ def first_plan(search: Search) -> None:
     seconds = UNLIMITED_S if search.clock.counts else min(_DESCENT_S, search.limits.seconds)
     limits = msgspec.structs.replace(search.limits, seconds=seconds)
     if descend(schedule, limits, search.progress, time.perf_counter()):
-        search.add([PooledSchedule.of(schedule)])
+        search.pool.add(PooledSchedule.of(schedule))
 
 
 def _prove_infeasible(search: Search) -> None:
@@ -156,7 +154,7 @@ def _take_over(search: Search, fewer: Search) -> None:
     if best is not None and choices is not None:
         schedule = search.schedules[0]
         schedule.load(best.ranges, choices, [-1] * search.ops)
-        search.add([PooledSchedule.of(schedule)])
+        search.pool.add(PooledSchedule.of(schedule))
 
 
 def _search_shortly(search: Search) -> None:

@@ -14,7 +14,6 @@ from types import MappingProxyType
 
 from tightfit._core import _engine
 from tightfit.graph.ir import (
-    CONSTANT_ROLES,
     EXACTNESS,
     Alternative,
     Exactness,
@@ -29,8 +28,6 @@ from tightfit.plan.simulate import baseline_cost_s
 from tightfit.planners.base import Task
 from tightfit.planners.engine.problem import CROSSING, EngineAlternative, EngineProblem
 from tightfit.planners.engine.recomputable import has_plain_twin, ways_again
-
-__all__ = ["build_problem"]
 
 _COST_UNITS = float(2**40)  # of the baseline: exact integers, a resolution of 1e-12
 
@@ -298,7 +295,7 @@ class _Builder:
         The way with the least bytes stays in any case, of those that overwrite nothing and of the
         rest: that it does not fit is for the search to see.
         """
-        alive = {v for v in (*family.reads, *family.writes) if not self._is_constant(v)}
+        alive = {v for v in (*family.reads, *family.writes) if not self.graph.values[v].is_constant}
         room = self.task.budget_bytes - self.graph.constant_bytes
         room -= sum(self.graph.values[v].size_bytes for v in alive)
         needed = {
@@ -322,7 +319,9 @@ class _Builder:
             )
             for way, index in fitting
         ]
-        reads = [self.engine_values[v] for v in family.reads if not self._is_constant(v)]
+        reads = [
+            self.engine_values[v] for v in family.reads if not self.graph.values[v].is_constant
+        ]
         return EngineAlternative(
             reads=tuple(dict.fromkeys(reads)),
             writes=tuple(self.engine_values[v] for v in family.writes),
@@ -344,9 +343,6 @@ class _Builder:
             )
             for choice in self.graph.choices
         )
-
-    def _is_constant(self, value: ValueId) -> bool:
-        return self.graph.values[value].role in CONSTANT_ROLES
 
 
 def _undominated(options: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

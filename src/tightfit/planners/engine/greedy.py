@@ -15,8 +15,6 @@ from tightfit.planners.outcomes import finish, no_plan, simulated
 from tightfit.progress import Progress
 from tightfit.units import format_bytes
 
-__all__ = ["descend", "fits_without_recomputation", "plan_greedy", "prove_by_working_set"]
-
 _SLICE_S = 0.1  # between two reports of progress
 _ATTEMPTS = 8  # randomised descents if the first gets stuck
 

@@ -17,8 +17,6 @@ from tightfit.planners.bounds import working_set_bytes
 from tightfit.planners.engine.problem import CROSSING, EngineProblem
 from tightfit.progress import SILENT, Progress
 
-__all__ = ["lower_limit"]
-
 _STATES = 30_000  # sets looked at per op
 _OP_SECONDS = 0.3
 

@@ -9,8 +9,6 @@ from tightfit.planners.base import Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.problem import EngineProblem
 
-__all__ = ["choices_in", "narrower_problem"]
-
 
 def narrower_problem(task: Task, problem: EngineProblem) -> EngineProblem | None:
     """Return the problem whose first computations are of the next stricter class that occurs.

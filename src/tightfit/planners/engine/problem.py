@@ -9,8 +9,6 @@ from tightfit._core import _engine
 from tightfit.graph.ir import Exactness, OpId, SegmentId, ValueId
 from tightfit.plan.plan import Compute
 
-__all__ = ["CROSSING", "EngineAlternative", "EngineProblem", "computes_of"]
-
 CROSSING = -1
 """Instead of the number of a graph's op, where the engine's op is a segment crossing."""
 

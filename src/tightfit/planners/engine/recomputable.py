@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tightfit.graph.ir import Alternative, Graph, Op, ValueId
 
-__all__ = ["has_plain_twin", "ways_again"]
-
 
 def has_plain_twin(op: Op, alternative: Alternative) -> bool:
     """Whether another alternative differs only in that it overwrites nothing."""

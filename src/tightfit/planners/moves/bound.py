@@ -18,8 +18,6 @@ from tightfit.planners.engine.build import build_problem
 from tightfit.planners.moves.gaps import movable_values
 from tightfit.planners.solvers import Solution, SolveOptions, solve
 
-__all__ = ["MovesBound"]
-
 _TOLERANCE = 1e-8  # a possible gain by the solver's feasibility tolerance
 _GAP = 0.01  # of the objective, in percent
 

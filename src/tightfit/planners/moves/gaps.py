@@ -12,8 +12,6 @@ from tightfit.graph.liveness import computed_ops
 from tightfit.plan.assemble import Step
 from tightfit.plan.plan import Compute, Far
 
-__all__ = ["Gap", "Move", "Shift", "begins_of", "gaps_of", "last_until", "movable_values", "place"]
-
 
 @dataclass(frozen=True)
 class Gap:

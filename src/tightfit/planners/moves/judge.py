@@ -28,8 +28,6 @@ from tightfit.planners.moves.tidy import tidy
 from tightfit.planners.outcomes import planned
 from tightfit.progress import Progress
 
-__all__ = ["Choice", "Found", "Judge"]
-
 _HOT = 1e-3  # of the short searches
 
 

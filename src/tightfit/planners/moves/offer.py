@@ -22,8 +22,6 @@ from tightfit.plan.assemble import Step
 from tightfit.plan.plan import Compute, Far, Free, Load, Store
 from tightfit.planners.moves.gaps import Move
 
-__all__ = ["MovesGraph", "may_be_offered", "offer_moves"]
-
 _MOST_TOGETHER = 3  # values of one op that may be loaded in one stage
 
 

@@ -24,8 +24,6 @@ from tightfit.planners.orders.reorder import in_traced_order, reorder
 from tightfit.planners.outcomes import Bound, finish, no_plan
 from tightfit.progress import Interrupts, Progress
 
-__all__ = ["plan_with_moves"]
-
 _FIRST_SHARE = 0.1  # of the time, for a first plan without moves
 _PLAIN_SHARE = 0.35  # of the time, for the plan without moves once there is a first
 

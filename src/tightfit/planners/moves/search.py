@@ -23,8 +23,6 @@ from tightfit.planners.moves.judge import Choice, Found, Judge
 from tightfit.progress import Interrupts, Progress
 from tightfit.units import format_percent
 
-__all__ = ["MovesSearch"]
-
 _MARGINS = (0.0, 0.08, 0.2)  # of the budget, left free by programs that give seeds
 _ALWAYS_WAITING = 1000.0
 """A pace at which every value leaves as soon as it is used and returns right before its next use.

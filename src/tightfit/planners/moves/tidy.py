@@ -21,8 +21,6 @@ from tightfit.plan.plan import Compute, Far, Free, Instruction, Load, Plan, Stor
 from tightfit.plan.simulate import simulate
 from tightfit.planners.moves.gaps import last_until
 
-__all__ = ["tidy"]
-
 
 @dataclass(frozen=True)
 class _FarInterval:

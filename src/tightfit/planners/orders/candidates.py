@@ -6,8 +6,6 @@ from tightfit.graph.ir import Graph, OpId
 from tightfit.planners.orders.frees_early import frees_early
 from tightfit.planners.orders.least_peak import LeastPeak
 
-__all__ = ["MOST_ORDERED", "MOST_SEARCHED", "other_orders"]
-
 MOST_ORDERED = 10_000  # ops of graphs for which it is tried whether another order fits
 MOST_SEARCHED = 3000  # ops of graphs for which plans are searched in other orders
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tightfit.graph.ir import Graph, Op
 
-__all__ = ["keeps_its_place"]
-
 
 def keeps_its_place(graph: Graph, op: Op) -> bool:
     """Return whether an op keeps its traced order with the others of its kind in its segment.

@@ -7,8 +7,6 @@ from tightfit.graph.ir import Graph, Op, OpId
 from tightfit.graph.liveness import producers, readers
 from tightfit.planners.orders.fixed import keeps_its_place
 
-__all__ = ["frees_early"]
-
 
 def frees_early(graph: Graph) -> tuple[OpId, ...]:
     """Return the graph's ops with every backward op moved to where it stops costing memory.

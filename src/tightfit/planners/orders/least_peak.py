@@ -9,8 +9,6 @@ from tightfit.planners.base import Task
 from tightfit.planners.orders.frees_early import frees_early
 from tightfit.planners.orders.problem import StepOrders, step_orders
 
-__all__ = ["LeastPeak", "least_peak"]
-
 _MOVES_PER_OP = 2000
 _MOST_MOVES = 1_000_000
 _MOST_FREEING = 3000  # ops of graphs for which the order that frees early is looked at

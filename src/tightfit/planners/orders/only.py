@@ -8,8 +8,6 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.orders.least_peak import LeastPeak, least_peak
 from tightfit.planners.outcomes import finish, simulated
 
-__all__ = ["order_for", "order_only"]
-
 _MOST_SECONDS = 1.0
 _SHARE = 0.05  # of the time, for local moves
 

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 from tightfit._core import _engine
 from tightfit.graph.changes import need_before_changes
-from tightfit.graph.ir import CONSTANT_ROLES, Alternative, Op, OpId, SegmentId, ValueId
-from tightfit.graph.liveness import computed_ops, producers, readers
+from tightfit.graph.ir import Op, OpId, SegmentId, ValueId
+from tightfit.graph.liveness import computed_ops, extra_bytes, producers, readers
 from tightfit.planners.base import Task
 from tightfit.planners.orders.fixed import keeps_its_place
-
-__all__ = ["StepOrders", "step_orders"]
 
 _CROSSING = -1
 
@@ -61,7 +59,6 @@ class _Builder:
         self.made_by = producers(task.graph)
         self.readers = readers(task.graph)
         self.before = need_before_changes(task.graph)
-        self.entry: dict[SegmentId, int] = {}
         self.values: dict[ValueId, int] = {}
         self.numbers: dict[OpId, int] = {}
         self.ops: list[OpId] = []
@@ -95,14 +92,18 @@ class _Builder:
     def _add(self, op: Op) -> None:
         way = op.alternatives[0]
         runs = op.id in self.computed
-        reads = [v for v in dict.fromkeys(way.reads) if not self._is_constant(v)] if runs else []
+        reads = (
+            [v for v in dict.fromkeys(way.reads) if not self.graph.values[v].is_constant]
+            if runs
+            else []
+        )
         for value in way.writes if runs else ():
             self._add_value(value, 2 * op.segment + 1)
         self.numbers[op.id] = self.core.add_op(
             2 * op.segment + 1,
             [self.values[value] for value in reads],
             [self.values[value] for value in way.writes] if runs else [],
-            self._extra_bytes(way) if runs else 0,
+            extra_bytes(self.graph, way) if runs else 0,
             self._followed(op),
         )
         self.ops.append(op.id)
@@ -130,12 +131,3 @@ class _Builder:
         if keeps_its_place(self.graph, op) and op.segment in self.fixed:
             numbers.append(self.fixed[op.segment])
         return numbers
-
-    def _extra_bytes(self, way: Alternative) -> int:
-        """Workspace of the cheapest variant, less the storage that is taken over."""
-        workspace = min(way.variants, key=lambda v: v.cost_s).workspace_bytes
-        target = way.overwrites
-        return workspace - (0 if target is None else self.graph.values[target].size_bytes)
-
-    def _is_constant(self, value: ValueId) -> bool:
-        return self.graph.values[value].role in CONSTANT_ROLES

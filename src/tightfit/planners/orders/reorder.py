@@ -9,8 +9,6 @@ import msgspec
 from tightfit.graph.ir import Choice, Graph, OpId
 from tightfit.plan.plan import Compute
 
-__all__ = ["in_traced_order", "reorder"]
-
 
 def reorder(graph: Graph, order: Sequence[OpId]) -> Graph:
     """Return the graph with its ops in another valid order; ids are positions again."""

@@ -8,14 +8,6 @@ from tightfit.plan.plan import Compute
 from tightfit.planners.papers.stages.schedule import forced_residency, last_uses, recompute
 from tightfit.planners.papers.stages.staged import Residency, Staged
 
-__all__ = [
-    "articulation_points",
-    "checkpoint_schedule",
-    "forward_bytes",
-    "forward_nodes",
-    "wish",
-]
-
 
 def forward_nodes(problem: Staged) -> list[int]:
     """Return the nodes of the forward pass in order, without isolated nodes.

@@ -23,17 +23,6 @@ from tightfit.planners.papers.proposals import cheapest_that_fits
 from tightfit.planners.papers.stages.staged import Staged, staged
 from tightfit.progress import Progress
 
-__all__ = [
-    "greedy_segments",
-    "plan_ap_greedy",
-    "plan_ap_sqrt",
-    "plan_chen_greedy",
-    "plan_chen_sqrt",
-    "plan_linearised_greedy",
-    "plan_linearised_sqrt",
-    "sqrt_segments",
-]
-
 _THRESHOLDS = 60
 _Candidates = Callable[[Staged], Sequence[int]]
 

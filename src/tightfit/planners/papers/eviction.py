@@ -23,8 +23,6 @@ from tightfit.planners.papers.stages.schedule import last_uses, without_waste
 from tightfit.planners.papers.stages.staged import Implementation, Staged, staged
 from tightfit.progress import Progress
 
-__all__ = ["plan_eviction"]
-
 _THRASH = 10.0
 """Give up once recomputation has cost this many steps."""
 

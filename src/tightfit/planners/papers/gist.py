@@ -14,8 +14,6 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.papers.proposals import cheapest_that_fits
 from tightfit.progress import Progress
 
-__all__ = ["gist_schedule", "plan_gist"]
-
 _BINARIZE = ("relu.from_bits", "max_pool.from_offsets", "dropout.from_bits")
 _STASHED = ("from_sparse.", "from_half.")  # the better first
 _IN_PLACE = "aten.relu"

@@ -18,8 +18,6 @@ from tightfit.planners.papers.stages.schedule import forced_residency, recompute
 from tightfit.planners.papers.stages.staged import Staged, staged
 from tightfit.progress import Progress
 
-__all__ = ["forward_steps", "held_checkpoints", "plan_griewank", "revolve_schedule"]
-
 
 def plan_griewank(task: Task, limits: Limits, progress: Progress) -> Outcome:
     """Return the cheapest revolve schedule that fits, over all numbers of checkpoints."""

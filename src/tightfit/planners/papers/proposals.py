@@ -11,8 +11,6 @@ from tightfit.planners.outcomes import finish, no_plan, simulated
 from tightfit.progress import Progress
 from tightfit.units import format_bytes
 
-__all__ = ["cheapest_that_fits"]
-
 
 def cheapest_that_fits(
     task: Task,

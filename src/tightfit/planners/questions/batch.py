@@ -22,14 +22,6 @@ from tightfit.planners.questions.rescale import extrapolated, rescaled
 from tightfit.progress import SILENT, Progress
 from tightfit.units import format_bytes
 
-__all__ = [
-    "LargestBatch",
-    "ProvenBatch",
-    "largest_batch",
-    "largest_batch_without_plan",
-    "proven_batch",
-]
-
 GraphOf = Callable[[int], Graph]
 """Gives the graph of a batch size."""
 

@@ -15,8 +15,6 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.registry import plan_with
 from tightfit.progress import SILENT, Progress
 
-__all__ = ["CLAIRVOYANT", "clairvoyant", "graph_of", "slowdown_of"]
-
 CLAIRVOYANT = "clairvoyant"
 """Its name in the list of policies."""
 

@@ -15,8 +15,6 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.registry import PLANNERS, find_planner, plan_with
 from tightfit.progress import SILENT, Progress, StoppableProgress
 
-__all__ = ["ComparisonRow", "compare", "compared", "comparison_row", "planners_named"]
-
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one planner at one budget."""

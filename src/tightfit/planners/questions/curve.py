@@ -16,8 +16,6 @@ from tightfit.planners.anytime.planner import run_anytime
 from tightfit.planners.base import Limits, Task
 from tightfit.progress import SILENT, Progress
 
-__all__ = ["CurvePoint", "pareto_curve"]
-
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
     """A budget in bytes, constants included, and the best that is known for it."""

@@ -17,8 +17,6 @@ from tightfit.planners.base import Task
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.units import as_budget, format_bytes
 
-__all__ = ["Expected", "NoPlan", "infeasible", "infeasible_message"]
-
 _MODULES_SHOWN = 4
 _NEARLY_ALL = 0.95
 _WORTH_NAMING = 0.05

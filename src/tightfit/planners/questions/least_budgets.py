@@ -10,8 +10,6 @@ from tightfit.planners.base import Limits
 from tightfit.planners.questions.minimum import FoundSchedule, MinimumBudget, minimum_budget
 from tightfit.progress import SILENT, Progress
 
-__all__ = ["LeastBudgets"]
-
 _MOST = 8  # schedules that are kept
 
 

@@ -13,8 +13,6 @@ from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.planners.questions.request import PlanRequest
 from tightfit.progress import Progress
 
-__all__ = ["LongestFit", "TriedLength", "longest_fit"]
-
 
 class TriedLength(msgspec.Struct, frozen=True, kw_only=True):
     """A length that was captured and planned."""
@@ -25,7 +23,6 @@ class TriedLength(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fits(self) -> bool:
-        """Whether there is a plan."""
         return self.outcome.plan is not None
 
 

@@ -31,8 +31,6 @@ from tightfit.planners.registry import seeding_planners
 from tightfit.progress import SILENT, Progress
 from tightfit.units import format_bytes
 
-__all__ = ["FoundSchedule", "MinimumBudget", "minimum_budget", "proven_least_bytes"]
-
 _RESOLUTION = 0.002  # of the peak: where the search for a smaller budget ends
 _LIMIT_SHARE = 0.3  # of the time for the lower limit
 _BISECT_S = 0.05  # of search per budget beyond the greedy descent, while the bracket is halved
@@ -133,7 +131,6 @@ class _Patience:
         return now - self._last_gain > self._wait_s or now > self._ends
 
     def note(self, gained: bool) -> None:
-        """Note a try."""
         self._tries = 0 if gained else self._tries + 1
         if gained:
             self._last_gain = time.perf_counter()

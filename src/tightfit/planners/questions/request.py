@@ -12,8 +12,6 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.progress import Progress
 
-__all__ = ["PlanRequest"]
-
 
 class PlanRequest(msgspec.Struct, frozen=True):
     """A budget, and how plans within it are looked for."""
@@ -25,11 +23,9 @@ class PlanRequest(msgspec.Struct, frozen=True):
     max_overhead: float = math.inf  # the largest acceptable overhead, a fraction
 
     def task(self, graph: Graph) -> Task:
-        """Return the planning problem of a step."""
         return Task(graph=graph, budget_bytes=self.budget_bytes, gradients=self.gradients)
 
     def planned(self, graph: Graph, progress: Progress) -> Outcome:
-        """Plan a step."""
         return plan_with(self.planner, self.task(graph), self.limits, progress)
 
     def accepts(self, outcome: Outcome) -> bool:

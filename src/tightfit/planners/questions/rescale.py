@@ -13,8 +13,6 @@ from tightfit.plan.plan import Compute, Outcome, Plan
 from tightfit.planners.base import Task
 from tightfit.planners.outcomes import finish
 
-__all__ = ["extrapolated", "rescaled"]
-
 
 def rescaled(plan: Plan, graph: Graph, task: Task) -> Outcome:
     """Return the same computes on another graph of the same model, verified again.

@@ -20,8 +20,6 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.compare import ComparisonRow, compared
 from tightfit.progress import SILENT, Progress
 
-__all__ = ["Job", "run_job", "sweep"]
-
 _FORMAT = 1
 
 

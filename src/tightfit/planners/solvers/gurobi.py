@@ -11,8 +11,6 @@ import numpy as np
 from tightfit.errors import MissingExtra
 from tightfit.planners.solvers.program import Floats, LinearProgram, Solution, SolveOptions
 
-__all__ = ["solve_gurobi"]
-
 
 def solve_gurobi(
     program: LinearProgram,

@@ -10,8 +10,6 @@ import numpy as np
 
 from tightfit.planners.solvers.program import Floats, LinearProgram, Solution, SolveOptions
 
-__all__ = ["solve_highs"]
-
 
 def solve_highs(
     program: LinearProgram,

@@ -12,8 +12,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Floats", "LinearProgram", "ProgramBuilder", "Solution", "SolveOptions"]
-
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int32]
 
@@ -115,7 +113,6 @@ class ProgramBuilder:
         return self._column(lower, upper, cost, 1)
 
     def real(self, *, lower: float, upper: float, cost: float = 0.0) -> int:
-        """Add a real variable and return its column."""
         return self._column(lower, upper, cost, 0)
 
     def _column(self, lower: float, upper: float, cost: float, integer: int) -> int:
@@ -148,7 +145,6 @@ class ProgramBuilder:
         self._groups.append(group)
 
     def build(self) -> LinearProgram:
-        """Return the program."""
         return LinearProgram(
             costs=np.array(self._costs),
             lower=np.array(self._lower),

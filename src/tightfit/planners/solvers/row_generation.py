@@ -20,8 +20,6 @@ from tightfit.planners.solvers.program import Floats, LinearProgram, Solution, S
 from tightfit.planners.solvers.solve import solve
 from tightfit.progress import SILENT, Progress
 
-__all__ = ["settle_equations", "solve_by_rows", "violated_groups"]
-
 _TOLERANCE = 1e-3  # of rows that are scaled to about 1,000
 _ADDED = 2  # groups added at a time
 _COARSE = 10.0  # gaps to which programs are solved until one's solution violates nothing

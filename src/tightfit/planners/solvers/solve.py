@@ -17,8 +17,6 @@ from tightfit.planners.solvers.highs import solve_highs
 from tightfit.planners.solvers.program import Floats, LinearProgram, Solution, SolveOptions
 from tightfit.progress import SILENT, Progress
 
-__all__ = ["SOLVERS", "solve"]
-
 _Solver = Callable[
     [LinearProgram, SolveOptions, "Floats | None", Callable[[Solution], None]], Solution
 ]

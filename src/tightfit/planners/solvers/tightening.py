@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from tightfit.planners.solvers.program import Floats, LinearProgram
 
-__all__ = ["grains", "within_reach"]
-
 _TOLERANCE = 1e-6
 """Of a grain: the error of a sum in floating point."""
 

@@ -13,8 +13,6 @@ from tightfit.plan.lives import Life, lives_of
 from tightfit.plan.plan import Compute, Enter, Plan
 from tightfit.plan.simulate import Simulation, simulate
 
-__all__ = ["Facts", "Held", "Lives", "Measured", "Ops", "Phase", "PlannedFor", "Runs", "facts_of"]
-
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """The peaks of a measured step in bytes, constants included; the optimizer's step is after."""
@@ -113,7 +111,6 @@ class _Names:
         self._numbers: dict[str, int] = {}
 
     def number(self, name: str) -> int:
-        """Return the number of a name."""
         return self._numbers.setdefault(name, len(self._numbers))
 
     def all(self) -> tuple[str, ...]:

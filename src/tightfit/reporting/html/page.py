@@ -21,8 +21,6 @@ from tightfit.reporting.html.sentences import Proven, summary
 from tightfit.units import format_bytes, format_percent, format_seconds
 from tightfit.version import __version__
 
-__all__ = ["Findings", "filled_in", "plan_page"]
-
 _ROWS = 12
 
 

@@ -14,8 +14,6 @@ from tightfit.reporting.groups import ShareRow, share_rows
 from tightfit.reporting.html.page import filled_in
 from tightfit.units import format_bytes, format_percent
 
-__all__ = ["PartInUse", "WholeStep", "parts_page"]
-
 _ROWS = 8
 
 

@@ -9,8 +9,6 @@ from tightfit.plan.explain import Explanation
 from tightfit.reporting.html.facts import Measured
 from tightfit.units import format_bytes, format_percent, format_seconds
 
-__all__ = ["Proven", "summary"]
-
 
 class Proven(msgspec.Struct, frozen=True):
     """A proven lower bound on the overhead, a fraction, and where it comes from."""

@@ -34,8 +34,6 @@ from tightfit.reporting.pictures.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["comparison_picture"]
-
 _MOST_IN_ONE_PANEL = 8
 
 

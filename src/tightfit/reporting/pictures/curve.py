@@ -21,8 +21,6 @@ from tightfit.reporting.pictures.style import OUR_LOOK, OUR_MARKER_SIZE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["curve_picture"]
-
 
 _Plans = Mapping[bool, Sequence[tuple[float, float]]]
 """Budgets and percentages of plans, by whether they are proven optimal."""

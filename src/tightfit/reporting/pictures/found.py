@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Found", "Series"]
-
 
 class Found(msgspec.Struct, frozen=True):
     """The result of a planner at one budget."""
@@ -26,5 +24,4 @@ class Series(msgspec.Struct, frozen=True):
 
     @property
     def ascending(self) -> tuple[Found, ...]:
-        """By budget."""
         return tuple(sorted(self.points, key=lambda point: point.budget))

@@ -13,8 +13,6 @@ from tightfit.reporting.pictures.style import BOUND, INK, NAME_SIZE, QUIET, Look
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Label", "draw_labels", "moved_apart", "names_width"]
-
 _GAP = 11.6
 """Points from one name to the next."""
 _BEND, _SIGN, _NAME = 9.0, 15.0, 22.0

@@ -15,8 +15,6 @@ from tightfit.units import format_bytes, unit_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Rectangle", "layout_picture"]
-
 _COLOURS = (BLUE, SKY_BLUE, GREEN, ORANGE, PURPLE)
 """In turns, so that adjacent blocks can be distinguished; edges do it without colours."""
 

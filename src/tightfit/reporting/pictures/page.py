@@ -16,19 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = [
-    "SUFFIXES",
-    "Grid",
-    "PanelTitle",
-    "add_heading",
-    "add_line",
-    "add_panels",
-    "add_points",
-    "add_text",
-    "drawn",
-    "require_pictures",
-]
-
 SUFFIXES = (".svg", ".png", ".pdf")
 """How the names of files with pictures end."""
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Heading", "Panel", "panelled"]
-
 
 class Panel(msgspec.Struct, frozen=True):
     """The content of one pair of axes."""

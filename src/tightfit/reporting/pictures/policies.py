@@ -31,8 +31,6 @@ from tightfit.reporting.pictures.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Measure", "PolicyCurve", "policies_picture"]
-
 Measure = Literal["slowdown", "accesses"]
 
 _NOTES: dict[Measure, str] = {

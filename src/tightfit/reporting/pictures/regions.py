@@ -13,8 +13,6 @@ from tightfit.reporting.pictures.style import BOUND, INK, PALE, QUIET, SMALL_SIZ
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["bound_label", "draw_infeasible", "draw_not_found", "shade_below_bound"]
-
 
 def bound_label(points: Sequence[Found]) -> list[Label]:
     """Return the name of the bound, next to that of the largest budget; none without a bound."""

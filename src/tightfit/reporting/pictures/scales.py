@@ -14,8 +14,6 @@ from tightfit.reporting.pictures.style import QUIET
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["PercentScale", "percent_scale", "round_numbers", "set_budgets", "set_percents"]
-
 _SPAN = 20.0
 """Values that differ more, as a ratio, are shown on a logarithmic scale."""
 _DEEPEST = 1e4

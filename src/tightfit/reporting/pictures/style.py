@@ -11,34 +11,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = [
-    "BLACK",
-    "BLUE",
-    "BOUND",
-    "FAMILIES",
-    "GREEN",
-    "INK",
-    "NAME_SIZE",
-    "ORANGE",
-    "OURS",
-    "OUR_LOOK",
-    "OUR_MARKER_SIZE",
-    "PALE",
-    "PURPLE",
-    "QUIET",
-    "SETTINGS",
-    "SKY_BLUE",
-    "SMALL_SIZE",
-    "TITLE_SIZE",
-    "VERMILLION",
-    "Family",
-    "Look",
-    "families_of",
-    "looks_of",
-    "shown_name",
-    "sizes_of",
-]
-
 BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 
@@ -127,7 +99,6 @@ class Family(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its planners."""
         return tuple(name for name, _ in self.members)
 
 

@@ -28,8 +28,6 @@ from tightfit.units import unit_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["MeasuredWay", "WaysOfOp", "ways_picture"]
-
 _NOTES = ("Time of each way to compute the op, in milliseconds, by the memory it works with.",)
 _LOOKS = tuple(
     Look(colour, marker)

@@ -20,16 +20,6 @@ from tightfit.session.memory.since import SinceLastCall
 from tightfit.session.processes import Replicas
 from tightfit.torch_private.tools import cublas_workspace_bytes
 
-__all__ = [
-    "Account",
-    "Standing",
-    "device_of_modules",
-    "expected_bytes_of",
-    "lasting_bytes_of",
-    "library_bytes",
-    "new_gradient_bytes",
-]
-
 
 @dataclass(frozen=True)
 class Standing:

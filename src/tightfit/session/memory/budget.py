@@ -12,8 +12,6 @@ from tightfit.session.memory.account import Account
 from tightfit.session.step.window import Window
 from tightfit.units import format_bytes, parse_bytes
 
-__all__ = ["Budget", "usable_bytes"]
-
 
 class Member(Protocol):
     """A fitted callable that shares a budget."""
@@ -79,7 +77,6 @@ class Budget:
         self.window.forget()
 
     def members(self) -> list[Account]:
-        """Return the accounts that share the budget."""
         return list(self._members)
 
     def others(self, account: Account) -> list[Account]:

@@ -19,8 +19,6 @@ from tightfit.execution.far.offload import Offload
 from tightfit.session.memory.forecast import FAR_BYTES, tensors_in
 from tightfit.units import format_bytes
 
-__all__ = ["FarState", "is_mapped"]
-
 _DONTNEED = 4  # of Linux's madvise
 _DESCRIPTORS = Path("/proc/self/fd")
 

@@ -18,16 +18,6 @@ from tightfit.torch_private import core as private
 from tightfit.torch_private.tools import step_without_hooks
 from tightfit.units import rounded_up
 
-__all__ = [
-    "FAR_BYTES",
-    "NUMBERS",
-    "StepNeeds",
-    "arguments_of",
-    "growing_bytes",
-    "needs_of_parameter",
-    "step_needs",
-    "tensors_in",
-]
 
 NUMBERS = 4
 """How many single numbers kernels hold as tensors, which are not seen on fakes."""

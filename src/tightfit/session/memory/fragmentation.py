@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from tightfit.allocator.caching import AllocatorState
 
-__all__ = ["Fragmentation", "SeenStep"]
-
 _MOST_ROUNDS = 3
 _SPARE = 1 / 64  # of the budget: left in addition, as the loss varies
 

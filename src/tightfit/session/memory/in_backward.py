@@ -23,8 +23,6 @@ from tightfit.session.memory.one_by_one import plain_step, refuse_unless_one_by_
 from tightfit.session.memory.optimizers import after_every_step, before_every_step, kinds_of
 from tightfit.torch_private.engine import hooks_of_gradient
 
-__all__ = ["StepsInBackward"]
-
 _LARGE = 2  # times a stretch: the least workspace of steps that are taken in stretches
 _LOOKS = 2  # calls at which it is looked for gradient scalers
 
@@ -60,21 +58,17 @@ class StepsInBackward:
 
     @property
     def name(self) -> str:
-        """The optimizer's, for people."""
         return type(self.optimizer).__name__
 
     @property
     def keeps_state_far(self) -> bool:
-        """Whether large tensors of the state are in far memory."""
         return self._far is not None
 
     def is_of(self, optimizer: Any) -> bool:
-        """Whether it takes the steps of an optimizer."""
         return optimizer.param_groups is self.optimizer.param_groups
 
     @property
     def parameters(self) -> frozenset[int]:
-        """Identities of the parameters whose gradients are not kept."""
         taken = [parameter for _, parameter in self._present()]
         every = (p for group in self.optimizer.param_groups for p in group["params"])
         return frozenset(map(id, taken or every))
@@ -82,7 +76,6 @@ class StepsInBackward:
     # -- questions of plans -------------------------------------------------------------------
 
     def takes(self, parameter: torch.Tensor) -> bool:
-        """Whether it steps a parameter."""
         return id(parameter) in self._places()
 
     def needs(self, parameter: torch.Tensor) -> tuple[int, int]:
@@ -114,7 +107,6 @@ class StepsInBackward:
         return self._needs[key]
 
     def stretch(self, parameter: torch.Tensor) -> Stretch | None:
-        """Return the stretches in which a parameter may be stepped, too; None: whole only."""
         least_bytes = _LARGE * stretches.STRETCH * parameter.element_size()
         if self._predicted(parameter).passing_bytes < least_bytes:
             return None
@@ -140,7 +132,6 @@ class StepsInBackward:
         return needs_of_parameter(self.optimizer, group, parameter, granularity, elements)
 
     def take(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Note which parameters, by their names, are stepped in backward from now on."""
         self._taken |= {id(p): (name, weakref.ref(p)) for name, p in parameters.items()}
 
     # -- steps --------------------------------------------------------------------------------

@@ -17,9 +17,6 @@ from tightfit.session.memory.optimizers import before_every_step
 from tightfit.session.memory.steps import refuse_step
 from tightfit.units import format_bytes
 
-__all__ = ["Limit", "name_budget", "raising", "refuses"]
-
-
 _LOOKING_BYTES = 16 << 10
 """Room for the states of generators, which looking at a callable puts aside."""
 

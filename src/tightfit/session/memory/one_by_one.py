@@ -15,8 +15,6 @@ from tightfit.execution.stepping import with_gradient
 from tightfit.session.memory.forecast import arguments_of, tensors_in
 from tightfit.torch_private.tools import step_without_hooks
 
-__all__ = ["plain_step", "refuse_unless_one_by_one"]
-
 _STEPS = 3
 _LARGEST = 3  # elements in each dimension of parameters that are tried
 _OUT = "Way out: fit without update_in_backward"

@@ -20,15 +20,6 @@ from tightfit.session.memory.far_state import is_mapped
 from tightfit.session.memory.forecast import StepNeeds, growing_bytes, step_needs, tensors_in
 from tightfit.units import rounded_up
 
-__all__ = [
-    "InBackward",
-    "Optimizers",
-    "after_every_step",
-    "before_every_step",
-    "kinds_of",
-    "parameters_of",
-]
-
 
 class InBackward(Protocol):
     """Takes the steps of an optimizer inside of planned backwards."""
@@ -71,7 +62,6 @@ class Optimizers:
         )
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over those known by now."""
         return iter(self._now())
 
     def _now(self) -> list[Any]:
@@ -194,7 +184,6 @@ class Optimizers:
 
 
 def parameters_of(modules: Mapping[str, nn.Module]) -> list[nn.Parameter]:
-    """Return the parameters of some modules."""
     return [p for m in modules.values() for p in m.parameters()]
 
 

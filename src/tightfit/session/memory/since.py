@@ -10,8 +10,6 @@ import torch
 
 from tightfit.allocator.tally import Tally
 
-__all__ = ["SinceLastCall"]
-
 
 class SinceLastCall:
     """The behaviour of a loop between calls, as far as it shows.

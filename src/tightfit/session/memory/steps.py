@@ -11,8 +11,6 @@ from tightfit.session.memory.forecast import NUMBERS, StepNeeds, step_needs
 from tightfit.session.memory.surroundings import with_numbers
 from tightfit.units import format_bytes
 
-__all__ = ["refuse_step"]
-
 _WAYS = ({"foreach": False, "fused": None}, {"foreach": None, "fused": True})
 
 

@@ -15,8 +15,6 @@ import torch
 from tightfit.execution.stepping import with_gradient
 from tightfit.session.memory.one_by_one import plain_step
 
-__all__ = ["STRETCH", "has_same_bits", "in_memory", "step_in_stretches"]
-
 STRETCH = 1 << 19
 """Elements of a stretch."""
 

@@ -15,18 +15,6 @@ from tightfit.planners.base import Task
 from tightfit.torch_private.core import storage_key
 from tightfit.units import rounded_up
 
-__all__ = [
-    "Share",
-    "Surroundings",
-    "assumed_outside_bytes",
-    "expected_outside_bytes",
-    "handed_out_bytes",
-    "held_by_losses",
-    "kept_by_loss_bytes",
-    "root_gradient_bytes",
-    "with_numbers",
-]
-
 aten = torch.ops.aten
 
 _TIMES_HELD = {aten._log_softmax.default: 1, aten.sigmoid.default: 2, aten.tanh.default: 2}

@@ -26,8 +26,6 @@ from tightfit.session.report import Held, Report
 from tightfit.torch_private.gpu.allocator_settings import divide_coarsely, segments_expand
 from tightfit.units import format_bytes
 
-__all__ = ["DeviceAddresses"]
-
 _MOST_PLANS = 32
 """Whose programs are kept."""
 
@@ -135,7 +133,6 @@ class DeviceAddresses(DefaultAddresses):
         )
 
     def leave(self) -> None:
-        """Give the arena back, once nothing in it is alive."""
         self._laid_out.clear()
         self._steering.leave()
 
@@ -159,7 +156,6 @@ class DeviceAddresses(DefaultAddresses):
         )
 
     def added_to(self, report: Report) -> Report:
-        """Return a report with figures of the arena and of the device's allocator."""
         reserved_bytes = meter_for(self._account.device).held_bytes()
         tensor_bytes = self._account.lasting_bytes()
         held = Held(

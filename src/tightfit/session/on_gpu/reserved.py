@@ -24,8 +24,6 @@ from tightfit.session.options import Options
 from tightfit.session.report import Report
 from tightfit.units import format_bytes
 
-__all__ = ["Reserved"]
-
 _LARGE_BYTES = 1 << 20  # up to this, PyTorch's CUDA allocator has segments for small requests
 _MOST_FIRST = 1 / 32  # of the limit: left by the first plan
 _CALM_STEPS = 3  # in a row without a retry: nothing is learned any more

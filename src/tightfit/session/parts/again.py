@@ -23,8 +23,6 @@ from tightfit.session.parts.kinds import Kind, KnownCalls, Part, PartCall
 from tightfit.session.parts.planning import StepPlans
 from tightfit.session.step.observed import LedgerWriter
 
-__all__ = ["PartStep", "PartsAgain"]
-
 
 @dataclass(frozen=True, eq=False)
 class PartStep:
@@ -36,7 +34,6 @@ class PartStep:
 
     @property
     def captured(self) -> Captured:
-        """Its captured step."""
         return self.kind.captured
 
     def leaves_of(self, positions: Sequence[int], leaves: int) -> set[int]:
@@ -82,31 +79,25 @@ class PartsAgain:
         return self._part(step).function
 
     def modules(self, step: PartStep) -> Mapping[str, nn.Module]:
-        """Return the modules of a part."""
         return self._part(step).modules
 
     def inputs(self, step: PartStep, given: Arguments) -> list[Any]:
-        """Return the tensors of the placeholders of a call."""
         leaves = step.kind.inputs(given.leaves)
         return placeholder_tensors(step.captured.joint, self._part(step).modules, leaves)
 
     def serves(self, step: PartStep, given: Arguments) -> bool:
-        """Whether the captured step is that of a call, as modules and inputs are now."""
         part = self._part(step)
         leaves = step.kind.inputs(given.leaves)
         decides = step.captured.joint.decisions.hold(leaves, part.modules)
         return decides and part.is_as_it_was(given, step.key)
 
     def may_repeat(self, step: PartStep) -> bool:
-        """Whether calls may be run again: so they were, or none has been seen."""
         return self._living_steps().known.may_repeat(step.key)
 
     def is_repeated(self, step: PartStep) -> bool:
-        """Whether calls have been run again."""
         return self._living_steps().known.is_repeated(step.key)
 
     def note_repeated(self, step: PartStep) -> None:
-        """Note that a call is run again."""
         self._living_steps().known.note_repeated(step.key)
 
     def replanned(self, step: PartStep, given: Arguments) -> Planned:
@@ -120,11 +111,9 @@ class PartsAgain:
         return self._planned(part, call.kind)
 
     def planned_once_more(self, step: PartStep, inputs: list[Any]) -> Planned:
-        """Plan a call for one backward more, with memory held now."""
         return self._planned(self._part(step), step.kind)
 
     def planned_forward(self, step: PartStep, inputs: list[Any]) -> Planned:
-        """Plan a call of which only the forward runs."""
         return step.kind.runner(step.kind.least)
 
     def _planned(self, part: Part, kind: Kind) -> Planned:

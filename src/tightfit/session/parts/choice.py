@@ -26,8 +26,6 @@ from tightfit.session.step.holding import Holding, holding_of, overhead_of
 from tightfit.session.step.ledger import StepLedger
 from tightfit.session.step.shares import by_kind, spread
 
-__all__ = ["PartPlans", "PartPlansMessage", "choose", "choose_at_once"]
-
 _SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 _AT_ONCE_S = 1.0
 _AT_ONCE_SHARES = (0.5, 1.0, 0.25, 0.75)

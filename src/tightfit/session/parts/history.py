@@ -13,8 +13,6 @@ from tightfit.session.parts.kinds import Kind, Part, forget_oldest
 from tightfit.session.step.holding import Holding
 from tightfit.session.step.ledger import StepLedger
 
-__all__ = ["CallOrder", "Situation", "Situations"]
-
 _MOST_SITUATIONS = 16
 
 

@@ -34,8 +34,6 @@ from tightfit.session.parts.steps import PartSteps
 from tightfit.session.report import Report
 from tightfit.session.stages import Pricing, capture_step
 
-__all__ = ["InGraphs"]
-
 _LEAST_PARTS = 2  # a call has more than one graph, and others hold something while one runs
 _MOST_NUMBERS = 2  # other numbers with which a graph is planned, before it runs as it is
 
@@ -112,7 +110,6 @@ class InGraphs(PartsRoute):
         return output
 
     def looking(self) -> AbstractContextManager[None]:
-        """Return a context in which graphs are looked for: its work belongs to no step."""
         return self.steps.looking()
 
     def _note_numbers(self, graph: HandedGraph) -> None:
@@ -177,7 +174,6 @@ class InGraphs(PartsRoute):
         """Do nothing: graphs are planned while the callable takes its first step."""
 
     def plain_bytes(self) -> int | None:
-        """Return the peak of the last complete step with nothing recomputed; None: unknown."""
         return self.steps.plain_bytes()
 
     def report(self) -> Report:
@@ -214,11 +210,9 @@ class _Resident:
         return self._account.resident_bytes(self._leaves)
 
     def coming_bytes(self) -> int:
-        """Return the optimizer's state that does not exist yet."""
         return self._account.coming_state_bytes()
 
     def stepping_bytes(self) -> int:
-        """Return bytes held while the optimizer steps, as far as predicted."""
         account = self._account
         lasting_bytes = account.lasting_bytes() + account.expected_bytes()
         return lasting_bytes + account.optimizers.passing_bytes()
@@ -228,5 +222,4 @@ class _Resident:
         self._account.rest()
 
     def name_budget(self, needed_bytes: int) -> bool:
-        """Have errors of refused requests name a budget; return whether requests are refused."""
         return name_budget(self._account, needed_bytes)

@@ -14,8 +14,6 @@ from tightfit.planners.base import Limits
 from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.session.step.holding import Holding, holding_of
 
-__all__ = ["KindPlans", "least_plan"]
-
 _LEAST_SHARE = 0.3  # of a search's time
 _MOST_FOUND = 64
 _OUTSIDE_SHARES = (0.0, 0.5, 1.0)  # of the part's own bytes with nothing recomputed

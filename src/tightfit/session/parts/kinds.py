@@ -32,14 +32,6 @@ from tightfit.session.parts.kind_plans import KindPlans, least_plan
 from tightfit.session.processes import agreed
 from tightfit.session.step.holding import Holding, holding_of
 
-__all__ = [
-    "Kind",
-    "KnownCalls",
-    "Part",
-    "PartCall",
-    "forget_oldest",
-]
-
 _MOST_KEPT = 64  # signatures of calls
 _MOST_ALIKE = 1024  # parts of one signature, each for all that it has read so far
 
@@ -141,7 +133,6 @@ class KnownCalls:
         return None
 
     def capture(self, part: Part, given: Arguments, options: Options) -> PartCall:
-        """Capture a call."""
         key = part.key(given)
         detached = self._detached.get(key, frozenset())
         traced = TracedCall(

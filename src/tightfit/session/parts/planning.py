@@ -27,8 +27,6 @@ from tightfit.session.step.holding import Holding
 from tightfit.session.step.ledger import StepLedger
 from tightfit.units import format_bytes
 
-__all__ = ["Circumstances", "StepPlans"]
-
 _WORTH_A_SEARCH = 0.001  # of overhead
 _LEARNED = 8  # steps that are alike; later ones are checked, and peaks are the user's
 _ALIKE = 0.005  # of the budget: two steps that differ by less at their begin are alike
@@ -82,7 +80,6 @@ class StepPlans:
         return self._latest
 
     def change_options(self, options: Options) -> None:
-        """Plan the next step with other options; captured steps stay."""
         self.options = options
         self._situations = Situations()
 

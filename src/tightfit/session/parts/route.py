@@ -11,8 +11,6 @@ from tightfit.session.options import Options
 from tightfit.session.parts.steps import PartSteps
 from tightfit.session.report import Report
 
-__all__ = ["PartsRoute"]
-
 
 class PartsRoute:
     """A way to run a callable whose steps consist of planned parts.
@@ -29,7 +27,6 @@ class PartsRoute:
 
     @property
     def guard(self) -> Guard:
-        """Measures the steps."""
         return self.steps.guard
 
     @property
@@ -38,7 +35,6 @@ class PartsRoute:
         return []
 
     def outside_of_plans(self) -> bool:
-        """Whether code around a call asks that it runs as it is; then that is noted."""
         return self.outside.is_called_within()
 
     def settle(self) -> None:
@@ -46,14 +42,11 @@ class PartsRoute:
         self.close_step()
 
     def report(self) -> Report:
-        """Return promises of the plans and bytes held by the last complete step."""
         return msgspec.structs.replace(self.steps.report(), outside=self.outside.reasons())
 
     def close_step(self) -> StepPeaks | None:
-        """End the measured window of the last step now; return its peaks."""
         return self.steps.close_step()
 
     def change_options(self, options: Options) -> None:
-        """Plan the next step with other options; captured steps stay."""
         self.options = options
         self.steps.change_options(options)

@@ -32,8 +32,6 @@ from tightfit.session.parts.steps import PartSteps
 from tightfit.session.processes import Ranks
 from tightfit.session.stages import capture_step
 
-__all__ = ["ShardedModel", "group_of", "late_bytes", "sharded_parts"]
-
 
 class ShardedModel(PartsRoute):
     """Runs a model whose sharded modules are planned, each by itself.
@@ -114,7 +112,6 @@ class _Metered:
         self._base_bytes = lasting - self._meter.live_bytes()
 
     def resident_bytes(self) -> int:
-        """Return the bytes held now."""
         return self._base_bytes + self._meter.live_bytes()
 
     def coming_bytes(self) -> int:
@@ -151,7 +148,6 @@ class _Unit:
         return self._part.modules["part"]
 
     def is_of(self, module: nn.Module) -> bool:
-        """Whether this was made for the module (and not for one it was copied from)."""
         return self.module is module
 
     def leave(self) -> None:

@@ -34,8 +34,6 @@ from tightfit.session.step.holding import Holding, overhead_of
 from tightfit.session.step.ledger import StepLedger
 from tightfit.session.step.observed import LedgerWriter
 
-__all__ = ["PartSteps", "Resident"]
-
 _ADVICE = f"Raise the budget, or hold less between the parts. {WITHOUT_A_PLAN}"
 
 
@@ -95,7 +93,6 @@ class PartSteps:
 
     @property
     def writer(self) -> LedgerWriter | None:
-        """The writer of the ledger of the current step."""
         return self._writer
 
     def change_options(self, options: Options) -> None:
@@ -237,7 +234,6 @@ class PartSteps:
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
-        """Leave work to find the program of a call out of all steps."""
         if self._writer is not None:
             self._writer.between()
         with left_out():

@@ -33,8 +33,6 @@ from tightfit.session.whole.optimistic import LessExpected, Need, Passing
 from tightfit.session.whole.specialisation import Specialisation
 from tightfit.units import format_bytes
 
-__all__ = ["OpenCalls", "advised", "needed_by_steps"]
-
 _QUICKLY = Limits(seconds=2.0)
 
 

@@ -14,8 +14,6 @@ from tightfit.execution.replanned import Planned
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.specialisation import Specialisation
 
-__all__ = ["PlanOnceMore", "Replan", "StepRepeater"]
-
 Replan: TypeAlias = Callable[[Specialisation, Arguments], Planned]
 """Plans a call by the latest knowledge of gradients of its outputs."""
 
@@ -42,35 +40,27 @@ class StepRepeater:
 
     @property
     def name(self) -> str:
-        """The callee's, for messages."""
         return self._captures.callee.name
 
     def function(self, step: Specialisation) -> Callable[..., Any]:
-        """Return the callee."""
         return self._captures.callee.function
 
     def modules(self, step: Specialisation) -> Mapping[str, nn.Module]:
-        """Return the callee's modules."""
         return self._captures.callee.modules
 
     def inputs(self, step: Specialisation, given: Arguments) -> list[Any]:
-        """Return the tensors of the placeholders of a call."""
         return self._captures.inputs(step, given)
 
     def serves(self, step: Specialisation, given: Arguments) -> bool:
-        """Whether a captured step is that of a call, as modules and inputs are now."""
         return self._captures.serves(step, given)
 
     def may_repeat(self, step: Specialisation) -> bool:
-        """Whether calls of a step may be run again: so they were, or none has been seen."""
         return self._captures.may_repeat(step)
 
     def is_repeated(self, step: Specialisation) -> bool:
-        """Whether calls of a step have been run again."""
         return self._captures.is_repeated(step)
 
     def note_repeated(self, step: Specialisation) -> None:
-        """Note that a call of a step is run again."""
         self._captures.note_repeated(step)
 
     def replanned(self, step: Specialisation, given: Arguments) -> Planned:
@@ -78,11 +68,9 @@ class StepRepeater:
         return self._alive(self._replan)(step, given)
 
     def planned_once_more(self, step: Specialisation, inputs: list[Any]) -> Planned:
-        """Plan a call for one backward more, with memory held now."""
         return self._alive(self._plan_once_more)(step, inputs)
 
     def planned_forward(self, step: Specialisation, inputs: list[Any]) -> Planned:
-        """Plan a call of which only the forward runs."""
         return self.planned_once_more(step, inputs)
 
     def _alive(self, reference: weakref.ref[Callable[..., Planned]]) -> Callable[..., Planned]:

@@ -20,8 +20,6 @@ from tightfit.session.whole.advice import OpenCalls
 from tightfit.session.whole.planning import most_kept, quick_range, rough_range
 from tightfit.session.whole.specialisation import Specialisation
 
-__all__ = ["CallShares"]
-
 _MOST_LOOKED_FOR = 4
 _REMEMBERED = 8
 

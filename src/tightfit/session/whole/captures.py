@@ -26,8 +26,6 @@ from tightfit.session.stages import Pricing, capture_step
 from tightfit.session.whole.postponed import may_postpone
 from tightfit.session.whole.specialisation import Specialisation
 
-__all__ = ["Captures"]
-
 _MOST_KEPT = 16
 _MANY_MISSES = 6  # calls in turn
 

@@ -13,8 +13,6 @@ from tightfit.session.options import Options
 from tightfit.session.whole.postponed import Postponed
 from tightfit.session.whole.specialisation import Specialisation
 
-__all__ = ["Comparing"]
-
 _PART = 0.05  # of the least time from one call to the next
 
 

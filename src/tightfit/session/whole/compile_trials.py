@@ -30,8 +30,6 @@ from tightfit.session.options import Options
 from tightfit.session.stages import plan_step
 from tightfit.units import format_bytes
 
-__all__ = ["MOST_TRIES", "CompiledPlan", "compiled_tries"]
-
 MOST_TRIES = 3
 _PIECES = 4  # of the backward pass, where gradients are added to those that exist
 _NO_EXTRA = 0.001  # of compute: another plan would not be faster

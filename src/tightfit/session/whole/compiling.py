@@ -30,8 +30,6 @@ from tightfit.session.whole.compile_trials import CompiledPlan, compiled_tries
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
-__all__ = ["fastest_plan", "still_fits"]
-
 _LITTLE = 0.1  # of the activations' part may stay unused rather than compiling again
 _WASTE = 0.01  # of it may be lost to assumptions where nothing is compiled
 

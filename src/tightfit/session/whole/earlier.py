@@ -13,8 +13,6 @@ from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.planners.registry import DEFAULT
 from tightfit.session.options import Options
 
-__all__ = ["Role", "earlier_plan", "earlier_plans", "store_least_plan", "store_plan"]
-
 Role = Literal["first", "last", "least", "thrifty"]
 """The use of a plan: the first plan of a step, its last plan, the plan of the least budget, or the
 plan that keeps least between forward and backward."""

@@ -8,8 +8,6 @@ from tightfit.graph.ir import Graph
 from tightfit.plan.further_ways import with_further_ways
 from tightfit.plan.plan import Gradients, Plan
 
-__all__ = ["KnownPlans"]
-
 
 class KnownPlans:
     """Plans of one step, made for any surroundings; each is verified before it is used again."""

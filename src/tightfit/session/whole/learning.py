@@ -23,8 +23,6 @@ from tightfit.session.whole.compiling import still_fits
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
-__all__ = ["LastStep", "StepMonitor"]
-
 _MOST_FREED = 2  # steps that are not learned from, as something was freed during them
 _LEARNED = 8  # steps of a shape; later ones are checked, and peaks are the user's
 
@@ -194,7 +192,7 @@ class StepMonitor:
     ) -> None:
         """Replace assumed bytes of user code by measured bytes; plan again if that matters."""
         outside_bytes = _held_outside(last.graph, guard.steps[-1], guard.growth_bytes)
-        outside_bytes = _agreed(spec, options, "outside", outside_bytes)
+        outside_bytes = _agreed(spec, options, outside_bytes)
         outside_bytes = spec.user_code.saw(outside_bytes, has_grown=guard.growth_bytes > 0)
         if still_fits(
             last,
@@ -222,7 +220,7 @@ def _held_outside(graph: Graph, step: StepPeaks, growth_bytes: int) -> int:
     return max(0, step.outside_bytes + max(0, -left_bytes) - stays_bytes)
 
 
-def _agreed(spec: Specialisation, options: Options, label: str, own_bytes: int) -> int:
+def _agreed(spec: Specialisation, options: Options, own_bytes: int) -> int:
     """Return bytes measured by the first rank, but at least the own: all then plan alike."""
-    key = f"{label} bytes {fingerprint(spec.captured.graph)}"
+    key = f"outside bytes {fingerprint(spec.captured.graph)}"
     return max(own_bytes, agreed(options.ranks, key, int, lambda: own_bytes))

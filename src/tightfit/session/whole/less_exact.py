@@ -10,8 +10,6 @@ from tightfit.session.stages import less_exact_step
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.steps import WholeSteps
 
-__all__ = ["planned_less_exactly"]
-
 
 def planned_less_exactly(whole: WholeSteps) -> LessExact:
     """Return the cost of a plan with the next class within the budget of the last step.

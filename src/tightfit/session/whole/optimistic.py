@@ -27,8 +27,6 @@ from tightfit.session.step.holding import holding_of
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
-__all__ = ["LessExpected", "Need", "Passing", "less_expected", "without_expected"]
-
 _QUICKLY = Limits(seconds=1.0)
 _PREDICTED = 1.15  # a workspace that was predicted may be so much larger
 # Holders of memory that is only expected

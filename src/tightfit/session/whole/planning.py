@@ -36,17 +36,6 @@ from tightfit.session.whole.compiling import fastest_plan
 from tightfit.session.whole.earlier import earlier_plan, store_least_plan, store_plan
 from tightfit.session.whole.specialisation import Moves, Planned, Specialisation
 
-__all__ = [
-    "NeedsComparing",
-    "PlanRequest",
-    "most_kept",
-    "planned_as",
-    "planned_for",
-    "quick_range",
-    "rough_range",
-    "smallest_budget",
-]
-
 _QUICKLY = Limits(seconds=1.0)
 _AT_ONCE = Limits(seconds=0.15)
 _MOST_OPS_AT_ONCE = 2500  # in which a moment is enough to find a smaller budget

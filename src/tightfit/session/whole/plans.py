@@ -35,8 +35,6 @@ from tightfit.session.whole.planning import (
 )
 from tightfit.session.whole.specialisation import Planned, Specialisation
 
-__all__ = ["FitsPlainly", "Plans"]
-
 _NEARLY = 1.03  # of the budget: plain PyTorch may take so much less than expected
 
 

@@ -9,8 +9,6 @@ from tightfit.pricing.promises import ComparedInTurns
 from tightfit.pricing.quick import quick_costs
 from tightfit.session.options import Options
 
-__all__ = ["Postponed", "may_postpone"]
-
 
 def may_postpone(options: Options) -> bool:
     """Whether a first plan may do without alternatives that take long to compare.

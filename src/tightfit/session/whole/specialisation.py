@@ -35,8 +35,6 @@ from tightfit.session.whole.known_plans import KnownPlans
 from tightfit.session.whole.postponed import Postponed
 from tightfit.session.whole.user_code import UserCode
 
-__all__ = ["Moves", "Planned", "Specialisation"]
-
 
 class Moves:
     """The bytes that the last step of a plan has moved to far memory and back.

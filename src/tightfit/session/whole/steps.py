@@ -38,8 +38,6 @@ from tightfit.session.whole.plans import FitsPlainly, Plans
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.user_code import OpenCall, PlannedForward
 
-__all__ = ["WholeSteps"]
-
 _MOST_ATTEMPTS = 8
 
 
@@ -79,13 +77,11 @@ class WholeSteps:
 
     @property
     def waiting(self) -> list[Run]:
-        """Planned calls that await their backward."""
         living = self.runs.now()
         return [run for run in living if run.is_open] if living else living
 
     @property
     def guard(self) -> Guard | None:
-        """Measures the steps; None until the first."""
         return self.monitor.guard
 
     @property
@@ -135,11 +131,9 @@ class WholeSteps:
         )
 
     def close_step(self) -> StepPeaks | None:
-        """End the measured window of the last step now; return its peaks."""
         return self.monitor.close()
 
     def change_options(self, options: Options) -> None:
-        """Plan the next step with other options; captured and priced steps stay."""
         if _plans_are_outdated(options, self.options):
             for spec in self.captures:
                 spec.forget_plans()
@@ -162,7 +156,6 @@ class WholeSteps:
         return last is not None and (last.tuner is not None or last.still_compares)
 
     def needed_bytes(self) -> int:
-        """Return the least budget for steps like the last; 0: nothing is known of any."""
         return self._plans.needed_bytes()
 
     # -- budgets ------------------------------------------------------------------------------

@@ -28,8 +28,6 @@ from tightfit.session.memory.surroundings import (
 )
 from tightfit.torch_private.engine import in_backward
 
-__all__ = ["OpenCall", "PlannedForward", "UserCode"]
-
 
 class UserCode:
     """The memory of user code between forward and backward: assumed at first, then measured.
@@ -44,7 +42,6 @@ class UserCode:
 
     @property
     def is_known(self) -> bool:
-        """Whether it was seen."""
         return self.seen_bytes is not None
 
     @property

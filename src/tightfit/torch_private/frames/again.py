@@ -32,8 +32,6 @@ from tightfit.torch_private.frames.found import (
     imported,
 )
 
-__all__ = ["KeptFrames", "ReusingConversion", "unique_names"]
-
 
 class KeptFrames(Protocol):
     """A store that keeps frames for other processes."""

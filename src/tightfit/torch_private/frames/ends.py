@@ -12,8 +12,6 @@ from torch._dynamo.output_graph import OutputGraph
 from tightfit.torch_private.frames.outermost import changed_variables
 from tightfit.torch_private.patches import Patch
 
-__all__ = ["End", "noting_ends"]
-
 
 @dataclass(frozen=True)
 class End:

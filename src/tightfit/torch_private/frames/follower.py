@@ -12,8 +12,6 @@ from torch import nn
 
 from tightfit.torch_private.frames.ends import End
 
-__all__ = ["Follower", "Given"]
-
 
 @dataclass(frozen=True)
 class Given:

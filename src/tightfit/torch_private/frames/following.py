@@ -25,8 +25,6 @@ from torch._dynamo.variables.user_defined import UserDefinedTupleVariable
 
 from tightfit.torch_private.patches import Patch
 
-__all__ = ["DerivativeOutside", "following_for_plans", "follows_derivatives"]
-
 
 class DerivativeOutside(BaseException):
     """Ends following: a graph would end at the derivative of a value it has computed itself.

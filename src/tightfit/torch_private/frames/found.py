@@ -18,24 +18,6 @@ from torch._dynamo import config, guards, source
 from torch._dynamo.output_graph import get_builtins_dict
 from torch._guards import ChainedSource, Guard, Source
 
-__all__ = [
-    "NO_LEVEL",
-    "Frame",
-    "GuardOf",
-    "NotReusable",
-    "builtins_of",
-    "configuration",
-    "facts_of",
-    "fields_of",
-    "found_in",
-    "global_state",
-    "guard_of",
-    "imported",
-    "is_source",
-    "source_of",
-    "values_of",
-]
-
 _RELATIONS = frozenset({"DUPLICATE_INPUT", "GRAD_MODE", "DETERMINISTIC_ALGORITHMS", "GLOBAL_STATE"})
 _RELATIONS |= {"TORCH_FUNCTION_STATE", "DEFAULT_DEVICE", "SHAPE_ENV"}
 _RELATIONS |= {"AUTOGRAD_SAVED_TENSORS_HOOKS"}

@@ -8,8 +8,6 @@ from typing import Any
 from torch import fx
 from torch._dynamo import utils
 
-__all__ = ["NumpyFollowed", "without_numpy"]
-
 
 class NumpyFollowed(Exception):
     """Says of a graph that it holds operators of PyTorch in the place of NumPy's."""

@@ -15,8 +15,6 @@ from torch._dynamo.variables.base import (
 )
 from torch._dynamo.variables.tensor import TensorVariable
 
-__all__ = ["changed_variables", "is_returned_with_loss", "with_own_frame"]
-
 
 def with_own_frame(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function around another, whose code is its own: Dynamo keeps graphs by code.

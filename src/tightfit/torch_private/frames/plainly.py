@@ -21,8 +21,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tightfit.torch_private.patches import Patch
 
-__all__ = ["AnswerChanged", "Answers"]
-
 
 class AnswerChanged(BaseException):
     """Ends following: a graph would end in code that runs only where it is not compiled."""

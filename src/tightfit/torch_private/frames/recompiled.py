@@ -11,8 +11,6 @@ from torch._dynamo import convert_frame
 
 from tightfit.torch_private.patches import Patch
 
-__all__ = ["noting_failed_guards", "why_recompiled"]
-
 _MOST = 3  # graphs whose guards are named
 
 

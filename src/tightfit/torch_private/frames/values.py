@@ -13,8 +13,6 @@ from torch.fx.experimental import symbolic_shapes
 
 from tightfit.torch_private.patches import Patch
 
-__all__ = ["following_values", "follows_values"]
-
 _UNUSED_SIZES = getattr(symbolic_shapes, "_ignore_fresh_unbacked_symbols_tls_context", None)
 
 

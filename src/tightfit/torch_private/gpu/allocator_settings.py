@@ -6,8 +6,6 @@ import os
 
 import torch
 
-__all__ = ["divide_coarsely", "expand_segments", "segments_expand"]
-
 _KEY = "expandable_segments"
 _ours = {"may expand": True, "expand": False}
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -61,7 +59,4 @@ def _settings() -> str:
 
 
 def _set(settings: str) -> None:
-    setter = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    if setter is None:  # before PyTorch 2.10
-        setter = torch.cuda.memory._set_allocator_settings
-    setter(settings)
+    torch._C._accelerator_setAllocatorSettings(settings)

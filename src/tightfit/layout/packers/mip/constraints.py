@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from tightfit.layout.packers.mip.variables import MEMORY_UNITS, Variables
 
-__all__ = ["FAMILIES", "above_or_not", "below_or_not", "under_the_peak"]
-
 
 def under_the_peak(variables: Variables) -> None:
     """x_i + w_i <= u for every block (equation 2)."""

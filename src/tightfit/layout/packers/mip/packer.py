@@ -15,8 +15,6 @@ from tightfit.layout.packers.pairs import colliding_pairs, dropped
 from tightfit.planners.solvers import SolveOptions, solve
 from tightfit.planners.solvers.program import Floats
 
-__all__ = ["pack_by_program"]
-
 _TOLERANCE = 1e-6
 """By which a solver's bound may be too high, as a share."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from tightfit.layout.blocks import Block, largest_load
 from tightfit.planners.solvers import ProgramBuilder
 
-__all__ = ["MEMORY_UNITS", "Variables"]
-
 MEMORY_UNITS = 100.0
 """W of the paper."""
 

@@ -6,8 +6,6 @@ from tightfit._core import _engine
 from tightfit.planners.anytime.kcut.program import CutProgram
 from tightfit.planners.solvers import Solution
 
-__all__ = ["complete"]
-
 Range = tuple[int, int, int]  # value, first stage, last stage
 
 

@@ -10,20 +10,6 @@ from collections.abc import Callable, Iterator
 
 from tightfit.planners.anytime.kcut.variables import Variables
 
-__all__ = [
-    "FAMILIES",
-    "inputs_are_there",
-    "later_inputs_are_there",
-    "memory",
-    "one_alternative",
-    "one_alternative_again",
-    "one_alternative_before",
-    "one_branch",
-    "one_way_to_run",
-    "optional_values_cost",
-    "residency_has_a_source",
-]
-
 Terms = list[tuple[int, float]]
 
 

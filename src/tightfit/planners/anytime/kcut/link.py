@@ -14,15 +14,6 @@ from itertools import pairwise
 
 from tightfit.planners.anytime.kcut.variables import Variables
 
-__all__ = [
-    "LINK_FAMILIES",
-    "away_has_a_source",
-    "capacity",
-    "either_near_or_away",
-    "loads",
-    "stores",
-]
-
 Terms = list[tuple[int, float]]
 
 

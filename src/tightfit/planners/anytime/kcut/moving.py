@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from tightfit.plan.plan import Far
 from tightfit.planners.solvers import ProgramBuilder
 
-__all__ = ["Movable", "Moving", "Waits", "waits_of"]
-
 _PIECES = 8  # of the time before the first cut, and after the last
 _LONGEST = 1e9  # wait, in the program's unit: no plan is ever as long
 

@@ -12,8 +12,6 @@ from tightfit.planners.anytime.kcut.variables import COST_UNITS, Allowed, Variab
 from tightfit.planners.anytime.relaxation import Outline
 from tightfit.planners.solvers import LinearProgram, Solution, grains, within_reach
 
-__all__ = ["CutProgram", "cut_program"]
-
 
 @dataclass(frozen=True)
 class CutProgram:

@@ -13,8 +13,6 @@ from tightfit.planners.anytime.kcut.moving import Movable, Moving, waits_of
 from tightfit.planners.anytime.relaxation import Outline
 from tightfit.planners.solvers import ProgramBuilder
 
-__all__ = ["BUDGET_UNITS", "COST_UNITS", "Allowed", "Variables"]
-
 BUDGET_UNITS = 1000.0
 """The budget in the program's unit of memory."""
 

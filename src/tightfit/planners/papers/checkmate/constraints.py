@@ -12,17 +12,6 @@ from tightfit.graph.ir import ValueId
 from tightfit.planners.papers.checkmate.variables import Variables
 from tightfit.planners.papers.stages.scale import CAPACITY_UNITS
 
-__all__ = [
-    "FAMILIES",
-    "boundary_memory",
-    "free_if_safe",
-    "free_only_if_safe",
-    "inputs_are_there",
-    "residency_has_a_source",
-    "used_memory",
-    "workspace",
-]
-
 
 def inputs_are_there(variables: Variables) -> None:
     """R[t,j] <= R[t,i] + S[t,i] for every input i of j (equation 1b)."""

@@ -23,12 +23,6 @@ from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.planners.solvers import Solution, SolveOptions, solve, solve_by_rows
 from tightfit.progress import Progress
 
-__all__ = [
-    "plan_checkmate",
-    "plan_checkmate_plus",
-    "plan_checkmate_rounding",
-]
-
 _SOURCE = "checkmate's program (its own search space)"
 _DRAWS = 100
 _BORROWED_SHARE = 0.3

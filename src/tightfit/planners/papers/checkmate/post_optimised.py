@@ -17,8 +17,6 @@ from tightfit.planners.outcomes import finish, no_plan, planned
 from tightfit.planners.papers.checkmate.planner import plan_checkmate
 from tightfit.progress import Progress
 
-__all__ = ["plan_checkmate_o"]
-
 
 def plan_checkmate_o(task: Task, limits: Limits, progress: Progress) -> Outcome:
     """Plan with Checkmate and replace implementations where that makes the plan cheaper."""

@@ -22,8 +22,6 @@ from tightfit.planners.solvers import (
 )
 from tightfit.planners.solvers.program import Floats
 
-__all__ = ["CheckmateProgram", "build_program"]
-
 
 @dataclass(frozen=True)
 class CheckmateProgram:

@@ -15,8 +15,6 @@ from tightfit.planners.papers.stages.schedule import recompute
 from tightfit.planners.papers.stages.staged import Residency, Staged
 from tightfit.planners.solvers.program import Floats
 
-__all__ = ["ROUNDING_SHARE", "rounded_schedules"]
-
 ROUNDING_SHARE = 0.9
 """The share of the budget at which the relaxation is solved for rounding."""
 

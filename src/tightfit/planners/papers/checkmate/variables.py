@@ -16,8 +16,6 @@ from tightfit.planners.papers.stages.schedule import last_uses
 from tightfit.planners.papers.stages.staged import Implementation, Stage, Staged
 from tightfit.planners.solvers import ProgramBuilder
 
-__all__ = ["Variables", "frontier_stages", "split_stages"]
-
 
 def frontier_stages(problem: Staged) -> tuple[Stage, ...]:
     """Return one stage per node, each advancing the frontier (section 4.2)."""

@@ -22,8 +22,6 @@ from tightfit.planners.papers.intervals.planner import IntervalReport, IntervalT
 from tightfit.planners.papers.stages.schedule import last_uses
 from tightfit.planners.papers.stages.staged import Implementation, Staged
 
-__all__ = ["serve"]
-
 _COST_UNITS = 10**7
 """The cost of a step without recomputation in the model's unit; costs are rounded down."""
 
@@ -44,7 +42,6 @@ def node_event(stage: int, node: int) -> int:
 class Instance:
     """One computation of a node that may happen: when, and whether it does."""
 
-    node: int
     way: Implementation
     start: Any
     active: Any
@@ -95,7 +92,7 @@ class IntervalModel:
         for number, node in enumerate(self.problem.nodes):
             first = self.model.new_constant(node_event(number, number))
             always = self.model.new_constant(1)
-            chosen = [Instance(number, node.first, first, always)]
+            chosen = [Instance(node.first, first, always)]
             if node.again is not None:
                 useful = max(
                     (last[v] for v in node.again.writes if self.problem.values[v].recoverable),
@@ -110,7 +107,7 @@ class IntervalModel:
                     domain = cp_model.Domain.from_values(events)
                     start = self.model.new_int_var_from_domain(domain, "")
                     active = self.model.new_bool_var("")
-                    chosen.append(Instance(number, node.again, start, active))
+                    chosen.append(Instance(node.again, start, active))
             self.instances.append(chosen)
 
     def _add_retentions(self) -> None:

@@ -23,12 +23,6 @@ from tightfit.planners.papers.stages.schedule import without_waste
 from tightfit.planners.papers.stages.staged import Staged, staged
 from tightfit.progress import Progress
 
-__all__ = [
-    "IntervalReport",
-    "IntervalTask",
-    "plan_intervals",
-]
-
 _LEAST_RETENTIONS, _MOST_RETENTIONS = 2, 4
 """Intervals per value (the paper's C): more are tried only where fewer are proven too few."""
 

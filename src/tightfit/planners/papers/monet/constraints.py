@@ -8,21 +8,6 @@ from tightfit.graph.ir import ValueId
 from tightfit.planners.papers.monet.variables import Variables
 from tightfit.planners.papers.stages.scale import CAPACITY_UNITS
 
-__all__ = [
-    "FAMILIES",
-    "backward_inputs",
-    "backward_memory",
-    "boundary_memory",
-    "forward_memory",
-    "one_implementation",
-    "overwritten_is_gone",
-    "recomputation_memory",
-    "recomputed_inputs",
-    "remaining_was_made",
-    "saved_has_a_source",
-    "saved_memory",
-]
-
 Terms = list[tuple[int, float]]
 
 

@@ -17,8 +17,6 @@ from tightfit.planners.papers.stages.staged import (
     usable_again,
 )
 
-__all__ = ["Implementations", "all_implementations", "reading_any", "single_implementations"]
-
 
 @dataclass(frozen=True)
 class Implementations:

@@ -6,8 +6,6 @@ import math
 
 from tightfit.planners.papers.stages.scale import COST_UNITS
 
-__all__ = ["overhead_of"]
-
 
 def overhead_of(objective: float) -> float:
     """Return the overhead (a fraction) of an objective of equation 9.

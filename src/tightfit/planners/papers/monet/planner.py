@@ -26,8 +26,6 @@ from tightfit.planners.papers.stages.staged import Staged, staged
 from tightfit.planners.solvers import Solution, SolveOptions, solve_by_rows
 from tightfit.progress import Progress
 
-__all__ = ["plan_monet", "plan_monet_all"]
-
 _SOURCE = "monet's program (its own search space)"
 
 

@@ -21,8 +21,6 @@ from tightfit.planners.solvers import (
 )
 from tightfit.planners.solvers.program import Floats
 
-__all__ = ["MonetProgram", "build_program"]
-
 
 @dataclass(frozen=True)
 class MonetProgram:

@@ -14,9 +14,6 @@ from tightfit.planners.papers.stages.schedule import last_uses
 from tightfit.planners.papers.stages.staged import Implementation, Staged
 from tightfit.planners.solvers import ProgramBuilder
 
-__all__ = ["LocalBound", "Variables"]
-
-
 LocalBound = Literal["tight", "loose"]
 """Which bound on local memory (appendix B): of nodes that may still be recomputed, or of all."""
 

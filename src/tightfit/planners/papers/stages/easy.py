@@ -10,8 +10,6 @@ from tightfit.planners.outcomes import Bound, finish, no_plan, simulated
 from tightfit.planners.papers.stages.staged import Staged
 from tightfit.units import format_bytes
 
-__all__ = ["easy_answer"]
-
 
 def easy_answer(task: Task, problem: Staged, limits: Limits, started: float) -> Outcome | None:
     """Return the outcome where keeping everything fits or a single op does not; else None."""

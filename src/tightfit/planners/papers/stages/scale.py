@@ -5,8 +5,6 @@ from __future__ import annotations
 from tightfit.planners.papers.stages.staged import Staged
 from tightfit.planners.solvers import grains
 
-__all__ = ["CAPACITY_UNITS", "COST_UNITS", "grains_of", "in_capacities", "in_percent"]
-
 CAPACITY_UNITS = 1000.0
 """The capacity in a program's unit of memory; HiGHS needs coefficients of moderate size."""
 

@@ -7,23 +7,13 @@ recomputation for a given S is a traversal per stage (Checkmate, section 5.1.1).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tightfit.errors import BadInput
+from tightfit.graph.changes import bits
 from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute
-from tightfit.planners.papers.stages.staged import Residency, Staged, bits
-
-__all__ = [
-    "forced_residency",
-    "kept_residency",
-    "last_uses",
-    "liveness_residency",
-    "recompute",
-    "residency_of",
-    "stages_of",
-    "without_waste",
-]
+from tightfit.planners.papers.stages.staged import Residency, Staged
 
 
 def kept_residency(problem: Staged) -> Residency:
@@ -67,16 +57,6 @@ def last_uses(problem: Staged, *, forward_again: bool = False) -> dict[ValueId, 
         for value in again.reads:
             last[value] = max(last[value], useful)
     return last
-
-
-def liveness_residency(problem: Staged, readers: Iterable[int]) -> Residency:
-    """Return the residency of values from their first computation to the last of `readers`."""
-    rows = forced_residency(problem)
-    for node in readers:
-        for value in problem.nodes[node].first.reads:
-            for stage in range(problem.values[value].begins, node + 1):
-                rows[stage] |= 1 << value
-    return rows
 
 
 def recompute(problem: Staged, residency: Sequence[int], *, ahead: bool = True) -> list[Compute]:

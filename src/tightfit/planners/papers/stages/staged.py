@@ -34,21 +34,6 @@ from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Compute
 from tightfit.planners.base import Task
 
-__all__ = [
-    "Crossing",
-    "Implementation",
-    "Node",
-    "Residency",
-    "Stage",
-    "Staged",
-    "bits",
-    "implementation",
-    "serves_again",
-    "staged",
-    "usable_again",
-    "without_choice",
-]
-
 Residency = list[int]
 """For each stage, a bit set of the value ids alive when it begins."""
 
@@ -139,14 +124,6 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True):
             return value in self.nodes[node].first.writes
         again = self.nodes[node].again
         return again is not None and value in again.writes and self.values[value].recoverable
-
-
-def bits(values: int) -> Iterator[int]:
-    """Yield the members of a bit set in increasing order."""
-    while values:
-        lowest = values & -values
-        yield lowest.bit_length() - 1
-        values ^= lowest
 
 
 def staged(task: Task, order: Sequence[OpId] = ()) -> Staged:

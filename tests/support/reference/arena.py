@@ -8,21 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from tightfit.units import rounded_up
 
-__all__ = ["GRANULARITY_BYTES", "Arena", "Placement"]
+__all__ = ["Arena"]
 
-GRANULARITY_BYTES = 512
+_GRANULARITY_BYTES = 512
 """Sizes are rounded up to this, as GPU allocators round."""
-
-Placement: TypeAlias = Literal["bytes", "arena", "neighbours", "window", "mixed"]
-"""The aim of an eviction: bytes, or a hole in an arena of the budget's size. There a score's
-bytes are the storage's own (``"arena"``), or with the holes next to it (``"neighbours"``). Or the
-neighbours that cost least are evicted together: always (``"window"``), or if enough bytes are free
-in all (``"mixed"``).
-"""
 
 
 class _Piece(NamedTuple):
@@ -50,7 +43,7 @@ class Arena:
 
     def take(self, size_bytes: int, owner: int) -> bool:
         """Give an owner the smallest hole that fits; False if there is none."""
-        needed = rounded_up(size_bytes, GRANULARITY_BYTES)
+        needed = rounded_up(size_bytes, _GRANULARITY_BYTES)
         holes = [p for p in self._pieces if p.owner is None and p.size_bytes >= needed]
         if not holes:
             return False
@@ -95,7 +88,7 @@ class Arena:
         `cost`: of an owner; None if it may not go. Returns owners by address, of equal sums the
         first; None if no window is large enough.
         """
-        needed = rounded_up(size_bytes, GRANULARITY_BYTES)
+        needed = rounded_up(size_bytes, _GRANULARITY_BYTES)
         best: list[int] | None = None
         least = math.inf
         for window in self._windows(needed, cost):

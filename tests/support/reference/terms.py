@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from support.reference.state import Ledger, Stored
 from tightfit.eviction.classes import Classes
-from tightfit.eviction.reference.state import Ledger, Stored
 
 __all__ = ["StoredTerms"]
 
@@ -22,23 +22,18 @@ class StoredTerms:
         self._ledger = ledger
 
     def own_cost(self, number: int) -> int:
-        """Return the cost of computing a storage again by itself."""
         return self._stored[number].cost_ns
 
     def costs_before(self, number: int) -> list[int]:
-        """Return the own cost of each evicted storage that it would need first."""
         return [self.own_cost(n) for n in self._region(number, parents=True)]
 
     def costs_after(self, number: int) -> list[int]:
-        """Return the own cost of each evicted storage that needs it first."""
         return [self.own_cost(n) for n in self._region(number, parents=False)]
 
     def cost_of_classes(self, number: int) -> float:
-        """Return the sum of the classes of evicted storages next to it."""
         return self._classes.cost(self.adjacent_nodes(number))
 
     def cost_of_operators(self, number: int) -> int:
-        """Return the cost of all operators that would have to run, each once."""
         operators = dict(self._stored[number].operators)
         for n in self._region(number, parents=True):
             operators |= self._stored[n].operators

@@ -1,4 +1,4 @@
-"""The simulator in readable Python: the reference for `simulate`, for logs of any form.
+"""The simulator in readable Python: the reference for `Simulator`, for logs of any form.
 
 Kirisame et al., Dynamic Tensor Rematerialization (2021), appendix C. It is the reference for the
 C++ core: plain, and recursive where the paper is, so deep chains of recomputation need the core.
@@ -7,41 +7,50 @@ C++ core: plain, and recursive where the paper is, so deep chains of recomputati
 from __future__ import annotations
 
 import math
+import random
 import sys
 from collections.abc import Callable
 from functools import partial
 
+from support.reference.arena import Arena
+from support.reference.state import Ledger, Stopped, Stored
+from support.reference.terms import StoredTerms
 from tightfit.errors import BadInput
-from tightfit.eviction.arena import Arena, Placement
 from tightfit.eviction.classes import Classes
 from tightfit.eviction.log.resolve import Event, Log, Operator
+from tightfit.eviction.log.views import without_views
 from tightfit.eviction.policies.policy import Cost, Policy, cost_of
-from tightfit.eviction.reference.state import Ledger, Stopped, Stored
-from tightfit.eviction.reference.terms import StoredTerms
 from tightfit.eviction.replayed import (
     Deallocation,
     MomentKind,
+    Placement,
     Replayed,
+    Rules,
     Status,
 )
+from tightfit.eviction.simulator import Simulator
 
 __all__ = ["simulate_in_python"]
 
 
 def simulate_in_python(
-    log: Log,
+    simulator: Simulator,
     policy: Policy,
-    ledger: Ledger,
-    *,
-    deallocation: Deallocation,
-    placement: Placement,
-    draw: Callable[[int], int],
+    budget_bytes: int,
+    rules: Rules | None = None,
+    seed: int = 0,
 ) -> Replayed:
-    """Return the result of `tightfit.eviction.simulator.simulate`, moments included.
-
-    `ledger`: of the budget and of the limit on recomputation.
-    """
-    replay = _Replay(log, policy, ledger, deallocation, placement, draw)
+    """Return the result of `Simulator.simulate`, moments included."""
+    log, rules = simulator.log, rules or Rules()
+    ledger = Ledger(budget_bytes, int(log.base_cost_ns * (rules.thrash - 1.0)))
+    replay = _Replay(
+        log if policy.views_run_again else without_views(log),
+        policy,
+        ledger,
+        rules.deallocation,
+        rules.placement,
+        random.Random(seed).randrange,
+    )
     status: Status = "ok"
     try:
         replay.run()
