@@ -3,12 +3,13 @@
 The tracer puts stand-ins in the place of parameters and buffers only while the forward runs. Code
 that runs in backward (a hook, a checkpoint that runs a module again) would read the real tensors.
 Here it reads the stand-ins, too, so that the trace sees it. A buffer that is written there is
-refused by name: it would be written at capture and never again.
+refused by name: it would be written at capture and never again. So is a tensor that the forward
+returns or leaves in an attribute, and that code of the backward changes later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
 from tightfit.errors import CaptureError
+from tightfit.torch_private.partitioning import backward_nodes
 
 __all__ = ["StandInsInBackward", "refuse_backward_writes"]
 
@@ -95,12 +97,22 @@ class StandInsInBackward(TorchFunctionMode):
         return ""
 
 
-def refuse_backward_writes(graph: fx.Graph) -> None:
-    """Refuse a traced step whose backward writes a buffer."""
-    for node in graph.nodes:
+def refuse_backward_writes(module: fx.GraphModule, outputs: Iterable[Any]) -> None:
+    """Refuse a traced step whose backward writes a buffer, or changes what the forward returns.
+
+    `outputs`: those of the forward.
+    """
+    for node in module.graph.nodes:
         written = node.args[0] if node.target is aten.copy_.default else None
         if isinstance(written, fx.Node) and written.op == "placeholder":
             _refuse(getattr(written.meta.get("desc"), "target", str(written)))
+    late = backward_nodes(module)
+    if any(isinstance(output, fx.Node) and output in late for output in outputs):
+        raise CaptureError(
+            "the backward changes a tensor that the forward returns or leaves in an attribute (the "
+            "backward of a torch.autograd.Function adds to it, say): a plan hands it over before "
+            "that. Way out: keep such a tensor inside the forward"
+        )
 
 
 def _refuse(name: str) -> None:

@@ -216,7 +216,6 @@ def trace(
 
 def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph:
     module: fx.GraphModule = joint.graph_module
-    refuse_backward_writes(module.graph)
     _refuse_communication(module, kept["origins"])
     note_calls(module.graph)
     _note_random(module.graph)
@@ -264,6 +263,7 @@ def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph
                     "report this with the model"
                 )
     raw += changed
+    refuse_backward_writes(module, (node for node, _ in raw))
     placeholders = _without_tangents(module.graph, placeholders, asked.receives)
     return JointGraph(
         module=module,
