@@ -30,7 +30,7 @@ __all__ = [
     "tensor_signature",
 ]
 
-_facts = attrgetter("dtype", "device", "requires_grad")
+_facts = attrgetter("dtype", "device", "requires_grad", "is_leaf")
 
 
 def modes_and_settings() -> tuple[Any, Any]:

@@ -211,7 +211,7 @@ def trace(
         "detached": callee.detached,
         "checkpoints": checkpoints.found,
     }
-    return _with_shared_views(_read(joint, kept, callee.asked), leaves)
+    return _with_histories(_with_shared_views(_read(joint, kept, callee.asked), leaves), leaves)
 
 
 def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph:
@@ -275,6 +275,16 @@ def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph
         gradients=tuple(gradients),
         **kept,
     )
+
+
+def _with_histories(joint: JointGraph, leaves: Sequence[Any]) -> JointGraph:
+    """Note the inputs that autograd has made."""
+    made = {i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and not x.is_leaf}
+    sources = (
+        replace(source, has_history=source.kind == "input" and source.index in made)
+        for source in joint.sources
+    )
+    return replace(joint, sources=tuple(sources))
 
 
 def _with_shared_views(joint: JointGraph, leaves: Sequence[Any]) -> JointGraph:
