@@ -14,6 +14,7 @@ from torch import nn
 import tightfit
 from benchmarks.training_loops import LIFETIMES, Life, Loop, Run, live
 from benchmarks.training_loops.drawn import drawn_loop
+from tightfit.errors import InfeasibleBudget
 from tightfit.plan.plan import Outcome
 from tightfit.session import stages
 from tightfit.session.whole import planning
@@ -98,6 +99,45 @@ def test_what_another_model_keeps_is_not_expected_again() -> None:
     assert refused.error and refused.advised_bytes is not None
     assert refused.advised_bytes <= 1.1 * plain.whole_bytes
     assert_trained_alike(plain, within(loop, refused.advised_bytes))
+
+
+def samples(run: Run) -> None:
+    """Samples of a larger batch are drawn with gradients on, as many scripts of GANs do."""
+    net = nn.Sequential(
+        nn.Conv2d(4, 64, 3, padding=1),
+        nn.BatchNorm2d(64),
+        nn.LeakyReLU(0.2, inplace=True),
+        nn.Conv2d(64, 1, 3, padding=1),
+    )
+    optimizer = torch.optim.Adam(net.parameters())
+    run.fit(net, optimizer=optimizer)
+    for step in range(run.steps):
+        loss = net(torch.randn(4, 4, 32, 32)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 2 == 0:
+            net(torch.randn(16, 4, 32, 32)).detach().max()
+        run.note(loss)
+    run.trained(net)
+
+
+def test_a_further_call_whose_backward_has_no_room_may_have_none() -> None:
+    assert_trained_alike(*lives(samples))
+
+
+def test_its_backward_is_refused_as_it_begins() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(4, 64, 3, padding=1), nn.BatchNorm2d(64), nn.Tanh())
+    tightfit.fit(net, "13MiB", cache=False)
+    net(torch.randn(4, 4, 32, 32)).square().mean().backward()
+    before = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+    output = net(torch.randn(15, 4, 32, 32))
+    for _ in range(2):
+        with pytest.raises(InfeasibleBudget, match="try  "):
+            output.backward(torch.ones(()).expand_as(output))
+    after = [p.grad for p in net.parameters() if p.grad is not None]
+    assert all(map(torch.equal, before, after))
 
 
 def test_what_has_no_room_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,8 @@ class Source:
     name: str  # qualified name of a parameter or buffer; ``"input 3"`` or ``"tangent 0"``
     # Position among the flattened inputs, or (tangents) among the raw outputs; -1 for others
     index: int = -1
+    # Whether autograd has made an input: its gradient goes on to the node that did
+    has_history: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ memory as ``far`` (`tightfit.execution.far`).
 from __future__ import annotations
 
 import linecache
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -110,8 +110,10 @@ class _Lowering:
         self.writer = Writer(captured, own)
         self.draws = _RepeatedDraws(captured, plan, self.writer)
         self.first_sums = first_sums(captured, plan)
-        gradients = captured.joint.gradients
-        self.gradient_of = {captured.value_of[base_of(n)]: (n, i) for n, i in gradients}
+        # Gradients with their placeholders, by the value that they are or are views of
+        self.gradients_in: defaultdict[ValueId, list[tuple[fx.Node, int]]] = defaultdict(list)
+        for node, position in captured.joint.gradients:
+            self.gradients_in[captured.value_of[base_of(node)]].append((node, position))
         self.last_reads = _last_reads(captured, plan)
         self.last_uses = _last_uses_of_returned(captured, plan)
         self.finished: list[ValueId] = []  # gradients that are to be handed over
@@ -194,18 +196,22 @@ class _Lowering:
         """
         values = self.finished
         if self.plan.gradients == "fresh":
-            values = [v for v in values if self.last_reads.get(self.gradient_of[v][1], -1) < now]
+            values = [v for v in values if self._last_read_of_inputs(v) < now]
             values = self._in_turn(values)
         if not values:
             return
         self.finished = [v for v in self.finished if v not in values]
-        pairs = [self.gradient_of[v] for v in values]
+        pairs = [pair for v in values for pair in self.gradients_in[v]]
         function = self.writer.function
         gradients = [self.writer.reference(node) for node, _ in pairs]
         function.emit_hand_over(gradients, [n for v in values for n in self.writer.forget(v)])
         if self.clock is not None:
             function.emit("clock(-1, 0)")
         function.groups.append(tuple(position for _, position in pairs))
+
+    def _last_read_of_inputs(self, value: ValueId) -> int:
+        """Return when inputs with gradients in a value are read for the last time."""
+        return max(self.last_reads.get(position, -1) for _, position in self.gradients_in[value])
 
     def _in_turn(self, values: list[ValueId]) -> list[ValueId]:
         """Return those of finished gradients whose turn it is, in their turn."""
@@ -215,15 +221,17 @@ class _Lowering:
         ready: list[ValueId] = []
         waiting = [*values]
         while True:
-            now = [v for v in waiting if self._is_handed(turns.get(self.gradient_of[v][1]))]
+            now = [v for v in waiting if self._has_turn(v, turns)]
             if not now:
                 return ready
             ready += now
-            self.handed.update(self.gradient_of[v][1] for v in now)
+            self.handed.update(i for v in now for _, i in self.gradients_in[v])
             waiting = [v for v in waiting if v not in now]
 
-    def _is_handed(self, position: int | None) -> bool:
-        return position is None or position in self.handed
+    def _has_turn(self, value: ValueId, turns: Mapping[int, int]) -> bool:
+        positions = {position for _, position in self.gradients_in[value]}
+        before = {turns[position] for position in positions if position in turns}
+        return before <= self.handed | positions
 
     def _cross(self) -> None:
         """End the forward function: update buffers, fix outputs, go on in the backward one."""

@@ -232,6 +232,8 @@ class Sums:
                 before.copy_(gradient)
             return None, before
         before = _ON_THEIR_WAY.at(edge)
+        if before is None and not is_without_gaps(gradient):
+            return gradient, gradient  # autograd adds nothing to it in place
         if before is None:
             own = gradient if self._is_own(position, gradient) else gradient.clone()
             noted = weakref.ref(own)
@@ -257,7 +259,7 @@ class Sums:
         Once a gradient has passed on, its memory may have been freed and be another's
         now. Storages are not asked: autograd adds in place only where Python has never seen them.
         """
-        if not is_without_gaps(gradient) or private.is_zero_tensor(gradient):
+        if private.is_zero_tensor(gradient):
             return False
         noted = self._noted.get(gradient.data_ptr())
         if noted is None:

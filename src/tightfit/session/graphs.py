@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
+import torch
 
 from tightfit.capture.calls.signature import shape_of_call
 from tightfit.capture.calls.structure import Arguments
@@ -36,6 +37,14 @@ from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.steps import WholeSteps
 
 
+@dataclasses.dataclass(frozen=True)
+class _Plainly:
+    """A graph that runs as plain PyTorch, as no plan of it fits."""
+
+    error: InfeasibleBudget  # raised where a request is refused
+    has_backward: bool = True  # whether there is expected to be room for its backward
+
+
 class GraphSteps(WholeSteps):
     """Runs a callee as its graphs: as a planned step each, or as parts of steps of several.
 
@@ -57,10 +66,8 @@ class GraphSteps(WholeSteps):
         self._has_run = False  # a graph of the current call
         self._are_several = False  # graphs of a call, as far as is known
         self.in_graphs: InGraphs | None = None
-        # Graphs that no plan fits and plain PyTorch may, with the error if it does not either
-        self._plain: weakref.WeakKeyDictionary[HandedGraph, InfeasibleBudget] = (
-            weakref.WeakKeyDictionary()
-        )
+        # Graphs that no plan fits and plain PyTorch may
+        self._plain: weakref.WeakKeyDictionary[HandedGraph, _Plainly] = weakref.WeakKeyDictionary()
         self._one_ops: list[str] = []  # that were announced
 
     @property
@@ -112,39 +119,43 @@ class GraphSteps(WholeSteps):
         if self.in_graphs is not None:
             return self.in_graphs.run_graph(graph, inputs)
         self._has_run = True
-        error = self._plain.pop(graph, None)
-        if error is None:
+        plainly = self._plain.pop(graph, None)
+        if plainly is None:
             try:
                 return super().__call__(self.graphs.arguments(graph, inputs))
             except (FitsPlainly, NoRoomToMeasure) as found:
-                error = self._left_plain(found)
-        return self._run_plainly(graph, inputs, error)
+                plainly = self._left_plain(found)
+        return self._run_plainly(graph, inputs, plainly)
 
-    def _left_plain(self, found: FitsPlainly | NoRoomToMeasure) -> InfeasibleBudget:
-        """Return the error of a call that is to run without a plan, if that may fit."""
+    def _left_plain(self, found: FitsPlainly | NoRoomToMeasure) -> _Plainly:
+        """Return how a call is to run without a plan, if that may fit."""
         name = self.callee.name
         if isinstance(found, FitsPlainly):
-            error, why = found.error, "no plan fits the budget, and plain PyTorch is expected to."
+            plainly = _Plainly(found.error, found.has_backward)
+            why = "no plan fits the budget, and plain PyTorch is expected to."
+            if not plainly.has_backward:
+                why = "no plan fits the budget, and the forward of plain PyTorch is expected to."
         elif self.options.needs_plans or not refuses(self.account):
             raise found
         else:
-            error = without_frames(found)
+            plainly = _Plainly(without_frames(found))
             why = "the budget has no room to measure a module that runs as one op."
         announce(f"{name}: {why} It runs as plain PyTorch; requests beyond the budget are refused")
-        return error
+        return plainly
 
-    def _run_plainly(
-        self, graph: HandedGraph, inputs: Sequence[Any], error: InfeasibleBudget
-    ) -> Any:
+    def _run_plainly(self, graph: HandedGraph, inputs: Sequence[Any], plainly: _Plainly) -> Any:
         """Run a graph that no plan fits as it is.
 
-        Raises `error` where the limit does not hold by itself, or refuses a request.
+        Raises its error where the limit does not hold by itself, or refuses a request.
         """
+        error = plainly.error
         if not name_budget(self.account, error.minimum_bytes or 0):
             raise error
         with raising(error):
             output = graph.run_as_it_is(*inputs)
-        self._plain[graph] = error  # not once it was raised: its traceback holds the inputs
+        self._plain[graph] = plainly  # not once it was raised: its traceback holds the inputs
+        if not plainly.has_backward:
+            _refuse_backward(output, error)
         return output
 
     def _capture(self, key: Any, call: TracedCall, *, waits: bool) -> Specialisation:
@@ -226,6 +237,17 @@ class GraphSteps(WholeSteps):
 
     def smallest_budget(self, given: Arguments) -> MinimumBudget:
         return self._followed.asked(given, super().smallest_budget)
+
+
+def _refuse_backward(outputs: Sequence[Any], error: InfeasibleBudget) -> None:
+    """Have the backward of a call raise an error as it begins."""
+
+    def refuse(gradients: Any) -> None:
+        raise without_frames(error)
+
+    for output in outputs:
+        if isinstance(output, torch.Tensor) and output.grad_fn is not None:
+            output.grad_fn.register_prehook(refuse)
 
 
 def _calls_of(callee: Callee, options: Options, account: Account) -> HandedCalls:

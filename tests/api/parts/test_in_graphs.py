@@ -158,3 +158,27 @@ def test_a_buffer_that_changes_before_the_backward_is_copied(
     assert not fitted.error
     assert (fitted.losses, fitted.parameters) == (plain.losses, plain.parameters)
     assert fitted.largest_bytes <= (fitted.budget_bytes or 0)
+
+
+class Broken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x).tanh()
+        torch._dynamo.graph_break()
+        return self.b(x)
+
+
+def test_inputs_from_before_fit_are_outside_of_the_limit() -> None:
+    data = torch.randn(4096, 64)  # twice the budget
+    model = Broken()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tightfit.fit(model, "500KiB", optimizer=optimizer, cache=False)
+    for _ in range(3):
+        model(data).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    measured = tightfit.report(model).measured_peak_bytes
+    assert measured is not None and measured <= 500 * 2**10

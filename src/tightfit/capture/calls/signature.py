@@ -20,7 +20,7 @@ from tightfit.torch_private import core as private
 from tightfit.torch_private.saving import saving_hook
 from tightfit.torch_private.settings import global_settings
 
-_facts = attrgetter("dtype", "device", "requires_grad")
+_facts = attrgetter("dtype", "device", "requires_grad", "is_leaf")
 
 
 def modes_and_settings() -> tuple[Any, Any]:

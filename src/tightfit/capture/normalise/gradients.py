@@ -71,22 +71,62 @@ def _adds(total: fx.Node, pick: fx.Node) -> bool:
 def own_gradients(work: Rewriting) -> None:
     """Make each gradient the only owner of a storage laid out as its parameter.
 
-    If not, autograd would clone it outside the plan.
+    If not, autograd would clone it outside the plan. The gradient of an input that autograd has
+    made keeps its strides, on which bits of what is computed from it depend. It may be a view of a
+    storage that holds others, too.
     """
-    placeholders = work.placeholders
     taken = {base_of(n) for n in work.returned}
     taken |= {base_of(n) for n, _ in work.write_backs}
-    result = []
+    fixed: dict[int, fx.Node] = {}
+    goes_on = {i for _, i in work.gradients if work.sources[i].has_history}
     for node, position in work.gradients:
-        parameter = placeholders[position].meta["val"]
-        fixed = work.owned(node, taken)
-        if fixed.meta["val"].stride() != parameter.stride() and is_without_gaps(parameter):
-            fixed = work.insert(
-                fixed, _copy_like, (fixed, placeholders[position]), private.like(parameter)
-            )
-        taken.add(base_of(fixed))
-        result.append((fixed, position))
-    work.set_gradients(result)
+        if position not in goes_on:
+            fixed[position] = _laid_out(work, work.owned(node, taken), position)
+            taken.add(base_of(fixed[position]))
+    whole: list[tuple[fx.Node, range]] = []  # parts of storages that are gradients without gaps
+    for node, position in work.gradients:
+        if position in goes_on:
+            base, value = base_of(node), node.meta["val"]
+            part = range(value.storage_offset(), value.storage_offset() + value.numel())
+            is_whole = is_without_gaps(value)
+            is_shared = base.op != "call_function" or base in taken
+            is_shared |= is_whole and any(o is base and _overlap(part, p) for o, p in whole)
+            fixed[position] = _with_own_strides(work, node) if is_shared else node
+            if is_whole:
+                whole.append((base_of(fixed[position]), part))
+    work.set_gradients([(fixed[position], position) for _, position in work.gradients])
+
+
+def _overlap(one: range, other: range) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)
+
+
+def _laid_out(work: Rewriting, gradient: fx.Node, position: int) -> fx.Node:
+    """Return a gradient with the strides of its parameter."""
+    parameter = work.placeholders[position]
+    like = parameter.meta["val"]
+    if gradient.meta["val"].stride() == like.stride() or not is_without_gaps(like):
+        return gradient
+    return work.insert(gradient, _copy_like, (gradient, parameter), private.like(like))
+
+
+def _with_own_strides(work: Rewriting, gradient: fx.Node) -> fx.Node:
+    """Return a copy of a gradient with its strides."""
+    value = gradient.meta["val"]
+    if is_without_gaps(value) or not _is_written_once(value):
+        return work.cloned(gradient)
+    return work.insert(gradient, _copy_with_strides, (gradient,), private.like(value))
+
+
+def _is_written_once(value: torch.Tensor) -> bool:
+    """Whether elements at different places are at different addresses, but for expanded ones."""
+    end = 0
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if stride and size > 1:
+            if stride <= end:
+                return False
+            end += stride * (size - 1)
+    return True
 
 
 def added_up(gradient: fx.Node) -> fx.Node:
@@ -101,3 +141,13 @@ def _copy_like(source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(
         like.shape, like.stride(), dtype=source.dtype, device=source.device
     ).copy_(source)
+
+
+def _copy_with_strides(source: torch.Tensor) -> torch.Tensor:
+    """Return a copy of `source` with its strides, also where these leave gaps or are zero."""
+    made = torch.empty_strided(
+        source.shape, source.stride(), dtype=source.dtype, device=source.device
+    )
+    once = tuple(slice(None) if stride else slice(1) for stride in source.stride())
+    made[once].copy_(source[once])
+    return made

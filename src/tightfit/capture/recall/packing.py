@@ -118,7 +118,7 @@ class _Packing:
             constants=[self._constant(n) for n in self._nodes if n.op == "get_attr"],
             nodes=nodes,
             placeholders=[self._nodes[node] for node in joint.placeholders],
-            sources=packed(tuple((s.kind, s.name, s.index) for s in joint.sources)),
+            sources=packed(tuple((s.kind, s.name, s.index, s.has_history) for s in joint.sources)),
             write_backs=packed(joint.write_backs, self._nodes),
             raw_outputs=packed(joint.raw_outputs, self._nodes),
             metadata=packed(wrappers.facts_of(joint.metadata)),

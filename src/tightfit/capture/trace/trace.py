@@ -195,12 +195,11 @@ def trace(
         "detached": callee.detached,
         "checkpoints": checkpoints.found,
     }
-    return _with_shared_views(_read(joint, kept, callee.asked), leaves)
+    return _with_histories(_with_shared_views(_read(joint, kept, callee.asked), leaves), leaves)
 
 
 def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph:
     module: fx.GraphModule = joint.graph_module
-    refuse_backward_writes(module.graph)
     _refuse_communication(module, kept["origins"])
     note_calls(module.graph)
     _note_random(module.graph)
@@ -248,6 +247,7 @@ def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph
                     "report this with the model"
                 )
     raw += changed
+    refuse_backward_writes(module, (node for node, _ in raw))
     placeholders = _without_tangents(module.graph, placeholders, asked.receives)
     return JointGraph(
         module=module,
@@ -259,6 +259,16 @@ def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph
         gradients=tuple(gradients),
         **kept,
     )
+
+
+def _with_histories(joint: JointGraph, leaves: Sequence[Any]) -> JointGraph:
+    """Note the inputs that autograd has made."""
+    made = {i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and not x.is_leaf}
+    sources = (
+        replace(source, has_history=source.kind == "input" and source.index in made)
+        for source in joint.sources
+    )
+    return replace(joint, sources=tuple(sources))
 
 
 def _with_shared_views(joint: JointGraph, leaves: Sequence[Any]) -> JointGraph:

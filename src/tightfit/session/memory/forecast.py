@@ -18,7 +18,6 @@ from tightfit.torch_private import core as private
 from tightfit.torch_private.tools import step_without_hooks
 from tightfit.units import rounded_up
 
-
 NUMBERS = 4
 """How many single numbers kernels hold as tensors, which are not seen on fakes."""
 

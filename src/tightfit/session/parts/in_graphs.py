@@ -206,8 +206,12 @@ class _Resident:
         self._leaves = leaves
 
     def resident_bytes(self) -> int:
-        """Return parameters, buffers, inputs, gradients, optimizer state as they are now."""
-        return self._account.resident_bytes(self._leaves)
+        """Return parameters, buffers, inputs, gradients, optimizer state as they are now.
+
+        Inputs that existed before `fit` are outside of the limit.
+        """
+        earlier_bytes = self._account.standing(self._leaves).earlier_input_bytes
+        return self._account.resident_bytes(self._leaves) - earlier_bytes
 
     def coming_bytes(self) -> int:
         return self._account.coming_state_bytes()

@@ -204,6 +204,12 @@ class LessExpected:
         """Return the least memory of plain PyTorch for the step, as far as its operators say."""
         return _plain_bytes(spec, self._certain)
 
+    def plain_forward_bytes(self, spec: Specialisation) -> int:
+        """Return the memory of plain PyTorch up to the end of the forward."""
+        graph = self.unseen.around(spec.captured)
+        kept = everything_kept(graph, self.unseen.gradients)
+        return graph.constant_bytes + holding_of(graph, kept).forward_bytes
+
     def plain_bytes_now(self, spec: Specialisation) -> int:
         """Return the same with all that is held now."""
         return _plain_bytes(spec, self.unseen)

@@ -41,12 +41,14 @@ _NEARLY = 1.03  # of the budget: plain PyTorch may take so much less than expect
 class FitsPlainly(Exception):
     """No plan fits, and plain PyTorch may: its estimated peak is about the budget.
 
-    `error`: to be raised if it does not fit either.
+    `error`: to be raised if it does not fit either. `has_backward`: whether that is the peak of a
+    whole step; else of its forward, as its backward may never come.
     """
 
-    def __init__(self, error: InfeasibleBudget) -> None:
+    def __init__(self, error: InfeasibleBudget, *, has_backward: bool) -> None:
         super().__init__(str(error))
         self.error = error
+        self.has_backward = has_backward
 
 
 @dataclass(frozen=True)
@@ -234,11 +236,7 @@ class Plans:
             self._monitor.abandon()
             try:
                 advice = advised(error, spec, less, account, options, open_calls)
-                may_fit = less.plain_bytes(spec) <= _most_bytes(options)
-                may_fit = may_fit and self._may_leave_less(spec, less, options)
-                if may_fit and not options.needs_plans:
-                    raise FitsPlainly(advice)
-                raise advice from None
+                raise self._fits_plainly(spec, less, options, advice) or advice from None
             finally:
                 del error  # else its traceback holds it, this frame and the inputs
         if not spec.was_optimistic:
@@ -250,13 +248,34 @@ class Plans:
         spec.note_refused(around, _lacking_bytes(error))
         return spec.take_optimistic(without_expected(around, standing), planned)
 
+    def _fits_plainly(
+        self, spec: Specialisation, less: LessExpected, options: Options, error: InfeasibleBudget
+    ) -> FitsPlainly | None:
+        """Return that plain PyTorch may have room for a step or its forward; None: for neither.
+
+        Only where another step trains may this one be meant to have no backward.
+        """
+        most_bytes = _most_bytes(options)
+        if options.needs_plans or not self._is_limited(options):
+            return None
+        if less.plain_bytes(spec) <= most_bytes and self._may_leave_less(spec, less, options):
+            return FitsPlainly(error, has_backward=True)
+        trains = any(other.plans for other in self._captures if other is not spec)
+        if trains and less.plain_forward_bytes(spec) <= most_bytes:
+            return FitsPlainly(error, has_backward=False)
+        return None
+
+    def _is_limited(self, options: Options) -> bool:
+        """Whether the limit holds by itself, whatever a step takes."""
+        given = options.plan is not None or options.compile or options.arena
+        return not given and options.ranks is None and refuses(self._account)
+
     def _may_leave_less(self, spec: Specialisation, less: LessExpected, options: Options) -> bool:
         """Whether a plan may leave less room than may be needed: the limit holds by itself.
 
         Where others need room, too: only if plain PyTorch has room.
         """
-        given = options.plan is not None or options.compile or options.arena
-        if given or options.ranks is not None or not refuses(self._account):
+        if not self._is_limited(options):
             return False
         return not self.shares.has_company or less.plain_bytes_now(spec) <= _most_bytes(options)
 

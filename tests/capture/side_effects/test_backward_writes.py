@@ -1,0 +1,64 @@
+"""Tensors of a forward that code of its backward changes: the bits and contents of plain PyTorch.
+
+As in the feedback transformer of labmlai's annotated papers: the steps of a sequence share one
+memory for keys, and one for their gradients, to which each step's backward adds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tightfit
+
+
+class Read(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, memory: Tensor, gradients: Tensor, last: Tensor, n: int) -> Tensor:
+        ctx.gradients, ctx.n = gradients, n
+        return memory[: n + 1]
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> Any:
+        ctx.gradients[: ctx.n + 1] += outputs[0]
+        return None, None, ctx.gradients[ctx.n], None
+
+
+class Feedback(nn.Module):
+    gradients: Tensor
+
+    def __init__(self, *, keeps: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.keeps = keeps
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory, gradients = x.new_zeros(3, *x.shape), x.new_zeros(3, *x.shape)
+        if self.keeps:
+            self.gradients = gradients
+        for n in range(3):
+            x = self.layer(x)
+            memory.data[n] = x.detach()
+            x = x + Read.apply(memory, gradients, x, n).sum(0)
+        return x
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_the_backward_changes_what_the_forward_made(
+    keeps: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = []
+    for fitted in (False, True):
+        torch.manual_seed(0)
+        net = Feedback(keeps=keeps)
+        if fitted:
+            tightfit.fit(net, "64MiB", costs="unit", cache=False)
+        for _ in range(2):
+            net(torch.randn(2, 8)).square().sum().backward()
+        kept = [net.gradients] if keeps else []
+        results.append([*(p.grad for p in net.parameters()), *kept])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert ("changes a tensor that the forward returns" in capsys.readouterr().err) == keeps
