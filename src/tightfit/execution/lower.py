@@ -429,7 +429,7 @@ def write_back(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) 
                 buffer.resize_(value.shape)
             else:
                 buffer.as_strided_(value.shape, value.stride())
-    torch._foreach_copy_(buffers, values)
+    private.foreach_copy(buffers, values)
 
 
 def _generator_access(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any], None]]:

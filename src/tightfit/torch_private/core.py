@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -428,6 +428,11 @@ def detached(inputs: Iterable[Any]) -> list[Any]:
 
 without_autocast: Callable[[], contextlib.AbstractContextManager[None]] = torch._C._DisableAutocast
 """Returns a context in which no operator is cast: a traced step has its casts inside."""
+
+
+def foreach_copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy tensors into others of their shapes, by one kernel where they are of one type."""
+    torch._foreach_copy_(targets, sources)
 
 
 @contextlib.contextmanager
