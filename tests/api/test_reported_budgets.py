@@ -451,3 +451,24 @@ def test_a_forward_of_which_no_output_needs_a_gradient_runs() -> None:
     fitted = tightfit.fit(copy.deepcopy(plain), "1MiB", cache=False)
     x = torch.randn(4, 8)
     assert torch.equal(plain(x), fitted(x))
+
+
+def test_an_arena_names_a_budget_with_room_for_gradients_that_are_cleared_late() -> None:
+    """No plan of an arena counts on it that they are freed between forward and backward."""
+
+    def loop(run: Run) -> None:
+        net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6)))
+        optimizer = torch.optim.AdamW(net.parameters())
+        run.fit(net, optimizer=optimizer, costs="unit", arena=True)
+        for _ in range(run.steps):
+            loss = net(torch.randn(64, 64)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.note(loss)
+        run.trained(net)
+
+    refused = lived(loop, 475 << 10, steps=3)
+    assert len(refused.losses) == 1  # gradients exist from the second step on
+    assert refused.advised_bytes is not None and refused.advised_bytes > 475 << 10
+    assert lived(loop, refused.advised_bytes, steps=3).error == ""

@@ -128,6 +128,10 @@ class LessExpected:
         )
         return replace(self.likely, around=around)
 
+    def all_at_once(self) -> LessExpected:
+        """Return the same as if nothing held now were freed before the backward."""
+        return replace(self, likely=Passing(self.unseen, 0), used_gradient_bytes=0)
+
     def in_words(self) -> str:
         """Name memory that there is no room for."""
         amounts = [

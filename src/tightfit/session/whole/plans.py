@@ -235,7 +235,8 @@ class Plans:
             open_calls = self.shares.open_calls(spec, around, options)
             self._monitor.abandon()
             try:
-                advice = advised(error, spec, less, account, options, open_calls)
+                expected = less if self._is_limited(options) else less.all_at_once()
+                advice = advised(error, spec, expected, account, options, open_calls)
                 raise self._fits_plainly(spec, less, options, advice) or advice from None
             finally:
                 del error  # else its traceback holds it, this frame and the inputs
@@ -266,7 +267,10 @@ class Plans:
         return None
 
     def _is_limited(self, options: Options) -> bool:
-        """Whether the limit holds by itself, whatever a step takes."""
+        """Whether the limit holds by itself, whatever a step takes.
+
+        Only then plans may count on it that memory held now is freed before the backward.
+        """
         given = options.plan is not None or options.compile or options.arena
         return not given and options.ranks is None and refuses(self._account)
 
