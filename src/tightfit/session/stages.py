@@ -171,7 +171,7 @@ def plan_step(
     is none; names the least budget and the values forced to be alive. Raises `InvalidPlan` or
     `PlanMismatch` if the user gave a plan and it does not fit this graph or budget.
     """
-    key = f"plan {_key(task, options)}"
+    key = f"plan {key_of(task, options)}"
     return agreed(options.ranks, key, Outcome, lambda: _found(task, options, known, apart))
 
 
@@ -181,7 +181,7 @@ def plan_at_once(task: Task, options: Options) -> Outcome:
     limits = Limits(seconds=min(_AT_ONCE_S, options.limits.seconds), gap=options.limits.gap)
     outcome = _interruptible(task, options, None, limits)
     if outcome.status == "optimal" and options.cache and options.planner == DEFAULT:
-        PlanCache().store(_key(task, options), outcome)
+        PlanCache().store(key_of(task, options), outcome)
     return outcome
 
 
@@ -192,7 +192,7 @@ def _found(task: Task, options: Options, known: Plan | None, apart: bool) -> Out
         if outcome.plan is None:
             outcome = _least(task, outcome, options)
         if options.cache:
-            PlanCache().store(_key(task, options), outcome)
+            PlanCache().store(key_of(task, options), outcome)
     return outcome
 
 
@@ -243,7 +243,7 @@ def _searched(
     """Search a plan; a better one of a search that was interrupted counts."""
     before = None
     if options.cache:
-        before = PlanCache().load(_key(task, options, interrupted=True), task.graph)
+        before = PlanCache().load(key_of(task, options, interrupted=True), task.graph)
     if before is not None:
         known = before.plan
     search = plan_apart if apart else plan_with
@@ -257,7 +257,7 @@ def _stop(task: Task, options: Options, outcome: Outcome) -> NoReturn:
     """Keep the result of an interrupted search, and stop the program as the user asked."""
     found = "nothing was found yet"
     if outcome.plan is not None and options.cache:
-        PlanCache().store(_key(task, options, interrupted=True), outcome)
+        PlanCache().store(key_of(task, options, interrupted=True), outcome)
         found = "a second attempt starts from the plan that was found"
     elif outcome.plan is not None:
         found = "the plan that was found is not kept (cache=False)"
@@ -275,10 +275,11 @@ def cached_outcome(task: Task, options: Options) -> Outcome | None:
     """Return the user's own plan, or the result of an earlier search for this very task."""
     if options.plan is not None and options.plan.gradients == task.gradients:
         return judged(task, options.plan)
-    return PlanCache().load(_key(task, options), task.graph) if options.cache else None
+    return PlanCache().load(key_of(task, options), task.graph) if options.cache else None
 
 
-def _key(task: Task, options: Options, *, interrupted: bool = False) -> PlanKey:
+def key_of(task: Task, options: Options, *, interrupted: bool = False) -> PlanKey:
+    """Return what the plan of a task depends on."""
     return plan_key(
         task.graph,
         budget_bytes=task.budget_bytes,

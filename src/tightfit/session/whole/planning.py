@@ -30,7 +30,7 @@ from tightfit.progress import Progress, announce
 from tightfit.session.memory.surroundings import Surroundings, handed_out_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
-from tightfit.session.stages import cached_outcome, plan_at_once, plan_step
+from tightfit.session.stages import cached_outcome, key_of, plan_at_once, plan_step
 from tightfit.session.step.presumed import KeptRange
 from tightfit.session.whole.compiling import fastest_plan
 from tightfit.session.whole.earlier import earlier_plan, store_least_plan, store_plan
@@ -224,7 +224,7 @@ def _first_outcome(
         return _searching(spec, task, options)(options.progress)
     outcome, is_final = agreed(
         options.ranks,
-        f"quick plan {task.budget_bytes} {task.gradients} {fingerprint(task.graph)}",
+        f"quick plan {key_of(task, options)}",
         tuple[Outcome | None, bool],
         lambda: _quick_outcome(spec, task, options, at_hand),
     )
