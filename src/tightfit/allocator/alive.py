@@ -7,8 +7,6 @@ from typing import Any
 
 from tightfit._core import _engine
 
-__all__ = ["alive"]
-
 
 def alive(kinds: Iterable[type]) -> list[Any]:
     """Return the living objects of some classes; classes derived from them are others.

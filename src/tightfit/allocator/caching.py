@@ -8,8 +8,6 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["AllocatorState", "CachingAllocator", "CudaCachingAllocator", "return_cached"]
-
 
 @dataclass(frozen=True)
 class AllocatorState:

@@ -6,8 +6,6 @@ import ctypes
 import re
 from pathlib import Path
 
-__all__ = ["drop_code_pages"]
-
 _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+ +(/.*)$")
 _DONTNEED = 4  # of madvise
 _EXECUTABLE = "r-xp"

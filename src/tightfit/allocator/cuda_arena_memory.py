@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 import torch
 
-__all__ = ["CudaArenaMemory"]
-
 
 class CudaArenaMemory:
     """A block of PyTorch's CUDA allocator, free, in a pool of which no other code requests memory.

@@ -17,8 +17,6 @@ from tightfit.allocator.resident import storages_of
 from tightfit.torch_private.gpu.allocator_settings import expand_segments
 from tightfit.units import format_bytes, parse_bytes
 
-__all__ = ["CudaTally", "Refusals", "budget_refusal"]
-
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")
 _REFUSING = re.compile(r"GPU (\d+) has")
 

@@ -9,14 +9,6 @@ from pathlib import Path
 
 from tightfit.errors import HookUnavailable
 
-__all__ = [
-    "BEFORE_REFUSAL",
-    "MAKE_ROOM",
-    "hook_available",
-    "hook_unavailable_reason",
-    "installed_hook",
-]
-
 _FILE = "tightfit_hook.so"
 _VERSION = 11
 MAKE_ROOM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)

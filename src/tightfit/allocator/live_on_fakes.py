@@ -11,8 +11,6 @@ import torch
 from tightfit.torch_private import core as private
 from tightfit.units import rounded_up
 
-__all__ = ["LiveOnFakes"]
-
 
 @dataclass
 class _Storage:

@@ -19,19 +19,6 @@ from tightfit.errors import BadInput, HookUnavailable
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "CpuMeter",
-    "CudaMeter",
-    "Meter",
-    "PeakMeasurement",
-    "anonymous_bytes",
-    "code_bytes",
-    "cuda_requests",
-    "measure_peak",
-    "meter_for",
-    "resident_bytes",
-]
-
 Result = TypeVar("Result")
 
 

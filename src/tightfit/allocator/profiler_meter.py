@@ -8,8 +8,6 @@ from typing import Any
 
 from tightfit.units import rounded_up
 
-__all__ = ["ProfilerMeter"]
-
 _GRANULARITY_BYTES = 64
 
 

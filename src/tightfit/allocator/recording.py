@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from tightfit.allocator.hook import installed_hook
 
-__all__ = ["RecordedBlock", "Recorder", "Recording", "record"]
-
 
 class RecordedBlock(NamedTuple):
     """One lifetime of one allocation.

@@ -5,15 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "BEFORE_BACKWARD",
-    "BETWEEN_CALLS",
-    "UNKNOWN",
-    "Origin",
-    "RefusalDetails",
-    "before_first_call",
-]
-
 
 @dataclass(frozen=True)
 class Origin:

@@ -10,14 +10,6 @@ from tightfit.allocator.cuda_tally import budget_refusal
 from tightfit.errors import BudgetExceeded
 from tightfit.units import format_bytes
 
-__all__ = [
-    "budget_exceeded",
-    "is_refusal",
-    "likely_further_bytes",
-    "refused_bytes",
-    "unless_refused",
-]
-
 Result = TypeVar("Result")
 
 _REFUSAL = "tightfit: the budget of"  # how hook.c begins the text of its exception

@@ -12,15 +12,6 @@ from itertools import accumulate, chain
 from tightfit.allocator.hook import installed_hook
 from tightfit.errors import BadInput
 
-__all__ = [
-    "Replay",
-    "Replayed",
-    "interrupted",
-    "poisoned",
-    "return_large_blocks_at_once",
-    "trim_ordinary_memory",
-]
-
 _PAGE_BYTES = 4096
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
 _LARGE_BYTES = 256 << 10  # blocks that have a mapping of their own while they are to be returned

@@ -10,9 +10,6 @@ import torch
 from tightfit.torch_private import tools
 from tightfit.units import rounded_up
 
-__all__ = ["element_bytes", "granularity_of", "resident_tensor_bytes", "storages_of"]
-
-
 _GRANULARITY = {"cpu": 64, "cuda": 512}
 
 

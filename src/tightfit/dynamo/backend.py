@@ -20,15 +20,6 @@ from tightfit.torch_private import dynamo as private
 from tightfit.torch_private.frames.outermost import is_returned_with_loss
 from tightfit.torch_private.frames.recompiled import why_recompiled
 
-__all__ = [
-    "DynamoGraph",
-    "GraphCall",
-    "HandOver",
-    "RunsPlainly",
-    "backend_of",
-    "handing_over_to",
-]
-
 GraphCall = Callable[[Sequence[Any]], Any]
 """Runs one call of a graph, given its inputs."""
 HandOver = Callable[[HandedGraph], GraphCall]

@@ -23,8 +23,6 @@ from tightfit.dynamo.outside import Outside
 from tightfit.errors import BadInput, CaptureError
 from tightfit.torch_private import dynamo as private
 
-__all__ = ["Compiled", "Following"]
-
 
 class Following:
     """Answers questions of Dynamo while it follows a callable.

@@ -22,8 +22,6 @@ from tightfit.torch_private import core as private
 from tightfit.torch_private.dynamo import dict_version
 from tightfit.torch_private.settings import choices_of_kernels, hooks_of_all_modules
 
-__all__ = ["Unguarded"]
-
 _Place = tuple[Any, Any]
 
 

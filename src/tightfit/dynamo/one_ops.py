@@ -12,8 +12,6 @@ from torch import nn
 from tightfit.capture.opaque.mark import is_opaque, look_into, run_as_one_op
 from tightfit.capture.origins import module_names
 
-__all__ = ["OneOps"]
-
 _LARGE_SHARE = 0.5
 """Of the parameters: run as one op, such a module would leave little to plan."""
 

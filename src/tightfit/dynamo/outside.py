@@ -18,8 +18,6 @@ from tightfit.progress import announce
 from tightfit.torch_private.saving import saving_hook
 from tightfit.torch_private.tools import running_mode, running_transform
 
-__all__ = ["Outside"]
-
 _LONGEST = 240
 _UNPLANNED = "parameters got gradients that no plan has made"
 

@@ -12,8 +12,6 @@ from tightfit.capture.handed import HandedGraph
 from tightfit.capture.recall.values import NotKept, packed, unpacked
 from tightfit.torch_private import traces
 
-__all__ = ["KeptHandedGraph", "graph_again", "kept_graph"]
-
 
 class KeptHandedGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A graph."""

@@ -11,8 +11,6 @@ from torch import fx
 from tightfit.torch_private import dynamo as private
 from tightfit.torch_private import traces
 
-__all__ = ["rewritten"]
-
 
 def rewritten(module: fx.GraphModule) -> fx.GraphModule:
     """Return a graph in which an assignment to ``.data`` writes into the tensor.

@@ -15,8 +15,6 @@ from tightfit.dynamo.compiled import Compiled, Following
 from tightfit.dynamo.outside import Outside
 from tightfit.errors import CaptureError, NothingToTrain
 
-__all__ = ["GraphHandedOver", "graph_call", "refuse_break", "without_graph"]
-
 
 class GraphHandedOver(BaseException):
     """Ends a call that was only to hand over its graph; it holds the answer."""

@@ -18,8 +18,6 @@ from torch import nn
 from tightfit.capture.libraries import is_library
 from tightfit.capture.recall.values import NotKept, packed
 
-__all__ = ["Tokens", "digest_of", "files_of"]
-
 _WRAPPERS = (staticmethod, classmethod, type(functools.cache(int)))
 _CALLERS = (functools.partial, functools.partialmethod, functools.cached_property)
 _BUILTINS = (

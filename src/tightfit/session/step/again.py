@@ -22,8 +22,6 @@ from tightfit.session.step.held import GivenToCall, Instead
 from tightfit.torch_private import tools
 from tightfit.torch_private.releases import DERIVATIVES
 
-__all__ = ["CallRepeater", "RepeatableCall", "Step"]
-
 _T = TypeVar("_T")
 
 

@@ -15,8 +15,6 @@ from typing import Any, Generic
 from tightfit.session.step.holding import Holding
 from tightfit.session.step.ledger import CallKind, Interval, StepLedger
 
-__all__ = ["PossibleCall", "as_called", "with_call", "with_calls", "without_call"]
-
 
 @dataclass(frozen=True)
 class PossibleCall(Generic[CallKind]):

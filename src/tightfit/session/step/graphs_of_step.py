@@ -14,8 +14,6 @@ from tightfit.plan.plan import Outcome, Plan
 from tightfit.session.report import PlannedPart, Report
 from tightfit.session.step.holding import holding_of, overhead_of
 
-__all__ = ["GraphsOfStep"]
-
 
 class Planned(Protocol):
     """A plan that has run, with the graph that it was made for."""

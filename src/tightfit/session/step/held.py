@@ -14,8 +14,6 @@ from tightfit.capture.handed import GraphArguments
 from tightfit.execution.chain import made_by
 from tightfit.execution.runtime import Run
 
-__all__ = ["GivenToCall", "Instead", "release_retained"]
-
 Others: TypeAlias = Literal["none", "data", "all"]
 Instead: TypeAlias = Callable[[Any, Run, int], Any]
 """A function of an input (None if it is gone), the call that made it, and the number of the output.

@@ -9,8 +9,6 @@ from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Plan
 from tightfit.plan.simulate import simulate
 
-__all__ = ["Holding", "holding_of", "overhead_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Holding:

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from tightfit.session.step.holding import Holding
 
-__all__ = ["CallKind", "Interval", "Phase", "StepLedger", "Stretches"]
-
 CallKind = TypeVar("CallKind")
 Numbers: TypeAlias = NDArray[numpy.int64]
 Phase: TypeAlias = Literal["forward", "backward", "between"]

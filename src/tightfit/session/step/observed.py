@@ -7,8 +7,6 @@ from typing import Any, Protocol
 from tightfit.session.step.holding import Holding
 from tightfit.session.step.ledger import Interval, Phase, StepLedger
 
-__all__ = ["LedgerWriter", "PeakMeter"]
-
 
 class PeakMeter(Protocol):
     """Reads bytes held above the begin of the step that it measures."""

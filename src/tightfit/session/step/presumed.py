@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from tightfit.session.step.holding import Holding
 from tightfit.session.step.ledger import CallKind, Interval, StepLedger
 
-__all__ = ["KeptRange", "evenly", "presumed"]
-
 
 @dataclass(frozen=True)
 class KeptRange:

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from tightfit.session.step.holding import Holding
 from tightfit.session.step.ledger import CallKind, StepLedger
 
-__all__ = ["Menu", "by_kind", "shares", "spread"]
-
 Menu: TypeAlias = Sequence[Holding]
 """Holdings of one kind of call, each by another plan."""
 

@@ -11,8 +11,6 @@ from typing import Any, Generic, Protocol, TypeAlias
 
 from tightfit.session.step.ledger import CallKind
 
-__all__ = ["Window"]
-
 _REMEMBERED = 16
 
 Together: TypeAlias = tuple[Any, ...]
