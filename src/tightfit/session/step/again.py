@@ -257,9 +257,12 @@ class RepeatableCall(Generic[_Step]):
             if given is not None and not written:
                 return None
             other = run.output_once_more(output)
-            if other is not None:
-                made[id(other)] = given
-            return None if other is None else other.requires_grad_()
+            if other is None:
+                return None
+            with torch.enable_grad():
+                again = other.requires_grad_().view_as(other)  # with a history, as it had
+            made[id(again)] = given
+            return again
 
         given = self._given.now(made_again)
         exempt = {position for _, position in joint.write_backs} | unread
