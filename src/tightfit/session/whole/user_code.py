@@ -79,10 +79,10 @@ class PlannedForward(msgspec.Struct, frozen=True):
 
 
 class _Moment(enum.Enum):
-    """When a request is refused, whichever callable it concerns."""
+    """When a request is refused."""
 
-    BEFORE_FIRST_CALL = enum.auto()
-    OPEN_CALL = enum.auto()  # a call runs or awaits its backward
+    BEFORE_FIRST_CALL = enum.auto()  # of all callables within the same limit
+    OPEN_CALL = enum.auto()  # a call of any callable runs or awaits its backward
     BETWEEN_CALLS = enum.auto()
 
 
@@ -122,6 +122,11 @@ class OpenCall:
         """Know of no call any more."""
         self._call = None
         self._forget_details()
+
+    @property
+    def keeper(self) -> Account | None:
+        """The account through which it keeps to its limit."""
+        return self._account.keeper
 
     @property
     def is_none(self) -> bool:
@@ -225,14 +230,11 @@ _STEPS: Living[OpenCall] = Living()
 
 def _name_budgets() -> None:
     steps = list(_STEPS)
-    if not all(step.is_none for step in steps):
-        moment = _Moment.OPEN_CALL
-    elif any(step.has_run for step in steps):
-        moment = _Moment.BETWEEN_CALLS
-    else:
-        moment = _Moment.BEFORE_FIRST_CALL
+    is_open = not all(step.is_none for step in steps)
+    used = {id(step.keeper) for step in steps if step.has_run}
     for step in steps:
-        step.name_budget(moment)
+        moment = _Moment.BETWEEN_CALLS if id(step.keeper) in used else _Moment.BEFORE_FIRST_CALL
+        step.name_budget(_Moment.OPEN_CALL if is_open else moment)
 
 
 before_refusals(_name_budgets)
