@@ -39,11 +39,14 @@ class Clock:
         self.started = time.perf_counter()
         self.limits = msgspec.structs.replace(self.limits, seconds=seconds)
 
+    def elapsed(self) -> float:
+        return time.perf_counter() - self.started
+
     def left(self) -> float:
         """Seconds left; under an iteration limit the same share of them."""
         if self.iterations_left is not None and self.limits.iterations:
             return self.limits.seconds * self.iterations_left / self.limits.iterations
-        return self.deadline - time.perf_counter()
+        return self.limits.seconds - self.elapsed()
 
     def take_iterations(self) -> int:
         """Take the iterations of one piece of search; -1 if there is no limit to take from."""

@@ -15,7 +15,7 @@ from tightfit.graph.ir import OpId
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.anytime.exhaustive import EXHAUSTIVE, solve_small
 from tightfit.planners.anytime.pool import PooledSchedule
-from tightfit.planners.anytime.search import Search
+from tightfit.planners.anytime.search import FirstPlan, Search
 from tightfit.planners.anytime.strategy import first_plan, pursue
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
@@ -46,9 +46,10 @@ def plan_anytime(task: Task, limits: Limits, progress: Progress) -> Outcome:
 
 @dataclass(frozen=True)
 class AnytimeResult:
-    """An outcome, and the schedules worth starting from again."""
+    """An outcome, when the first plan was there, and the schedules worth starting from again."""
 
     outcome: Outcome
+    first: FirstPlan | None
     schedules: tuple[PooledSchedule, ...] = ()
 
 
@@ -72,23 +73,23 @@ def run_anytime(
         least = order_for(task, limits)
         easy = order_only(task, least, limits, started)
     if easy is not None and (easy.status == "optimal" or not alternatives):
-        return AnytimeResult(easy)
+        return _at_once(easy)
     if easy is None:
         proof = _prove_infeasible(task, least, started)
         if proof is not None:
-            return AnytimeResult(proof)
+            return _at_once(proof)
     problem = build_problem(task, alternatives=alternatives)
     small = solve_small(task, problem, limits, started)
     if small is not None and small.plan is None:
         small = _solve_small_in_others(task, least, limits, started, alternatives=alternatives)
     if small is not None:
-        return AnytimeResult(_better(small, easy))
+        return _at_once(_better(small, easy))
     orders = _Orders(task, limits, progress, started, alternatives=alternatives)
     progress.start("plan", at_most_s=limits.seconds)
     with contextlib.suppress(KeyboardInterrupt):
         orders.run(problem, seeds, least)
     progress.stop()
-    return AnytimeResult(_better(orders.outcome(), easy), orders.schedules())
+    return AnytimeResult(_better(orders.outcome(), easy), orders.first, orders.schedules())
 
 
 def _prove_infeasible(task: Task, least: LeastPeak | None, started: float) -> Outcome | None:
@@ -138,6 +139,12 @@ def _better(found: Outcome, easy: Outcome | None) -> Outcome:
     return easy
 
 
+def _at_once(easy: Outcome) -> AnytimeResult:
+    """Return an answer that needed no search."""
+    first = None if easy.plan is None else FirstPlan(easy.seconds, easy.overhead)
+    return AnytimeResult(easy, first)
+
+
 @dataclass(frozen=True)
 class _Order:
     """An order of first computations by name, as ops of the graph, and the search in it."""
@@ -178,6 +185,7 @@ class _Orders:
         self.started = started
         self.alternatives = alternatives
         self.tried: list[_Order] = []
+        self.first: FirstPlan | None = None
 
     def run(
         self, problem: EngineProblem, seeds: Sequence[PooledSchedule], least: LeastPeak | None
@@ -193,6 +201,7 @@ class _Orders:
         for seed in seeds:
             traced.pool.add_seed(seed)
         traced.repair_seeds()
+        self._note_first(traced)
         waiting = self._promising([traced, *self._others(least)])
         for number, search in enumerate(waiting):
             first = waiting[0].pool
@@ -203,7 +212,10 @@ class _Orders:
             seconds = self.limits.seconds - (time.perf_counter() - self.started)
             share = _FIRST_SHARE if number + 1 < len(waiting) else 1.0
             search.clock.restart(max(0.05, share * seconds))
-            pursue(search)
+            try:
+                pursue(search)
+            finally:
+                self._note_first(search)
 
     def _start(
         self, name: str, ops: tuple[OpId, ...], task: Task, problem: EngineProblem
@@ -212,6 +224,12 @@ class _Orders:
         search = Search(task, problem, self.limits, self.progress, time.perf_counter())
         self.tried.append(_Order(name, ops, search))
         return search
+
+    def _note_first(self, search: Search) -> None:
+        """Remember when the first plan was there."""
+        if self.first is None and search.first is not None:
+            offset = search.clock.started - self.started
+            self.first = FirstPlan(offset + search.first.seconds, search.first.overhead)
 
     def _others(self, least: LeastPeak | None) -> list[Search]:
         """The searches in other orders, each begun with a greedy plan."""

@@ -95,7 +95,7 @@ def first_plan(search: Search) -> None:
     seconds = UNLIMITED_S if search.clock.counts else min(_DESCENT_S, search.limits.seconds)
     limits = msgspec.structs.replace(search.limits, seconds=seconds)
     if descend(schedule, limits, search.progress, time.perf_counter()):
-        search.pool.add(PooledSchedule.of(schedule))
+        search.add([PooledSchedule.of(schedule)])
 
 
 def _prove_infeasible(search: Search) -> None:
@@ -154,7 +154,7 @@ def _take_over(search: Search, fewer: Search) -> None:
     if best is not None and choices is not None:
         schedule = search.schedules[0]
         schedule.load(best.ranges, choices, [-1] * search.ops)
-        search.pool.add(PooledSchedule.of(schedule))
+        search.add([PooledSchedule.of(schedule)])
 
 
 def _search_shortly(search: Search) -> None:
