@@ -166,23 +166,20 @@ class Recorder(private.TorchDispatchMode):
     ) -> list[Result]:
         """The result that an output is: none if it has a name already."""
         _check(tensor, func)
-        known, geometry = self._known.get(private.storage_key(tensor)), _geometry(tensor)
+        key, geometry = private.storage_key(tensor), _geometry(tensor)
+        known = self._known.get(key)
         if known is None:
             name = self._learn(tensor, "x")
             return [Result(name, tensor.untyped_storage().nbytes())]
         if known.name_of(geometry) is not None:
             return []
         keys = [private.storage_key(other) for other in inputs]
-        if (
-            private.storage_key(tensor) not in keys
-        ):  # a second view of a storage that this op has made
+        if key not in keys:  # a second view of a storage that this op has made
             known.add(geometry, known.name)
             return []
         name = self._new_name("v")
         known.add(geometry, name)
-        return [
-            Result(name, tensor.untyped_storage().nbytes(), keys.index(private.storage_key(tensor)))
-        ]
+        return [Result(name, tensor.untyped_storage().nbytes(), keys.index(key))]
 
     def _named(self, tensor: torch.Tensor, func: Any) -> str:
         """The name of an input; one that no operator made exists from the beginning."""

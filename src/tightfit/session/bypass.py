@@ -57,9 +57,10 @@ def expect_calls(model: nn.Module, expecting: Sequence[Expecting]) -> Callable[[
         handles.clear()
 
     references = [weakref.ref(awaited) for awaited in expecting]
+    methods = own_methods(type(model))
     for name, parameter in model.named_parameters():
         if not is_lazy(parameter) and parameter.requires_grad and parameter.is_leaf:
-            arrived = _arrival(references, name, own_methods(type(model)), remove)
+            arrived = _arrival(references, name, methods, remove)
             handles.append(parameter.register_post_accumulate_grad_hook(arrived))
     return remove
 

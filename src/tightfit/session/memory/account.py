@@ -15,6 +15,7 @@ from torch import nn
 from tightfit.allocator.resident import element_bytes, granularity_of, resident_tensor_bytes
 from tightfit.allocator.tally import Refusals, Tally, before_refusals, tally_for
 from tightfit.living import Living
+from tightfit.session.memory.forecast import growing_bytes
 from tightfit.session.memory.optimizers import Optimizers, parameters_of
 from tightfit.session.memory.since import SinceLastCall
 from tightfit.session.processes import Replicas
@@ -115,10 +116,6 @@ class Account:
             counted=[optimizer for other in counted_elsewhere for optimizer in other.optimizers],
             counted_parameters=_parameters_of(counted_elsewhere),
         )
-
-    def growing_state_bytes(self) -> int:
-        """Return the bytes by which the optimizers' state will grow beyond that."""
-        return self.optimizers.growing_bytes() if self._trains else 0
 
     def lasting_bytes(self) -> int:
         """Return the bytes held between steps: of an optimizer the state of the own parameters."""
@@ -345,8 +342,10 @@ class Account:
         return expected_bytes_of([self, *self._limited_with])
 
     def growing_within_limit_bytes(self) -> int:
-        """Return by how much the state of all that keep to its limit will grow beyond that."""
-        return sum(account.growing_state_bytes() for account in (self, *self._limited_with))
+        """Return by how much the optimizers' state of all these will grow beyond that."""
+        training = (k for k in (self, *self._limited_with) if k._trains)
+        optimizers = {id(optimizer): optimizer for k in training for optimizer in k.optimizers}
+        return sum(growing_bytes(o, self.granularity_bytes) for o in optimizers.values())
 
     def refusals(self) -> Refusals:
         """Return the requests that were refused because of the limit."""

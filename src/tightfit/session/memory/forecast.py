@@ -91,7 +91,8 @@ def growing_bytes(optimizer: Any, granularity: int) -> int:
         return 0
     group = optimizer.param_groups[0]  # it takes one only, and keeps its state with the first
     parameters = group["params"]
-    entries = len(optimizer.state[parameters[0]].get("old_dirs", ()))
+    state = optimizer.state.get(parameters[0], {})  # asking by [] would make an entry
+    entries = len(state.get("old_dirs", ()))
     copy_bytes = rounded_up(sum(p.nbytes for p in parameters), granularity)
     return 2 * copy_bytes * max(0, group["history_size"] - entries)
 

@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 from tightfit.allocator.alive import alive
 from tightfit.living import Living
 from tightfit.session.memory.far_state import is_mapped
-from tightfit.session.memory.forecast import StepNeeds, growing_bytes, step_needs, tensors_in
+from tightfit.session.memory.forecast import StepNeeds, step_needs, tensors_in
 from tightfit.units import rounded_up
 
 
@@ -130,10 +130,6 @@ class Optimizers:
         elsewhere = set(map(id, counted))
         waiting = [o for o in self if id(o) not in elsewhere and not any(o.state.values())]
         return sum(self._predicted_bytes(optimizer, device) for optimizer in waiting)
-
-    def growing_bytes(self) -> int:
-        """Return the bytes by which state will grow beyond what is there or will be."""
-        return sum(growing_bytes(optimizer, self._granularity_bytes) for optimizer in self._now())
 
     def _predicted_bytes(self, optimizer: Any, device: str) -> int:
         needs = self.step_needs(optimizer)

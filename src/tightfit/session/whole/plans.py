@@ -267,7 +267,7 @@ class Plans:
         return None
 
     def _is_limited(self, options: Options) -> bool:
-        """Whether the limit holds by itself, whatever a step takes.
+        """Whether the limit holds by itself, however much a step takes.
 
         Only then plans may count on it that memory held now is freed before the backward.
         """
