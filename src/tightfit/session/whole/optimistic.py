@@ -178,6 +178,10 @@ class LessExpected:
                 planned = plan_as(each, known)
                 if fits(planned, way):
                     return planned
+            if way.passing_bytes:  # the forward holds too much: a plan that holds less in it, too
+                planned = plan_as(around, way.least(spec).plan)
+                if fits(planned, way):
+                    return planned
         return None
 
     def _most_room(self, spec: Specialisation, around: Surroundings) -> tuple[Surroundings, Plan]:

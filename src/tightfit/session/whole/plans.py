@@ -226,6 +226,7 @@ class Plans:
         Raises `InfeasibleBudget` if that does not fit either, or `FitsPlainly`.
         """
         account, options = self._account, request.options
+        lacking_bytes = _lacking_bytes(error)
         if isinstance(error, NoPlan):
             spec.least_budgets.learn(error.least)
         standing = self._standing(spec, request.inputs, options)
@@ -233,11 +234,15 @@ class Plans:
         planned = self._leaving_less(spec, less, request)
         if planned is None:
             open_calls = self.shares.open_calls(spec, around, options)
-            self._monitor.abandon()
             try:
                 expected = less if self._is_limited(options) else less.all_at_once()
                 advice = advised(error, spec, expected, account, options, open_calls)
-                raise self._fits_plainly(spec, less, options, advice) or advice from None
+                if (advice.minimum_bytes or 0) <= options.planned_bytes:
+                    # advice is searched for longer, and what it found is known now
+                    planned = self._leaving_less(spec, less, request)
+                if planned is None:
+                    self._monitor.abandon()
+                    raise self._fits_plainly(spec, less, options, advice) or advice from None
             finally:
                 del error  # else its traceback holds it, this frame and the inputs
         if not spec.was_optimistic:
@@ -246,7 +251,7 @@ class Plans:
                 "that room; requests beyond the budget are refused"
             )
         self.more_bytes = 0
-        spec.note_refused(around, _lacking_bytes(error))
+        spec.note_refused(around, lacking_bytes)
         return spec.take_optimistic(without_expected(around, standing), planned)
 
     def _fits_plainly(
