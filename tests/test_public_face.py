@@ -1,4 +1,4 @@
-"""What others may have written down: public names, their parameters, names in tables, op names.
+"""What others may have written down: public names, commands, parameters, names in tables, ops.
 
 The record is `tests/public_face.json`. A change here is a change that users see: write it down
 with ``python tests/test_public_face.py`` and in the changelog.
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import tightfit
+from support.commands import every_command, options_of
 from tightfit.costs.registry import COST_SOURCES
 from tightfit.graph.ir import FORMAT as GRAPH_FORMAT
 from tightfit.plan.plan import FORMAT as PLAN_FORMAT
@@ -43,6 +44,7 @@ def public_face() -> dict[str, Any]:
     registered = {name for name in torch._C._dispatch_get_all_op_names() if "tightfit" in name}
     return {
         "names": {name: parameters_of(getattr(tightfit, name)) for name in tightfit.__all__},
+        "commands": {name: options_of(command) for name, command in every_command()},
         "planners": {name: list(entry.options) for name, entry in PLANNERS.items()},
         "costs": list(COST_SOURCES),
         "formats": {"graph": GRAPH_FORMAT, "plan": PLAN_FORMAT},
