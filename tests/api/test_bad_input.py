@@ -96,6 +96,7 @@ class Called(nn.Module):
         (lambda m: tightfit.fit(m, "-1GiB"), "must be positive"),
         (lambda m: tightfit.fit(m, 1.5), "must be bytes as an int or text"),
         (lambda m: tightfit.fit(m, "1MiB", planner="oracle"), "oracle"),
+        (lambda m: tightfit.fit(m, "1MiB", costs="guesses"), r"'guesses' \(known: measured, unit"),
         (lambda m: tightfit.fit(m, "1MiB", on_exceed="pray"), "on_exceed must be"),
         (lambda m: tightfit.fit(m, "1MiB", in_flight=0), "in_flight must be"),
         (lambda m: tightfit.fit(m, "1MiB", in_flight=True), "in_flight must be"),
@@ -127,12 +128,6 @@ def test_bad_arguments_are_refused_before_anything_changes(
 def test_an_optimizer_of_another_model_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
     tightfit.fit(network(), "1MiB", optimizer=torch.optim.SGD(nn.Linear(2, 2).parameters()))
     assert "holds none of its" in capsys.readouterr().err
-
-
-def test_unknown_costs_are_named_at_the_first_call() -> None:
-    model = tightfit.fit(network(), "1MiB", costs="guesses")
-    with pytest.raises(BadInput, match=r"'guesses' \(known: unit"):
-        model(torch.ones(4, 6))
 
 
 def test_a_given_plan_is_verified_first(tmp_path: Path) -> None:

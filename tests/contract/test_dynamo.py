@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from support.releases import needs
 from tightfit.allocator import meter_for
 from tightfit.torch_private import dynamo as private
+from tightfit.torch_private.frames.ends import break_reason
 from tightfit.torch_private.frames.following import follows_derivatives
 from tightfit.torch_private.frames.leaves import HAS_LEAVES
 from tightfit.torch_private.frames.values import following_values, follows_values
@@ -143,8 +144,8 @@ def test_a_graph_says_why_it_ends_and_where_its_nodes_were_made() -> None:
     watched = Watched(function)
     watched.run(torch.randn(2, 4))
     first, last = watched.graphs
-    assert private.break_reason(first)
-    assert private.break_reason(last) == ""
+    assert break_reason(first)
+    assert break_reason(last) == ""
     made_in = {private.module_of(node) for node in first.graph.nodes}
     assert {id(model[0]), id(model[1])} <= made_in
 

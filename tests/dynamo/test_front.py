@@ -164,7 +164,7 @@ def test_code_between_two_graphs_runs_eagerly_and_is_announced(
     fitted = assert_trains_alike(model, lambda m, x: m(x))
     assert (fitted.log, fitted.seen) == (model.log, model.seen)
     said = capsys.readouterr().err
-    assert said.count("the code between two graphs runs eagerly, outside of every plan") == 1
+    assert said.count("the code where Dynamo ends a graph runs eagerly, outside of every plan") == 1
 
 
 def test_a_frame_of_ever_new_graphs_is_left_to_python_and_is_said(

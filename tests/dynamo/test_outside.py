@@ -19,12 +19,16 @@ def outside(net: nn.Sequential) -> Outside:
     return Outside("net", {"": net})
 
 
-def test_a_place_is_announced_once_with_its_first_reason(outside, capsys):
-    outside.broke("a call of print\nand its stack")
-    outside.broke("something else")
-    assert outside.reasons() == {"the code between two graphs": "a call of print"}
-    assert capsys.readouterr().err.count("the code between two graphs") == 1
-    assert "a call of print" in str(outside.nothing_planned())
+def test_each_break_is_announced_once_and_a_few_are_named(outside, capsys):
+    for reason in ("print (a.py:1)\nand its stack", "item (a.py:2)") * 2:
+        outside.broke(reason)
+    place = "the code where Dynamo ends a graph"
+    assert outside.reasons() == {place: "print (a.py:1)", f"{place} (2)": "item (a.py:2)"}
+    assert capsys.readouterr().err.count(place) == 2
+    for number in range(9):
+        outside.broke(f"another (a.py:{number})")
+    assert len(outside.reasons()) == 4
+    assert "item (a.py:2)" in str(outside.nothing_planned())
 
 
 def test_only_what_is_left_to_python_changes_which_graphs_there_are(outside, net):

@@ -17,7 +17,7 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.infeasible import infeasible_message
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.planners.questions.minimum import minimum_budget as minimum_of_graph
-from tightfit.planners.registry import DEFAULT, plan_with
+from tightfit.planners.registry import DEFAULT, find_planner, plan_with
 from tightfit.progress import SILENT, Progress
 from tightfit.studies.dry_step import graph_of
 from tightfit.studies.model import Target
@@ -123,6 +123,7 @@ def check(
         raise BadInput(
             "give either a budget, such as '8GiB' or 'minimum', or a budget ratio, such as 0.5"
         )
+    find_planner(planner)  # before the capture, which takes long
     asked = None if budget is None or budget == MINIMUM else parse_bytes(budget)
     limits = limits or Limits(gap=ENOUGH)
     graph = graph_of(

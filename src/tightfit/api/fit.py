@@ -87,7 +87,8 @@ def fit(
     plan : Plan or path, optional
         A plan to use instead of planning; verified first.
     costs : str
-        ``"measured"``, ``"unit"``, ``"flops"`` or ``"roofline:DEVICE"``.
+        ``"measured"``, or modelled: ``"unit"``, ``"flops"``, ``"cpu"``, ``"p100"``, ``"v100"``,
+        ``"a100"`` or ``"h100"``.
     on_exceed : str
         ``"raise"``: the CPU's allocator refuses requests above the budget by any code, until
         `unfit`. Where it cannot (on a GPU), a step that was measured above the budget raises.

@@ -13,7 +13,7 @@ from tightfit.plan.plan import Gradients, Outcome
 from tightfit.planners.base import Limits
 from tightfit.planners.questions.batch import proven_batch
 from tightfit.planners.questions.request import PlanRequest
-from tightfit.planners.registry import DEFAULT
+from tightfit.planners.registry import DEFAULT, find_planner
 from tightfit.progress import SILENT, Progress
 from tightfit.session.memory.budget import usable_bytes
 from tightfit.studies.dry_step import graph_of
@@ -101,6 +101,7 @@ def max_batch_size(
         If the model cannot be captured; names the module, the reason and a way out.
     """
     started = time.perf_counter()
+    find_planner(planner)  # before any capture, which takes long
     asked = parse_bytes(budget)
     spared = int(_RESERVE * asked) if reserve is None else _spared(reserve, asked)
     if not max_overhead >= 0:

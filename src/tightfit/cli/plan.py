@@ -34,7 +34,7 @@ from tightfit.plan.plan import Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.infeasible import infeasible_message
 from tightfit.planners.questions.minimum import minimum_budget
-from tightfit.planners.registry import DEFAULT, plan_with
+from tightfit.planners.registry import DEFAULT, find_planner, plan_with
 from tightfit.reporting.text import render_explanation, render_outcome
 
 
@@ -73,6 +73,7 @@ def plan(
     next_exactness
         Plan once more with the next, less exact class, and report its gain.
     """
+    find_planner(planner)  # before the capture, which takes long
     limits = search_options.limits()
     with terminal_progress() as progress:
         step = load_step(target, options, step_options, progress=progress, exactness=exactness)

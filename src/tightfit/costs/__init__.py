@@ -7,6 +7,6 @@ also allocator and torch_private.
 
 from tightfit.costs.cache import Cache
 from tightfit.costs.machines import MACHINES, Machine
-from tightfit.costs.registry import COST_SOURCES, with_costs
+from tightfit.costs.registry import COST_SOURCES, refuse_unknown_costs, with_costs
 
-__all__ = ["COST_SOURCES", "MACHINES", "Cache", "Machine", "with_costs"]
+__all__ = ["COST_SOURCES", "MACHINES", "Cache", "Machine", "refuse_unknown_costs", "with_costs"]

@@ -16,6 +16,16 @@ COST_SOURCES: dict[str, str] = {
     "cpu": "roofline of this machine's CPU, its peaks measured once",
 }
 
+MEASURED = "measured"
+"""Costs of a captured step, measured where it runs: no model of its graph."""
+
+
+def refuse_unknown_costs(source: str) -> None:
+    """Raise `BadInput` for costs of a step that nothing gives; list the known ones."""
+    if source != MEASURED and source not in COST_SOURCES:
+        known = ", ".join((MEASURED, *COST_SOURCES))
+        raise BadInput(f"no costs are called {source!r} (known: {known})")
+
 
 def with_costs(graph: Graph, source: str) -> Graph:
     """Return the graph with the modelled costs of that name.

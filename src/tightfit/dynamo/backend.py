@@ -17,6 +17,7 @@ from tightfit.capture.handed import HandedGraph
 from tightfit.dynamo.rewritten import rewritten
 from tightfit.errors import NothingToTrain
 from tightfit.torch_private import dynamo as private
+from tightfit.torch_private.frames.ends import break_reason
 from tightfit.torch_private.frames.outermost import is_returned_with_loss
 from tightfit.torch_private.frames.recompiled import why_recompiled
 
@@ -121,7 +122,7 @@ def handed(module: fx.GraphModule, place: str = "", failed_guards: str = "") -> 
     return HandedGraph(
         module=private.without_hooks(graph),
         numbers=tuple(i for i, n in enumerate(placeholders) if _is_number(n)),
-        reason=private.break_reason(module),
+        reason=break_reason(module),
         place=place,
         failed_guards=failed_guards,
         returned_with_loss=_returned_with_loss(module.graph.output_node()),

@@ -19,6 +19,8 @@ from tightfit.torch_private.saving import saving_hook
 from tightfit.torch_private.tools import running_mode, running_transform
 
 _LONGEST = 240
+_BREAK = "the code where Dynamo ends a graph"
+_MOST_BREAKS = 4  # that are named
 _UNPLANNED = "parameters got gradients that no plan has made"
 
 
@@ -32,6 +34,7 @@ class Outside:
         self._name = name
         self._modules = modules
         self._reasons: dict[str, str] = {}
+        self._breaks: list[str] = []
         self.left = 0
         self._has_inner_frames = False
         self._says_compiled = True
@@ -128,7 +131,11 @@ class Outside:
 
     def broke(self, reason: str) -> None:
         """Note that a graph ends before the callable does."""
-        self._note("the code between two graphs", reason)
+        if reason in self._breaks or len(self._breaks) == _MOST_BREAKS:
+            return
+        self._breaks.append(reason)
+        number = f" ({len(self._breaks)})" * (len(self._breaks) > 1)
+        self._note(f"{_BREAK}{number}", reason)
 
     def is_called_within(self) -> bool:
         """Whether a call of the whole is inside code that no plan can follow; that is noted."""

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from tightfit.capture.calls.structure import Arguments, flatten, unflatten
+from tightfit.costs import refuse_unknown_costs
 from tightfit.errors import BadInput
 from tightfit.execution.far.offload import Offload
 from tightfit.graph.ir import EXACTNESS, Exactness
@@ -38,7 +39,7 @@ class Options:
     planner: str = DEFAULT  # name in the registry
     limits: Limits = USUAL_LIMITS  # when the planner stops
     plan: Plan | None = None  # a plan to use instead of planning, if it fits the captured graph
-    costs: str = "measured"  # ``"measured"``, ``"unit"``, ``"flops"`` or ``"roofline:DEVICE"``
+    costs: str = "measured"  # ``"measured"``, or modelled: a name of `COST_SOURCES`
     # The action of the guard when a step exceeds the budget
     on_exceed: Literal["raise", "warn"] = "raise"
     # How many planned forwards may await their backward at once; None: found out
@@ -173,6 +174,7 @@ def make_options(
         raise BadInput(f"in_flight must be an int of at least 1, got {in_flight!r}")
     refuse_other_than_optimizer(optimizer)
     find_planner(planner)
+    refuse_unknown_costs(costs)
     steps, far = None, _far_side(offload, planner, in_flight)
     alone = {
         "a Budget that several share": isinstance(budget, Budget),

@@ -113,7 +113,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _outside_of_plans(self) -> str:
-        return f"\noutside of every plan: {', '.join(self.outside)}" if self.outside else ""
+        return "".join(f"\noutside of every plan: {at}: {why}" for at, why in self.outside.items())
 
     @property
     def _to_far_memory(self) -> str:
@@ -142,10 +142,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def _scope(self) -> str:
         """The baseline of the extra compute, and the quality of the plan."""
         if self.plan is None:
-            return (
-                f"of {self.calls} planned parts of {len(self.plans)} kinds (costs "
-                f"{self.cost_source})"
-            )
+            parts = f"{self.calls} planned part{'s' * (self.calls != 1)}"
+            kinds = f"{len(self.plans)} kind{'s' * (len(self.plans) != 1)}"
+            return f"of {parts} of {kinds} (costs {self.cost_source})"
         return f"proven least {self.bound:.1%} ({self.status}, costs {self.cost_source})"
 
 

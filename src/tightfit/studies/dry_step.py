@@ -11,7 +11,7 @@ from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured
 from tightfit.capture.traced_call import TracedCall
-from tightfit.costs import with_costs
+from tightfit.costs import refuse_unknown_costs, with_costs
 from tightfit.dynamo.single_graph import graph_call
 from tightfit.errors import BadInput
 from tightfit.graph.ir import Exactness, Graph
@@ -67,6 +67,7 @@ def captured_step(
     """
     if optimizer not in OPTIMIZERS:
         raise BadInput(f"no optimizer is called {optimizer!r} (known: {', '.join(OPTIMIZERS)})")
+    refuse_unknown_costs(costs)
     progress.start("capturing the step")
     try:
         example = on_fake_tensors(lambda: load_example(target, ModelSettings(**model_options)))

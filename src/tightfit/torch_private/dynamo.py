@@ -55,7 +55,6 @@ __all__ = [
     "End",
     "Follower",
     "Given",
-    "break_reason",
     "compiled",
     "dict_version",
     "example_of",
@@ -412,20 +411,6 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)
-
-
-_REASONS = {
-    "step_unsupported": "Dynamo does not support what follows there",
-    "Reconstruction failure": "Dynamo cannot make a Python object there again",
-}
-
-
-def break_reason(module: fx.GraphModule) -> str:
-    """Return why a graph ends before the callable does; "" if it does not."""
-    reason = getattr(module, "compile_subgraph_reason", None)
-    if reason is None or not reason.graph_break:
-        return ""
-    return _REASONS.get(reason.reason, reason.reason)
 
 
 def place_of_graph() -> str:

@@ -98,7 +98,7 @@ def test_what_a_mask_selects_may_be_assigned(change: Callable[..., torch.Tensor]
 def test_what_a_mask_selects_may_be_read_too(change: Callable[..., torch.Tensor]) -> None:
     """Dynamo's graphs end where a mask selects, and are planned."""
     report = _trained(change)
-    assert report.parts and [*report.outside] == ["the code between two graphs"]
+    assert report.parts and [*report.outside] == ["the code where Dynamo ends a graph"]
 
 
 class Same(nn.Module):

@@ -38,7 +38,7 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.curve import pareto_curve
 from tightfit.planners.questions.infeasible import infeasible
 from tightfit.planners.questions.minimum import minimum_budget
-from tightfit.planners.registry import DEFAULT, plan_with
+from tightfit.planners.registry import DEFAULT, find_planner, plan_with
 from tightfit.progress import Progress
 from tightfit.reporting.html.facts import PlannedFor
 from tightfit.reporting.html.sentences import Proven
@@ -91,6 +91,7 @@ def report(
 
     started = time.perf_counter()
     check_page(output)
+    find_planner(planner)  # before the capture, which takes long
     limits = search_options.limits()
     given = None if is_model(target) else _plan_in(target)
     with terminal_progress() as progress:

@@ -14,6 +14,7 @@ from torch import nn
 
 from tightfit.allocator.resident import element_bytes, granularity_of, resident_tensor_bytes
 from tightfit.allocator.tally import Refusals, Tally, before_refusals, tally_for
+from tightfit.errors import BadInput
 from tightfit.living import Living
 from tightfit.session.memory.forecast import growing_bytes
 from tightfit.session.memory.optimizers import Optimizers, parameters_of
@@ -407,10 +408,24 @@ def _count_all_again() -> None:
 before_refusals(_count_all_again)
 
 
+_WITHOUT_GPU = ("cpu", "meta")  # there is nothing yet of modules on "meta"
+
+
 def device_of_modules(modules: Mapping[str, nn.Module]) -> torch.device:
-    """Return the GPU that holds anything of the modules, else the CPU."""
-    members = (t for m in modules.values() for t in (*m.parameters(), *m.buffers()))
-    return next((t.device for t in members if t.device.type == "cuda"), torch.device("cpu"))
+    """Return the GPU that holds anything of the modules, else the CPU.
+
+    Raises `BadInput` for another device: no limit is known to hold there.
+    """
+    for module in modules.values():
+        for tensor in (*module.parameters(), *module.buffers()):
+            device = tensor.device
+            if device.type == "cuda":
+                return device
+            if device.type not in _WITHOUT_GPU:
+                raise BadInput(
+                    f"the model is on {device}: a budget holds on 'cpu' and 'cuda' devices only"
+                )
+    return torch.device("cpu")
 
 
 def lasting_bytes_of(accounts: Iterable[Account]) -> int:

@@ -180,10 +180,10 @@ class StepMonitor:
         code = code_bytes() if self._account.device.type == "cpu" else 0
         libraries = f", {format_bytes(code)} of it files of libraries" * (code > 0)
         announce(
-            f"{self._name}: planned peak {format_bytes(last.outcome.peak_bytes)}, measured "
-            f"{format_bytes(step.program_bytes)}; whole step {format_bytes(step.peak_bytes)} of a "
-            f"budget of {format_bytes(options.usable_bytes)}; the process holds "
-            f"{format_bytes(held)}{libraries}"
+            f"{self._name}: planned peak {format_bytes(last.outcome.peak_bytes)}; forward and "
+            f"backward held {format_bytes(step.program_bytes)}, the whole step "
+            f"{format_bytes(step.peak_bytes)} of a budget of {format_bytes(options.usable_bytes)}; "
+            f"the process holds {format_bytes(held)}{libraries}"
             f"{'' if options.arena else ': the budget bounds tensors, arena=True all of it'}"
         )
 

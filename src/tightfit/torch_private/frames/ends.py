@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from torch import fx
 from torch._dynamo.output_graph import OutputGraph
 
 from tightfit.torch_private.frames.outermost import changed_variables
@@ -51,6 +53,24 @@ def noting_ends(note: Callable[[End], None]) -> Iterator[None]:
 
     with _COMPILE_SUBGRAPH.by(noted):
         yield
+
+
+_REASONS = {
+    "step_unsupported": "Dynamo does not support what follows there",
+    "Reconstruction failure": "Dynamo cannot make a Python object there again",
+}
+
+
+def break_reason(module: fx.GraphModule) -> str:
+    """Return why a graph ends before the callable does, and where; "" if it does not."""
+    reason = getattr(module, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break:
+        return ""
+    why = _REASONS.get(reason.reason, reason.reason).strip().partition("\n")[0]
+    if not reason.user_stack:
+        return why
+    at = reason.user_stack[-1]
+    return f"{why} ({Path(at.filename).name}:{at.lineno}, in {at.name})"
 
 
 _COMPILE_SUBGRAPH = Patch(OutputGraph, "compile_subgraph")
