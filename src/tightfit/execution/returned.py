@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from tightfit.capture.joint_graph import JointGraph
-from tightfit.capture.nodes import ancestors_of
+from tightfit.capture.nodes import ancestors_of, base_of
 from tightfit.torch_private import core as private
 from tightfit.torch_private.wrappers import (
     OutputType,
@@ -24,7 +24,9 @@ from tightfit.torch_private.wrappers import (
     wrapped,
 )
 
-_OWN = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
+_OF_FUNCTION = OutputType.custom_function_view
+"""The kind of a view that an autograd Function returns, with a history of its own."""
+_OWN = (OutputType.non_alias, OutputType.unsafe_view_alias, _OF_FUNCTION)
 """Kinds of outputs that are no views of an input, of another output or of a result."""
 _VIEWS = (OutputType.alias_of_intermediate, OutputType.alias_of_intermediate_save_as_output)
 """Kinds of outputs that are views of a further raw output."""
@@ -37,7 +39,8 @@ class Returned:
     `chain`: runs the chain of nodes on the inputs and the arguments after them; returns the raw
     outputs by their positions. `canonical`: of each raw output that leaves the chain, the output
     that is returned in place of all that are the same. `plain`, `outside`: the raw outputs that
-    leave the chain, each once, and all others.
+    leave the chain, each once, and all others. `viewed_inputs`: the inputs of which an autograd
+    Function of the user returns views.
     """
 
     def __init__(self, joint: JointGraph, chain: Callable[[list[Any]], Mapping[int, Any]]) -> None:
@@ -61,6 +64,11 @@ class Returned:
         self.canonical = {i: first[raw[i]] for i in leaving if isinstance(raw[i], fx.Node)}
         self.plain = [i for i, same in self.canonical.items() if i == same]
         self.outside = [i for i in range(len(raw)) if self.canonical.get(i) != i]
+        positions = {node: position for position, node in enumerate(joint.placeholders)}
+        made = [i for i, info in enumerate(infos) if info.output_type is _OF_FUNCTION]
+        bases = {i: base_of(raw[i]) for i in made}
+        self._views_of_inputs = {i for i, base in bases.items() if base in positions}
+        self.viewed_inputs = {positions[bases[i]] for i in self._views_of_inputs}
         self._aliases = frozenset(range(len(raw))) - frozenset(leaving)
         self._order = (*range(self._bases, len(raw)), *range(self._bases))
         self._is_simple = not self._aliases and all(i == s for i, s in self.canonical.items())
@@ -90,17 +98,21 @@ class Returned:
         """Return values that leave the chain, as views only of values that leave it, too.
 
         A view of a tensor that is visible nowhere else is no view: the caller may write into it. A
-        tensor without a history is no view of one that gets one.
+        tensor without a history is no view of one that gets one. What an autograd Function returns
+        of an input stays a view of it.
         """
-        views = [t for t in raw if t._is_view()]
-        if not views:
+        if not self._views_of_inputs and not any(t._is_view() for t in raw):
             return tuple(raw)
         roots = [id(private.viewed(t)) for t in raw]
         with_history = [self.has_history(i) for i in self.plain]
         sharing = Counter(root for root, has in zip(roots, with_history, strict=True) if has)
         return tuple(
-            t.detach() if t._is_view() and (sharing[root] == 1 if has else root in sharing) else t
-            for t, root, has in zip(raw, roots, with_history, strict=True)
+            t.view_as(t)
+            if i in self._views_of_inputs
+            else t.detach()
+            if t._is_view() and (sharing[root] == 1 if has else root in sharing)
+            else t
+            for i, t, root, has in zip(self.plain, raw, roots, with_history, strict=True)
         )
 
     def without_history(self, leaving: Sequence[torch.Tensor]) -> list[torch.Tensor]:

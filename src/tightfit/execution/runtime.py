@@ -84,8 +84,8 @@ class Runner:
         for position in self.written:  # a buffer itself is, as it may take another shape
             if not inputs[position].requires_grad:
                 detached[position] = inputs[position]
-        for position in self.stepped:  # an optimizer knows the parameter itself
-            detached[position] = inputs[position]
+        for position in (*self.stepped, *self.returned.viewed_inputs):
+            detached[position] = inputs[position]  # an optimizer or an output is to know it itself
         run.begin(self, detached, {i: inputs[i] for i in self.summed} if self.summed else {})
         outputs = self.returned(inputs, run)
         run.note_versions(inputs)

@@ -249,6 +249,12 @@ def functions() -> list[OutputCase]:
         net("Function: its input as it is", lambda s, x: AsItIs.apply(s.a(x))),
         net("Function: the module's input as it is", lambda s, x: (AsItIs.apply(x), s.a(x)), leaf),
         net(
+            "Function: the module's computed input as it is",
+            lambda s, x: (s.a(x), AsItIs.apply(x)),
+            inner,
+        ),
+        net("Function: a parameter as it is", lambda s, x: (AsItIs.apply(s.p), s.a(x))),
+        net(
             "Function: gradients that are None",
             lambda s, x: Unfilled.apply(s.a(x)),
             data,
