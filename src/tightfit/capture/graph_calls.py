@@ -12,6 +12,7 @@ from tightfit.capture.calls.signature import input_signature, modes_and_settings
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import GraphArguments, HandedGraphs
 from tightfit.torch_private import core as private
+from tightfit.torch_private.storages import shares_storage
 
 
 class GraphCalls:
@@ -44,7 +45,7 @@ class GraphCalls:
     def _shared_with_members(self, leaves: Sequence[Any]) -> tuple[tuple[int, int], ...]:
         """Return which inputs share memory with which of the members that a graph takes."""
         tensors = ((i, x) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor))
-        several = [(i, private.storage_key(x)) for i, x in tensors if private.shares_storage(x)]
+        several = [(i, private.storage_key(x)) for i, x in tensors if shares_storage(x)]
         if not several:
             return ()
         held = enumerate(self._graphs.held(leaves[-1]))

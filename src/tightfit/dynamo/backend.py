@@ -19,6 +19,7 @@ from tightfit.errors import NothingToTrain
 from tightfit.torch_private import dynamo as private
 from tightfit.torch_private.frames.outermost import is_returned_with_loss
 from tightfit.torch_private.frames.recompiled import why_recompiled
+from tightfit.torch_private.traces import forget_real_tensors
 
 GraphCall = Callable[[Sequence[Any]], Any]
 """Runs one call of a graph, given its inputs."""
@@ -117,6 +118,7 @@ def handed(module: fx.GraphModule, place: str = "", failed_guards: str = "") -> 
     placeholders = [node for node in nodes if node.op == "placeholder"]
     made_in = ((node, private.module_of(node)) for node in nodes)
     returned_inputs = _returned_inputs(module.graph)
+    forget_real_tensors(map(private.example_of, module.graph.nodes))
     for each in (module.graph, graph.graph):
         private.free_histories(each)
     return HandedGraph(

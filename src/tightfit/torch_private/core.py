@@ -99,7 +99,6 @@ __all__ = [
     "min_cut_partition",
     "pytree",
     "sequence_number",
-    "shares_storage",
     "storage_key",
     "symbolic_numbers",
     "symbols_asked_for",
@@ -342,17 +341,6 @@ def sequence_number() -> int:
 def storage_key(tensor: torch.Tensor) -> int:
     """Return a key that two (fake) tensors share exactly if they share a storage."""
     return tensor.untyped_storage()._cdata
-
-
-def shares_storage(tensor: torch.Tensor) -> bool:
-    """Whether other tensors may use the storage of a tensor."""
-    storage = tensor.untyped_storage()
-    uses = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
-    return uses > _USES_BY_ONE
-
-
-_USES_BY_ONE = 2
-"""Of a storage that one tensor uses: by the tensor, and by the object that is asked."""
 
 
 def viewed(tensor: torch.Tensor) -> torch.Tensor:
