@@ -20,6 +20,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]
 """The storage of a tensor, also while `observed_addresses` listens."""
 
+address_of: Callable[[torch.Tensor], int] = torch._C.TensorBase.data_ptr  # type: ignore[attr-defined]
+"""The address of a tensor, also while `observed_addresses` listens."""
+
 _SEEN_BYTES = 120  # of c10's StorageImpl: its flags are well before that
 
 
