@@ -230,6 +230,24 @@ def test_a_program_that_moves_nothing_is_not_proven(proof_of: Any) -> None:
     assert proof_of(LOOP.replace("loss =", "loss = 0 *")).verdict == "nothing trained"
 
 
+def test_a_module_that_is_called_in_a_way_of_its_own_is_fitted(proof_of: Any) -> None:
+    called = """
+class Called(nn.Module):
+    def __call__(self, x):
+        return self.forward(x) + 1
+class Process(Called):
+    def __init__(self):
+        super().__init__()
+        self.inner = network(8, 1)
+    def forward(self, x):
+        return self.inner(x)
+"""
+    proof = proof_of(called + LOOP.replace("network(8, 1)", "Process()"))
+    assert proof.fitted == ("Process",)
+    assert proof.verdict == "proven" and proof.holds
+    assert torch.nn.Module.__call__ is torch.nn.Module._wrapped_call_impl
+
+
 def test_what_cannot_be_proven_is_said(proof_of: Any) -> None:
     with pytest.raises(BadInput, match="fits nothing itself: give a budget for its Sequential"):
         proof_of(LOOP, budget=None)
@@ -242,6 +260,9 @@ def test_what_cannot_be_proven_is_said(proof_of: Any) -> None:
         )
     with pytest.raises(BadInput, match="without tightfit, too: ValueError: no more data"):
         proof_of(LOOP + "raise ValueError('no more data')", steps=9)
+    own_error = "raise ValueError('fitted' if 'forward' in vars(net) else 'plain')"
+    with pytest.raises(BadInput, match=r"too: ValueError: plain.* ends in another: .*: fitted"):
+        proof_of(LOOP + own_error, steps=9)
     with pytest.raises(InfeasibleBudget):
         proof_of(LOOP, budget="1KiB")
     with pytest.raises(BadInput, match=r"there is no script absent\.py"):

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tightfit.torch_private import tools
+from tightfit.torch_private.storages import in_use
 from tightfit.units import rounded_up
 
 _GRANULARITY = {"cpu": 64, "cuda": 512}
@@ -35,6 +37,27 @@ def storages_of(tensors: Iterable[Any]) -> list[torch.UntypedStorage]:
                 storage = part.untyped_storage()
                 seen[storage._cdata] = storage
     return list(seen.values())
+
+
+class FirstStorages:
+    """The storages of some tensors, as long as anything uses them.
+
+    No weak reference is held to a tensor itself: `torch.utils.swap_tensors` refuses such a tensor.
+    """
+
+    def __init__(self, tensors: Iterable[Any]) -> None:
+        self._of = {id(t): [*map(StorageWeakRef, storages_of([t]))] for t in tensors}
+
+    def beside(self, tensors: Iterable[Any]) -> list[torch.Tensor]:
+        """Return tensors of the storages in use, but for those of the first that are given."""
+        given = set(map(id, tensors))
+        rest = (known for key, held in self._of.items() if key not in given for known in held)
+        storages = map(in_use, rest)
+        return [_of_storage(storage) for storage in storages if storage is not None]
+
+
+def _of_storage(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def element_bytes(tensors: Iterable[Any]) -> int:

@@ -16,6 +16,7 @@ from tightfit.capture.joint_graph import JointGraph
 from tightfit.graph.ir import Alternative, Choice, Graph, Op, OpId, ValueId
 from tightfit.graph.validate import validate_graph
 from tightfit.torch_private import core as private
+from tightfit.torch_private.storages import address_of
 
 _NEAR = 1e-2  # of its bias: below, a single-precision weight leaves fewer than five digits
 
@@ -174,6 +175,46 @@ def _with_workspace(op: Op, times: float) -> Op:
         return msgspec.structs.replace(way, variants=tuple(variants))
 
     return msgspec.structs.replace(op, alternatives=tuple(map(changed, op.alternatives)))
+
+
+class WrittenMembers:
+    """Which parameters and buffers of a step share memory, where it writes some of them.
+
+    What is written shows in another then: the step holds as long as the same share memory.
+
+    `tensors`: of the placeholders, when it was captured.
+    """
+
+    def __init__(self, joint: JointGraph, tensors: Sequence[Any]) -> None:
+        members = (i for i, s in enumerate(joint.sources) if s.kind in ("parameter", "buffer"))
+        self._members = (*members,)
+        written = {position for _, position in joint.write_backs}
+        self._are_written = not written.isdisjoint(self._members)
+        self._addresses: list[int] = []
+        self._shared: tuple[int, ...] = ()
+        if self._are_written:
+            self._addresses, self._shared = self._look(tensors), self._sharing(tensors)
+
+    def share_alike(self, tensors: Callable[[], Sequence[Any]]) -> bool:
+        """Whether the same share memory in a call; looked at again where any has moved."""
+        if not self._are_written:
+            return True
+        now = tensors()
+        addresses = self._look(now)
+        if addresses == self._addresses:
+            return True
+        if self._sharing(now) != self._shared:
+            return False
+        self._addresses = addresses
+        return True
+
+    def _look(self, tensors: Sequence[Any]) -> list[int]:
+        return [*map(address_of, map(tensors.__getitem__, self._members))]
+
+    def _sharing(self, tensors: Sequence[Any]) -> tuple[int, ...]:
+        """Return of each member the first that shares its memory."""
+        first: dict[int, int] = {}
+        return tuple(first.setdefault(private.storage_key(tensors[i]), i) for i in self._members)
 
 
 def placeholder_tensors(

@@ -11,7 +11,8 @@ from torch import nn
 from tightfit.capture.calls.signature import input_signature, modes_and_settings, tensor_signature
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import GraphArguments, HandedGraphs
-from tightfit.torch_private.core import autocast_nesting
+from tightfit.torch_private import core as private
+from tightfit.torch_private.storages import shares_storage
 
 
 class GraphCalls:
@@ -31,13 +32,25 @@ class GraphCalls:
 
     def signature(self, given: Arguments) -> tuple[Any, Any]:
         """Return the signature of a call: inputs, then modes and members of modules."""
-        graph = given.leaves[-1], autocast_nesting() > 0
+        graph = given.leaves[-1], private.autocast_nesting() > 0
         around = self._around.get(graph)
         if around is None:
             around = (*modes_and_settings(), *self._held(given.leaves))
             if isinstance(given, GraphArguments) and self._is_guarded(given):
                 self._around[graph] = around
+        if shared := self._shared_with_members(given.leaves):
+            around = (*around, shared)
         return input_signature(given.leaves, None), around  # inputs of graphs do not nest
+
+    def _shared_with_members(self, leaves: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+        """Return which inputs share memory with which of the members that a graph takes."""
+        tensors = ((i, x) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor))
+        several = [(i, private.storage_key(x)) for i, x in tensors if shares_storage(x)]
+        if not several:
+            return ()
+        held = enumerate(self._graphs.held(leaves[-1]))
+        places = {private.storage_key(t): place for place, t in held if t is not None}
+        return tuple((i, places[key]) for i, key in several if key in places)
 
     def _held(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """Return the signature of the tensors of modules, and which of them are one."""

@@ -32,6 +32,7 @@ class HandedGraph:
     modules: Mapping[fx.Node, int] = field(default_factory=dict)
     # Which of its outputs the callable returns along with a loss
     returned_with_loss: frozenset[int] = frozenset()
+    returned_inputs: Mapping[int, int] = field(default_factory=dict)  # by its outputs that are one
 
     @cached_property
     def called(self) -> tuple[Any, ...]:
@@ -57,6 +58,16 @@ class HandedGraph:
         """The calls of recurrent kernels with weights that the user's code computes, and these."""
         found = ((node, recurrent.weights_in(node)) for node in self.module.graph.nodes)
         return {node: weights for node, weights in found if weights is not None}
+
+    def with_inputs(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
+        """Return outputs of a call, with the inputs that are among them.
+
+        AOTAutograd returns a view of one that shares memory with another and is written.
+        """
+        if not self.returned_inputs:
+            return outputs
+        places = self.returned_inputs
+        return [inputs[places[i]] if i in places else x for i, x in enumerate(outputs)]
 
     @property
     def calls_opaque(self) -> bool:

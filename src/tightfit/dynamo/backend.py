@@ -20,6 +20,7 @@ from tightfit.torch_private import dynamo as private
 from tightfit.torch_private.frames.ends import break_reason
 from tightfit.torch_private.frames.outermost import is_returned_with_loss
 from tightfit.torch_private.frames.recompiled import why_recompiled
+from tightfit.torch_private.traces import forget_real_tensors
 
 GraphCall = Callable[[Sequence[Any]], Any]
 """Runs one call of a graph, given its inputs."""
@@ -117,6 +118,8 @@ def handed(module: fx.GraphModule, place: str = "", failed_guards: str = "") -> 
     nodes = list(graph.graph.nodes)
     placeholders = [node for node in nodes if node.op == "placeholder"]
     made_in = ((node, private.module_of(node)) for node in nodes)
+    returned_inputs = _returned_inputs(module.graph)
+    forget_real_tensors(map(private.example_of, module.graph.nodes))
     for each in (module.graph, graph.graph):
         private.free_histories(each)
     return HandedGraph(
@@ -126,8 +129,19 @@ def handed(module: fx.GraphModule, place: str = "", failed_guards: str = "") -> 
         place=place,
         failed_guards=failed_guards,
         returned_with_loss=_returned_with_loss(module.graph.output_node()),
+        returned_inputs=returned_inputs,
         modules={node: inside for node, inside in made_in if inside is not None},
     )
+
+
+def _returned_inputs(graph: fx.Graph) -> dict[int, int]:
+    """Return which inputs are returned, by the outputs; operators in place return an input, too."""
+    given = (private.example_of(node) for node in graph.nodes if node.op == "placeholder")
+    places = {id(x): i for i, x in enumerate(given) if isinstance(x, torch.Tensor)}
+    (returned,) = graph.output_node().args
+    assert isinstance(returned, tuple | list)
+    found = ((i, private.example_of(n)) for i, n in enumerate(returned) if isinstance(n, fx.Node))
+    return {i: places[id(x)] for i, x in found if id(x) in places}
 
 
 def _returned_with_loss(output: fx.Node) -> frozenset[int]:

@@ -37,7 +37,7 @@ from tightfit.torch_private.frames import found as frames
 from tightfit.torch_private.frames.again import unique_names
 from tightfit.torch_private.settings import global_settings
 
-_FORMAT = 3
+_FORMAT = 4
 _SUFFIX = ".frame.gz"
 _MOST_ALIKE = 4  # with alike arguments, different by guards
 

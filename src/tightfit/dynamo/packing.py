@@ -21,6 +21,7 @@ class KeptHandedGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     made_in: dict[str, str]  # the module in whose forward a node was made
     # Outputs that the callable returns along with a loss
     returned_with_loss: list[int] = msgspec.field(name="beside_loss")
+    returned_inputs: dict[int, int]  # which input an output is
 
 
 def kept_graph(graph: HandedGraph, modules: Mapping[str, nn.Module]) -> KeptHandedGraph:
@@ -40,6 +41,7 @@ def kept_graph(graph: HandedGraph, modules: Mapping[str, nn.Module]) -> KeptHand
         ],
         made_in={n.name: names[made] for n, made in graph.modules.items() if made in names},
         returned_with_loss=sorted(graph.returned_with_loss),
+        returned_inputs=dict(graph.returned_inputs),
     )
 
 
@@ -74,4 +76,5 @@ def graph_again(kept: KeptHandedGraph, modules: Mapping[str, nn.Module]) -> Hand
         traces.lazy_module(nn.Module(), graph),
         modules=made_in,
         returned_with_loss=frozenset(kept.returned_with_loss),
+        returned_inputs=kept.returned_inputs,
     )

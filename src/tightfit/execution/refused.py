@@ -7,12 +7,12 @@ from tightfit.errors import WITHOUT_A_PLAN, TightfitError
 
 
 def looks_at_parts() -> TightfitError:
-    """Return the error for a hook that looks at a part of a gradient."""
+    """Return the error for a hook or a derivative that asks for a part of a gradient."""
     return TightfitError(
-        "an output has a hook on its gradient, or is to keep it (retain_grad), and other "
-        "outputs of the same planned step are computed from it. That part of its gradient "
-        "never leaves the step. Way out: return only one of them, or compute the other "
-        f"outside. {WITHOUT_A_PLAN}"
+        "an output has a hook on its gradient, is to keep it (retain_grad), or another is "
+        "differentiated by it, and other outputs of the same planned step are computed from it. "
+        "That part of its gradient never leaves the step. Way out: return only one of them, or "
+        f"compute the other outside. {WITHOUT_A_PLAN}"
     )
 
 

@@ -18,6 +18,7 @@ from tightfit.errors import PlanMismatch
 from tightfit.execution.lower import Program
 from tightfit.execution.returned import Returned
 from tightfit.torch_private import core as private
+from tightfit.torch_private import traces
 
 Begun: TypeAlias = Callable[[int, torch.Tensor], torch.Tensor]
 
@@ -115,13 +116,18 @@ def tangent(gradient: torch.Tensor | None, meta: torch.Tensor) -> torch.Tensor:
     """Return the gradient of an output; zeros where there is none.
 
     It may have any strides (an expanded scalar, say): the same kernels then run as in eager.
-    Conjugation and negation that it puts off are done.
+    Conjugation and negation are put off where the traced gradient puts them off, and only there.
     """
-    if gradient is not None:
-        return gradient.resolve_conj().resolve_neg()
-    return torch.empty_strided(
-        meta.shape, meta.stride(), dtype=meta.dtype, device=meta.device
-    ).zero_()
+    if gradient is None:
+        sizes = meta.shape, meta.stride()
+        gradient = torch.empty_strided(*sizes, dtype=meta.dtype, device=meta.device).zero_()
+    if gradient.is_neg() != meta.is_neg():
+        is_put_off = meta.is_neg()
+        gradient = traces.negative_view(-gradient) if is_put_off else gradient.resolve_neg()
+    if gradient.is_conj() != meta.is_conj():
+        is_put_off = meta.is_conj()
+        gradient = gradient.conj_physical().conj() if is_put_off else gradient.resolve_conj()
+    return gradient
 
 
 def unplanned(output: int, why: str = "") -> PlanMismatch:

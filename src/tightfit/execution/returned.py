@@ -7,6 +7,7 @@ autograd knows them as views.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,8 +16,10 @@ import torch
 from torch import fx
 
 from tightfit.capture.joint_graph import JointGraph
-from tightfit.capture.nodes import ancestors_of
+from tightfit.capture.nodes import ancestors_of, base_of
+from tightfit.execution import refused
 from tightfit.torch_private import core as private
+from tightfit.torch_private import engine
 from tightfit.torch_private.wrappers import (
     OutputType,
     TensorAlias,
@@ -24,7 +27,9 @@ from tightfit.torch_private.wrappers import (
     wrapped,
 )
 
-_OWN = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
+_OF_FUNCTION = OutputType.custom_function_view
+"""The kind of a view that an autograd Function returns, with a history of its own."""
+_OWN = (OutputType.non_alias, OutputType.unsafe_view_alias, _OF_FUNCTION)
 """Kinds of outputs that are no views of an input, of another output or of a result."""
 _VIEWS = (OutputType.alias_of_intermediate, OutputType.alias_of_intermediate_save_as_output)
 """Kinds of outputs that are views of a further raw output."""
@@ -37,7 +42,8 @@ class Returned:
     `chain`: runs the chain of nodes on the inputs and the arguments after them; returns the raw
     outputs by their positions. `canonical`: of each raw output that leaves the chain, the output
     that is returned in place of all that are the same. `plain`, `outside`: the raw outputs that
-    leave the chain, each once, and all others.
+    leave the chain, each once, and all others. `viewed_inputs`: the inputs of which an autograd
+    Function of the user returns views.
     """
 
     def __init__(self, joint: JointGraph, chain: Callable[[list[Any]], Mapping[int, Any]]) -> None:
@@ -61,6 +67,11 @@ class Returned:
         self.canonical = {i: first[raw[i]] for i in leaving if isinstance(raw[i], fx.Node)}
         self.plain = [i for i, same in self.canonical.items() if i == same]
         self.outside = [i for i in range(len(raw)) if self.canonical.get(i) != i]
+        positions = {node: position for position, node in enumerate(joint.placeholders)}
+        made = [i for i, info in enumerate(infos) if info.output_type is _OF_FUNCTION]
+        bases = {i: base_of(raw[i]) for i in made}
+        self._views_of_inputs = {i for i, base in bases.items() if base in positions}
+        self.viewed_inputs = {positions[bases[i]] for i in self._views_of_inputs}
         self._aliases = frozenset(range(len(raw))) - frozenset(leaving)
         self._order = (*range(self._bases, len(raw)), *range(self._bases))
         self._is_simple = not self._aliases and all(i == s for i, s in self.canonical.items())
@@ -90,17 +101,21 @@ class Returned:
         """Return values that leave the chain, as views only of values that leave it, too.
 
         A view of a tensor that is visible nowhere else is no view: the caller may write into it. A
-        tensor without a history is no view of one that gets one.
+        tensor without a history is no view of one that gets one. What an autograd Function returns
+        of an input stays a view of it.
         """
-        views = [t for t in raw if t._is_view()]
-        if not views:
+        if not self._views_of_inputs and not any(t._is_view() for t in raw):
             return tuple(raw)
         roots = [id(private.viewed(t)) for t in raw]
         with_history = [self.has_history(i) for i in self.plain]
         sharing = Counter(root for root, has in zip(roots, with_history, strict=True) if has)
         return tuple(
-            t.detach() if t._is_view() and (sharing[root] == 1 if has else root in sharing) else t
-            for t, root, has in zip(raw, roots, with_history, strict=True)
+            t.view_as(t)
+            if i in self._views_of_inputs
+            else t.detach()
+            if t._is_view() and (sharing[root] == 1 if has else root in sharing)
+            else t
+            for i, t, root, has in zip(self.plain, raw, roots, with_history, strict=True)
         )
 
     def without_history(self, leaving: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -129,15 +144,70 @@ def viewed_outputs(joint: JointGraph) -> frozenset[int]:
     return frozenset({i for i, views in further.items() if views > 1} | named)
 
 
-def read_by_others(joint: JointGraph) -> tuple[int, ...]:
-    """Return the outputs of which others are computed: of these gradients come inside of a step."""
+def readers_of_outputs(joint: JointGraph) -> dict[int, frozenset[int]]:
+    """Return of each output that may receive a gradient which of these are computed of it.
+
+    Nothing if none is: else gradients come inside of a step. What is a view of another output has
+    no readers of its own.
+    """
     infos = joint.metadata.output_info
     received = [i for i, info in enumerate(infos) if receives_gradient(info)]
     if len(received) == 1:
-        return ()
-    own = [i for i in received if infos[i].output_type in _OWN]
-    read = ancestors_of(n for i in received for n in joint.raw_outputs[i].all_input_nodes)
-    return tuple(i for i in own if joint.raw_outputs[i] in read)
+        return {}
+    reads = {i: ancestors_of(joint.raw_outputs[i].all_input_nodes) for i in received}
+    readers = {
+        i: frozenset(j for j in received if joint.raw_outputs[i] in reads[j])
+        if infos[i].output_type in _OWN
+        else frozenset[int]()
+        for i in received
+    }
+    return readers if any(readers.values()) else {}
+
+
+class InnerParts:
+    """Refuses to give a part of a gradient where plain PyTorch gives all.
+
+    All outputs leave one node of autograd's. A hook on an output of which others are computed, and
+    a derivative by it, would see the part from outside of the call only.
+
+    `outputs`: of one call. `readers`: of an output, those that are computed of it; of each that may
+    receive a gradient, if only none.
+    """
+
+    def __init__(
+        self, outputs: Sequence[torch.Tensor], readers: Mapping[int, frozenset[int]]
+    ) -> None:
+        self._readers = readers
+        self._read = {i: weakref.ref(outputs[i]) for i, others in readers.items() if others}
+        self._came: set[int] = set()
+        self._backward = -1
+        for i in sorted(readers, key=lambda i: len(readers[i])):  # hooks run in this order
+            outputs[i].register_hook(self._noting(i))
+
+    def refuse_hooks(self) -> None:
+        """Refuse hooks of the user on such an output, and to keep its gradient."""
+        outputs = (reference() for reference in self._read.values())
+        if any(x is not None and (len(_hooks(x)) > 1 or x.retains_grad) for x in outputs):
+            raise refused.looks_at_parts()
+
+    def _noting(self, index: int) -> Callable[[Any], None]:
+        def noting(gradient: torch.Tensor | None) -> None:
+            if self._backward != engine.running_backward():
+                self._backward, self._came = engine.running_backward(), set()
+            if gradient is not None:
+                self._came.add(index)
+            if not self._came.isdisjoint(self._readers[index]):
+                self._refuse_derivative_by(self._read[index]())
+
+        return noting
+
+    def _refuse_derivative_by(self, output: torch.Tensor | None) -> None:
+        if output is not None and engine.is_differentiated_by(output):
+            raise refused.looks_at_parts()
+
+
+def _hooks(tensor: torch.Tensor) -> Mapping[int, Any]:
+    return tensor._backward_hooks or {}
 
 
 def inputs_viewed(joint: JointGraph) -> frozenset[int]:

@@ -18,6 +18,7 @@ import torch
 from tightfit.allocator.refusals import budget_exceeded, is_refusal
 from tightfit.capture.captured import Captured
 from tightfit.capture.normalise.gradients import added_up
+from tightfit.errors import TightfitError
 from tightfit.execution import refused
 from tightfit.execution.again import DifferentiatedCall, Repeated
 from tightfit.execution.apart import Apart
@@ -27,9 +28,10 @@ from tightfit.execution.lower import Program
 from tightfit.execution.reached import Reached
 from tightfit.execution.replanned import grouped, refuse_others, tangent, unplanned
 from tightfit.execution.returned import (
+    InnerParts,
     Returned,
     inputs_viewed,
-    read_by_others,
+    readers_of_outputs,
     viewed_outputs,
 )
 from tightfit.execution.run_state import RunState
@@ -63,7 +65,7 @@ class Runner:
         self.device = joint.device
         self.returned = Returned(joint, _chained)
         self.differentiable = frozenset(index for index, _ in self.tangents)
-        self._read_by_others = read_by_others(joint)
+        self._readers = readers_of_outputs(joint)
         self._without: dict[frozenset[int], frozenset[int]] = {}
         self.apart = Apart(joint)
         self.written = {position for _, position in joint.write_backs}
@@ -84,13 +86,13 @@ class Runner:
         for position in self.written:  # a buffer itself is, as it may take another shape
             if not inputs[position].requires_grad:
                 detached[position] = inputs[position]
-        for position in self.stepped:  # an optimizer knows the parameter itself
-            detached[position] = inputs[position]
+        for position in (*self.stepped, *self.returned.viewed_inputs):
+            detached[position] = inputs[position]  # an optimizer or an output is to know it itself
         run.begin(self, detached, {i: inputs[i] for i in self.summed} if self.summed else {})
         outputs = self.returned(inputs, run)
         run.note_versions(inputs)
-        if self._read_by_others:
-            run.note_read_by_others([outputs[i] for i in self._read_by_others])
+        if self._readers:
+            run.watch(outputs, self._readers)
         return outputs
 
     def without_gradient(self, missing: frozenset[int]) -> frozenset[int]:
@@ -162,7 +164,7 @@ class Run(Chained):
         self.saved: list[Any] | None = None
         self.unchanged: Unchanged | None = None
         self.late_reads: LateReads | None = None
-        self.read_by_others: list[weakref.ref[torch.Tensor]] = []
+        self._inner_parts: InnerParts | None = None
         self.generator: Any = None
         self.state = RunState.NEW
         self.on_start = on_start
@@ -212,26 +214,27 @@ class Run(Chained):
         if reads := runner.program.late_reads:
             self.late_reads = LateReads(reads, inputs, runner.joint.sources)
 
-    def note_read_by_others(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Note outputs of which only a part of the gradient comes from outside."""
-        self.read_by_others = [weakref.ref(output) for output in outputs]
+    def watch(self, outputs: Sequence[torch.Tensor], readers: Mapping[int, frozenset[int]]) -> None:
+        """Watch outputs of which others are computed: parts of their gradients come inside."""
+        self._inner_parts = InnerParts(outputs, readers)
 
-    def _refuse_looking_at_parts(self) -> None:
-        """Refuse to give hooks a part of a gradient, or to keep one, where plain PyTorch has all.
+    def _refuse_looking_at_parts(self, parts: InnerParts) -> None:
+        """Refuse hooks that would see a part of a gradient.
 
         Raises `TightfitError`: says so.
         """
-        outputs = (reference() for reference in self.read_by_others)
-        if any(x is not None and (x._backward_hooks or x.retains_grad) for x in outputs):
+        try:
+            parts.refuse_hooks()
+        except TightfitError:
             self._end(RunState.FAILED)
-            raise refused.looks_at_parts()
+            raise
 
     def start(self, gradients: Sequence[torch.Tensor | None], node: Any) -> None:
         """Begin the backward program with the gradients of the outputs, which came to a node."""
         runner = self.runner
         assert runner is not None
-        if self.read_by_others:
-            self._refuse_looking_at_parts()
+        if self._inner_parts is not None:
+            self._refuse_looking_at_parts(self._inner_parts)
         by_position = dict(zip(runner.returned.plain, gradients, strict=True))
         if runner.stepped:
             refuse_other_backward(runner, by_position, node, state=self.state)

@@ -84,7 +84,8 @@ def added_to(tangent: fx.Node) -> torch.Tensor:
 
 
 def _is_like(rest: torch.Tensor, own: torch.Tensor) -> bool:
-    return (rest.shape, rest.dtype) == (own.shape, own.dtype) and is_without_gaps(rest)
+    facts = ((x.shape, x.dtype, x.is_conj(), x.is_neg()) for x in (rest, own))
+    return next(facts) == next(facts) and is_without_gaps(rest)
 
 
 def _first_sum(gradient: fx.Node) -> fx.Node | None:

@@ -153,8 +153,9 @@ class Fitting:
         if not self.names:
             raise CannotProve(
                 "the program trains, but calls no module that could be fitted: it uses parameters "
-                "outside of modules, or calls modules that torch.compile has wrapped. "
-                "Way out: tightfit.fit or tightfit.step in the program"
+                "outside of modules, calls methods of modules other than their forward, or calls "
+                "modules that torch.compile has wrapped. Way out: tightfit.fit (with methods=, "
+                "which names such methods) or tightfit.step in the program"
             )
 
     def _fit_here(self, module: nn.Module, holders: list[Any], *, is_all: bool) -> None:

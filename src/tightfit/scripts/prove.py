@@ -244,11 +244,15 @@ def _refuse(failure: Failure | None) -> None:
 
 def _refuse_broken(plain: Ended, fitted: Ended, script: str) -> None:
     """Raise if the program ends in an error whether it is fitted or not."""
-    if plain.failure is not None and fitted.failure is not None:
-        raise BadInput(
-            f"{script} ends in an error without tightfit, too: {plain.failure.kind}: "
-            f"{plain.failure.message}"
-        )
+    if plain.failure is None or fitted.failure is None:
+        return
+    other = ""
+    if fitted.failure != plain.failure:
+        other = f". Fitted it ends in another: {fitted.failure.kind}: {fitted.failure.message}"
+    raise BadInput(
+        f"{script} ends in an error without tightfit, too: {plain.failure.kind}: "
+        f"{plain.failure.message}{other}"
+    )
 
 
 def _nothing_stepped(script: str, ended: Ended) -> BadInput:

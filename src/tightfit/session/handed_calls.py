@@ -84,7 +84,7 @@ class HandedCalls:
                 graph = self._first_like(graph, inputs)
             if runs is None or graph in self._unplanned:
                 return graph.run_as_it_is(*inputs)
-            return runs.run_graph(graph, inputs)
+            return graph.with_inputs(runs.run_graph(graph, inputs), inputs)
         except NothingToTrain:
             raise
         except (CaptureError, OpaqueVaries) as error:

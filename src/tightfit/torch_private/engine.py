@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch._C._functorch import unwrap_if_dead
+from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 
 def applied(node: Any, more: Iterable[Any], owners: Iterable[torch.Tensor]) -> Any:
@@ -49,6 +53,40 @@ def hooks_of_gradient(tensor: torch.Tensor) -> list[Any]:
     """Return the hooks that receive the gradient of a tensor."""
     hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # type: ignore[attr-defined]
     return [hook for known in hooks if known for hook in known.values()]
+
+
+def is_differentiated_by(tensor: torch.Tensor) -> bool:
+    """Whether the backward that runs now was asked for the gradient of a tensor by itself.
+
+    The engine does not tell: its caller, in this thread or the one that waits for it, does.
+    """
+    if runs_in_this_backward(_node_elsewhere()):  # whatever it comes to: of all leaves
+        return False
+    edge = gradient_edge(tensor)
+    return any(
+        x is tensor or (isinstance(x, GradientEdge) and (x.node, x.output_nr) == edge)
+        for frame in sys._current_frames().values()
+        for x in _asked_for(frame)
+    )
+
+
+def _asked_for(frame: types.FrameType | None) -> Iterator[Any]:
+    """Yield the tensors whose gradients a thread has asked for, from its innermost frame on."""
+    while frame is not None:
+        if frame.f_code is _engine_run_backward.__code__:
+            yield from frame.f_locals["args"][_INPUTS]
+        frame = frame.f_back
+
+
+_INPUTS = 3
+"""Their place among its arguments after the outputs."""
+
+
+@functools.cache
+def _node_elsewhere() -> Any:
+    """Return a node of autograd that no backward comes to."""
+    with torch.enable_grad():
+        return torch.empty((), requires_grad=True).view(()).grad_fn
 
 
 def asks_for_gradient(node: Any) -> bool:

@@ -14,10 +14,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
 storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]
 """The storage of a tensor, also while `observed_addresses` listens."""
+
+address_of: Callable[[torch.Tensor], int] = torch._C.TensorBase.data_ptr  # type: ignore[attr-defined]
+"""The address of a tensor, also while `observed_addresses` listens."""
 
 _SEEN_BYTES = 120  # of c10's StorageImpl: its flags are well before that
 
@@ -128,6 +132,22 @@ def below_modes() -> Iterator[None]:
 def new_memory(size_bytes: int, device: torch.device) -> torch.UntypedStorage:
     """Return a storage of the allocator that operators ask, whose limit holds for it."""
     return storage_of(torch.empty(size_bytes, dtype=torch.uint8, device=device))
+
+
+def in_use(reference: StorageWeakRef) -> torch.UntypedStorage | None:
+    """Return a storage that is held weakly; None if nothing uses it any more."""
+    return torch.UntypedStorage._new_with_weak_ptr(reference.cdata)  # type: ignore[attr-defined]
+
+
+def shares_storage(tensor: torch.Tensor) -> bool:
+    """Whether other tensors may use the storage of a tensor."""
+    storage = tensor.untyped_storage()
+    uses = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+    return uses > _USES_BY_ONE
+
+
+_USES_BY_ONE = 2
+"""Of a storage that one tensor uses: by the tensor, and by the object that is asked."""
 
 
 def copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,6 +21,7 @@ __all__ = [
     "children_of_tree",
     "conjugate_view",
     "fake_in",
+    "forget_real_tensors",
     "function_named",
     "is_plain_fake",
     "lazy_module",
@@ -68,6 +69,15 @@ def negative_view(tensor: torch.Tensor) -> torch.Tensor:
 def fake_in(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a fake tensor with the layout of a tensor without memory."""
     return FakeTensor(mode, meta, device)
+
+
+def forget_real_tensors(fakes: Iterable[Any]) -> None:
+    """Have fake tensors hold no reference to those they were made of.
+
+    `torch.utils.swap_tensors` refuses a tensor that is referred to weakly.
+    """
+    for mode in {x.fake_mode for x in fakes if isinstance(x, FakeTensor)}:
+        mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
 
 
 def operator_named(name: str) -> Any:

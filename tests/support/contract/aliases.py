@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from support.contract.inputs import complex_data, data, given, inner, leaf
+from support.contract.inputs import complex_data, data, every_other_conjugated, given, inner, leaf
 from support.contract.outputs import Net, OutputCase
 
 __all__ = ["ALIASES"]
@@ -101,6 +101,11 @@ def of_inputs() -> list[OutputCase]:
             complex_data,
         ),
         net("conj of a complex input", lambda s, x: (x.conj(), s.a(x.real)), complex_data),
+        OutputCase(
+            "a complex input, conjugated in every other step",
+            lambda: Net(lambda s, x: s.a(x.real) * x.imag),
+            every_other_conjugated,
+        ),
         net("the input and it plus one", lambda s, x: (x, x + 1, s.a(x)), leaf),
         net("the input through Identity", lambda s, x: (nn.Identity()(x), s.a(x)), leaf),
         net(

@@ -91,6 +91,10 @@ def by_parts() -> list[OutputCase]:
         first, second = call(x)
         return torch.autograd.grad(first.square().sum(), second, allow_unused=True)
 
+    def by_itself(call: Any, module: nn.Module, x: torch.Tensor) -> Any:
+        _, second = call(x)
+        return torch.autograd.grad(second.square().sum(), [second, module.a.weight])
+
     def twice_differentiated(call: Any, module: nn.Module, x: torch.Tensor) -> Any:
         first, _ = call(x)
         (gradient,) = torch.autograd.grad(first.sum(), x, create_graph=True)
@@ -163,6 +167,7 @@ def by_parts() -> list[OutputCase]:
         goes("a gradient by the input", of_the_input),
         goes("a gradient by a weight and by one that is not used", of_a_weight),
         goes("a gradient of one output by another", by_an_output),
+        goes("a gradient by an output of a loss of it alone", by_itself),
         goes("a gradient differentiated again", twice_differentiated),
         goes("a given gradient, transposed", with_gradient),
         goes("two given gradients, one expanded", both_with_gradients),
@@ -248,6 +253,12 @@ def functions() -> list[OutputCase]:
         net("Function: an output without gradient", lambda s, x: Partly.apply(s.a(x))),
         net("Function: its input as it is", lambda s, x: AsItIs.apply(s.a(x))),
         net("Function: the module's input as it is", lambda s, x: (AsItIs.apply(x), s.a(x)), leaf),
+        net(
+            "Function: the module's computed input as it is",
+            lambda s, x: (s.a(x), AsItIs.apply(x)),
+            inner,
+        ),
+        net("Function: a parameter as it is", lambda s, x: (AsItIs.apply(s.p), s.a(x))),
         net(
             "Function: gradients that are None",
             lambda s, x: Unfilled.apply(s.a(x)),

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Inputs", "complex_data", "data", "given", "inner", "leaf", "two"]
+__all__ = [
+    "Inputs",
+    "complex_data",
+    "data",
+    "every_other_conjugated",
+    "given",
+    "inner",
+    "leaf",
+    "two",
+]
 
 Inputs = Callable[[nn.Module], tuple[Any, ...]]
 
@@ -36,6 +45,12 @@ def inner() -> torch.Tensor:
 def complex_data() -> torch.Tensor:
     """Return a batch of complex numbers."""
     return torch.randn(4, 8, dtype=torch.complex64)
+
+
+def every_other_conjugated(module: nn.Module) -> tuple[torch.Tensor]:
+    """Return complex numbers; in every other step they are conjugated when they are read."""
+    numbers = complex_data()
+    return (numbers.conj() if torch.initial_seed() % 2 else numbers,)
 
 
 two = given(data, data)

@@ -104,6 +104,17 @@ def _state_changed(s: Net, x: torch.Tensor, y: torch.Tensor) -> Any:
     return s.a(x) * y
 
 
+def _state_changed_between(s: Net, x: torch.Tensor, y: torch.Tensor) -> Any:
+    z = s.a(x) * y
+    s.h += 1
+    return z + y
+
+
+def _late_alias(s: Net) -> torch.Tensor:
+    """Return another tensor in the first step, an alias of the buffer in those that follow."""
+    return torch.ones(8) if float(s.h[0]) < 2 else s.h.detach()
+
+
 KINDS = {"data": data, "a leaf": leaf, "computed": inner}
 
 SHARED_INPUTS: tuple[OutputCase, ...] = (
@@ -167,4 +178,5 @@ SHARED_INPUTS: tuple[OutputCase, ...] = (
         _with(lambda m: m.h[:1]),
         _state_changed,
     ),
+    shared("an alias of a buffer as a later input", _with(_late_alias), _state_changed_between),
 )

@@ -21,6 +21,19 @@ from support.precision import default_dtype
 __all__ = ["SURROUNDINGS"]
 
 
+class WritesBuffer(Net):
+    """Reads one buffer before and after it writes another."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda s, x: s.counted(x))
+        self.register_buffer("g", torch.ones(8))
+
+    def counted(self, x):
+        z = self.a(x) + self.g
+        self.h += 1
+        return z + self.g
+
+
 def weights() -> list[ChangeCase]:
     """Parameters and buffers that are replaced, written, frozen, converted."""
 
@@ -82,6 +95,12 @@ def weights() -> list[ChangeCase]:
     def another_shape(c: Changing) -> None:
         c.module.h = torch.rand(4, 8)
 
+    def made_an_alias(c: Changing) -> None:
+        c.module.g = c.module.h.detach()
+
+    def made_its_own(c: Changing) -> None:
+        c.module.g = torch.ones(8)
+
     def buffer_trained(c: Changing) -> None:
         del c.module.h
         c.module.h = nn.Parameter(torch.rand(8))
@@ -120,6 +139,9 @@ def weights() -> list[ChangeCase]:
         case("buffer becomes a parameter", buffer_trained),
         case("buffer with a history of its own", buffer_with_history),
         case("buffer that needs a gradient", lambda c: c.module.h.requires_grad_()),
+        ChangeCase(
+            "a buffer tied to one that is written", WritesBuffer, (made_an_alias, made_its_own)
+        ),
         case("buffer and weight tied", lambda c: setattr(c.module, "h", c.module.a.bias.detach())),
     ]
 

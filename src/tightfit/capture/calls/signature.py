@@ -41,7 +41,7 @@ def input_signature(leaves: Sequence[Any], spec: Any) -> tuple[Any, ...]:
             refuse_subclass(leaf, f"input {index}")
             same = first.setdefault(id(leaf), index)
             shared = storages.setdefault(private.storage_key(leaf), index)
-            parts.append((*tensor_signature(leaf), same, shared))
+            parts.append((*tensor_signature(leaf), same, shared, leaf.is_conj()))
         elif isinstance(leaf, PLAIN):
             parts.append((type(leaf), leaf))
         else:

@@ -186,6 +186,7 @@ def trace(
                 stack.enter_context(numbers)
             args, kwargs = opened((call.args, call.kwargs))
             joint = private.aot_export_joint_with_descriptors(stack, callee, args, kwargs)
+        traces.forget_real_tensors(n.meta.get("val") for n in joint.graph_module.graph.nodes)
     assert callee.structure is not None
     kept = {
         "structure": callee.structure,

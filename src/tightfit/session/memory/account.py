@@ -12,7 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from tightfit.allocator.resident import element_bytes, granularity_of, resident_tensor_bytes
+from tightfit.allocator.resident import (
+    FirstStorages,
+    element_bytes,
+    granularity_of,
+    resident_tensor_bytes,
+)
 from tightfit.allocator.tally import Refusals, Tally, before_refusals, tally_for
 from tightfit.errors import BadInput
 from tightfit.living import Living
@@ -62,9 +67,7 @@ class Account:
         self.device = device_of_modules(modules)
         self.optimizers = Optimizers(modules, optimizer, self.granularity_bytes)
         self._tally = tally or self._new_tally()
-        self._first: Living[torch.Tensor] = Living()  # the members at the beginning
-        for member in {id(m): m for m in self._members()}.values():
-            self._first.add(member)
+        self._first = FirstStorages(self._members())  # of the members at the beginning
         self._limit_bytes: int | None = None
         self._limited_with: weakref.WeakSet[Account] = weakref.WeakSet()
         self._state: _State = "free"
@@ -218,8 +221,7 @@ class Account:
         `torch.func.functional_call` puts weights of the caller there.
         """
         own = self._own()
-        known = set(map(id, own))
-        return [*own, *(first for first in self._first.now() if id(first) not in known)]
+        return [*own, *self._first.beside(own)]
 
     def _gradients(self) -> list[torch.Tensor]:
         return [p.grad for p in parameters_of(self.modules) if p.is_leaf and p.grad is not None]

@@ -87,9 +87,8 @@ class PartsAgain:
 
     def serves(self, step: PartStep, given: Arguments) -> bool:
         part = self._part(step)
-        leaves = step.kind.inputs(given.leaves)
-        decides = step.captured.joint.decisions.hold(leaves, part.modules)
-        return decides and part.is_as_it_was(given, step.key)
+        holds = step.kind.holds(given.leaves, part.modules)
+        return holds and part.is_as_it_was(given, step.key)
 
     def may_repeat(self, step: PartStep) -> bool:
         return self._living_steps().known.may_repeat(step.key)

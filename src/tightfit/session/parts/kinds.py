@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.captured import Captured
+from tightfit.capture.captured import Captured, WrittenMembers, placeholder_tensors
 from tightfit.capture.graph_calls import GraphCalls
 from tightfit.capture.handed import GraphArguments, HandedGraph, HandedGraphs, takes_numbers
 from tightfit.capture.input_uses import captured_by_uses
@@ -125,8 +125,7 @@ class KnownCalls:
             joint = kind.captured.joint
             if owner is not part and joint.opaque.calls:
                 continue
-            inputs = kind.inputs(given.leaves)
-            if joint.decisions.hold(inputs, part.modules):
+            if kind.holds(given.leaves, part.modules):
                 if owner is not part:
                     self._known[key].append((part, kind))
                 return PartCall(key, kind, given)
@@ -159,7 +158,10 @@ class KnownCalls:
         name = f"{part.name} (another call, {before})" if before else part.name
         most = everything_kept(graph)
         holdings = holding_of(graph, least), holding_of(graph, most)
-        kind = Kind(captured, KindPlans(graph, name, *holdings, part.alike), repeated)
+        plans = KindPlans(graph, name, *holdings, part.alike)
+        leaves = [*given.leaves, *(given.leaves[place] for place in repeated)]
+        tensors = placeholder_tensors(captured.joint, part.modules, leaves)
+        kind = Kind(captured, plans, WrittenMembers(captured.joint, tensors), repeated)
         alike = self._known.setdefault(key, [])
         alike.append((part, kind))
         del alike[:-_MOST_ALIKE]
@@ -213,6 +215,7 @@ class Kind:
 
     captured: Captured  # the step of such a part, priced
     plans: KindPlans  # those found for it
+    members: WrittenMembers  # parameters and buffers of the part that was captured
     # Flattened inputs that the captured step takes again, for each use; see `capture.uses`
     repeated: tuple[int, ...] = ()
     _runners: WeakKeyDictionary[Holding, Runner] = field(default_factory=WeakKeyDictionary)
@@ -238,6 +241,13 @@ class Kind:
     def inputs(self, leaves: Sequence[Any]) -> list[Any]:
         """Return the flattened inputs of the captured step for those of a call."""
         return [*leaves, *(leaves[place] for place in self.repeated)]
+
+    def holds(self, leaves: Sequence[Any], modules: Mapping[str, nn.Module]) -> bool:
+        """Whether a call would read the same values, and its members share memory alike."""
+        joint, inputs = self.captured.joint, self.inputs(leaves)
+        return joint.decisions.hold(inputs, modules) and self.members.share_alike(
+            lambda: placeholder_tensors(joint, modules, inputs)
+        )
 
     def runner(self, holding: Holding) -> Runner:
         """Return the runner of a plan; it is lowered the first time."""

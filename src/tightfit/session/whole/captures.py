@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from tightfit.capture.calls.signature import differ_in_sizes_only
+from tightfit.capture.calls.signature import differ_in_sizes_only, flatten
 from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.captured import Captured, placeholder_tensors
+from tightfit.capture.captured import Captured, WrittenMembers, placeholder_tensors
 from tightfit.capture.graph_calls import GraphCalls, places_among
 from tightfit.capture.handed import GraphArguments, HandedGraphs, takes_numbers
 from tightfit.capture.traced_call import TracedCall
@@ -100,7 +100,8 @@ class Captures:
         """Whether values that a step has read, in addition to its signature, are unchanged."""
         joint = spec.captured.joint
         decides = joint.decisions.hold(given.leaves, self.callee.modules)
-        return decides and self._fulfils(spec, given)
+        is_alike = decides and spec.members.share_alike(lambda: self.inputs(spec, given))
+        return is_alike and self._fulfils(spec, given)
 
     def _fulfils(self, spec: Specialisation, given: Arguments) -> bool:
         """Whether parameters meet the conditions of the alternatives of a step."""
@@ -166,7 +167,10 @@ class Captures:
         announce_checkpoints(self.callee, captured.joint, (spec.captured.joint for spec in self))
         if call.numbers and not captured.joint.takes_numbers:
             self._deciding.add(key)
-        made = Specialisation(key, captured, is_further=neighbour is not None)
+        leaves = flatten(call.args, call.kwargs)[0]
+        tensors = placeholder_tensors(captured.joint, self.callee.modules, leaves)
+        members = WrittenMembers(captured.joint, tensors)
+        made = Specialisation(key, captured, members, is_further=neighbour is not None)
         timed = options.costs == "measured" and not options.compile
         if timed and captured.graph.device.kind == "cpu":
             made.recall_costs(options)
