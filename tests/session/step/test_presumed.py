@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tightfit.session.step.presumed import KeptRange, evenly, presumed
@@ -19,6 +19,7 @@ def ranges(draw: st.DrawFn) -> KeptRange:
 
 
 @given(st.lists(ranges(), min_size=1, max_size=4), st.integers(0, 100), st.integers(0, 10_000))
+@example([KeptRange(0, 93, 0)], 0, 63)
 def test_calls_keep_as_much_as_there_is_room_for(calls, base, limit) -> None:
     named = dict(enumerate(calls))
     fraction = evenly(named, base, limit)

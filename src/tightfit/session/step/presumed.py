@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from tightfit.session.step.holding import Holding
 from tightfit.session.step.ledger import CallKind, Interval, StepLedger
 
+_ROUNDING = 1.0 + 1e-15  # 63 / 93 * 93 is a little less than 63
+
 
 @dataclass(frozen=True)
 class KeptRange:
@@ -30,7 +32,7 @@ class KeptRange:
 
     def at(self, fraction: float) -> Holding:
         """Return the bytes of a plan that keeps a fraction between the least and the most."""
-        kept = self.least_bytes + int(fraction * self.span_bytes)
+        kept = self.least_bytes + int(fraction * self.span_bytes * _ROUNDING)
         working = self.working_bytes
         return Holding(None, kept, 0, 0, kept + working, working, 1.0 - fraction, 0.0)
 
