@@ -327,6 +327,7 @@ def shaped(shape: tuple[int, ...], dtype: torch.dtype, layout: torch.memory_form
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "relu.from_bits": F.relu,
+    "hardsigmoid.from_bits": F.hardsigmoid,
     "hardtanh.from_output": F.relu6,
     "leaky_relu.from_output": lambda x: F.leaky_relu(x, 0.2),
     "elu.from_output": F.selu,

@@ -30,6 +30,7 @@ from tightfit.alternatives.from_output import (
     leaky_relu_gradient,
     softplus_gradient,
 )
+from tightfit.alternatives.hardsigmoid import hardsigmoid_gradient
 from tightfit.alternatives.in_place import IN_PLACE, in_place
 from tightfit.alternatives.linear_cross_entropy import linear_cross_entropy
 from tightfit.alternatives.max_pool import MAX_POOL_GRADIENTS, max_pool_gradient
@@ -96,6 +97,7 @@ ENTRIES = (
         exactness="rounding",
     ),
     Entry(relu_gradient, "intermediate", (aten.threshold_backward.default,)),
+    Entry(hardsigmoid_gradient, "intermediate", (aten.hardsigmoid_backward.default,)),
     Entry(max_pool_gradient, "intermediate", MAX_POOL_GRADIENTS),
     Entry(dropout_gradient, "intermediate", (aten.native_dropout_backward.default,)),
     Entry(fused_cross_entropy_gradient, "intermediate", (aten._log_softmax_backward_data.default,)),
