@@ -32,7 +32,7 @@ _MARGIN = 4  # times the least of a condition: later steps are to fulfil it, too
 class Way:
     """One more way to compute an op."""
 
-    name: str  # such as ``"relu.from_mask"``: family and way
+    name: str  # such as ``"relu.from_bits"``: family and way
     # function, args, kwargs: the call: tensors are given by nodes of the trace, or of an `Extra`
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -64,7 +64,7 @@ class Way:
 class Extra:
     """An op that only alternatives read: a mask, places of maxima. Run only if one is chosen."""
 
-    name: str  # such as ``"relu.mask"``
+    name: str  # such as ``"relu.bits"``
     # function, args: the call, behind the last of the ops it reads
     function: Callable[..., Any]
     args: tuple[Any, ...]

@@ -16,7 +16,6 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     matrix_flops_per_s: float
     launch_s: float  # the least an op costs
     granularity_bytes: int = 512  # the device's allocator rounds sizes up to multiples of it
-    memory_bytes: int = 0  # the device's memory; 0 if it is not part of the model
     source: str = ""  # where the numbers come from
 
 
@@ -29,7 +28,6 @@ MACHINES: dict[str, Machine] = {
         convolution_flops_per_s=9.3e12 * 0.60,
         matrix_flops_per_s=9.3e12 * 0.75,
         launch_s=5e-6,
-        memory_bytes=16 << 30,
         source=_SHARES.format("NVIDIA P100 PCIe datasheet", "0.75, 0.60, 0.75"),
     ),
     "v100": Machine(
@@ -38,7 +36,6 @@ MACHINES: dict[str, Machine] = {
         convolution_flops_per_s=15.7e12 * 0.60,
         matrix_flops_per_s=15.7e12 * 0.75,
         launch_s=5e-6,
-        memory_bytes=16 << 30,
         source=_SHARES.format("NVIDIA V100 SXM2 datasheet, fp32", "0.75, 0.60, 0.75 of the P100"),
     ),
     "a100": Machine(
@@ -47,7 +44,6 @@ MACHINES: dict[str, Machine] = {
         convolution_flops_per_s=156e12 * 0.40,
         matrix_flops_per_s=156e12 * 0.55,
         launch_s=4e-6,
-        memory_bytes=40 << 30,
         source=_SHARES.format("NVIDIA A100 40 GB datasheet, TF32", "0.80, 0.40, 0.55"),
     ),
     "h100": Machine(
@@ -56,7 +52,6 @@ MACHINES: dict[str, Machine] = {
         convolution_flops_per_s=494.7e12 * 0.40,
         matrix_flops_per_s=494.7e12 * 0.55,
         launch_s=4e-6,
-        memory_bytes=80 << 30,
         source=_SHARES.format(
             "NVIDIA H100 SXM datasheet, dense TF32", "0.80, 0.40, 0.55 of the A100"
         ),

@@ -76,7 +76,7 @@ class Alternative(_Frozen, frozen=True):
     # write more (a mask) or less (a recomputation without the statistics) than the default.
     reads: tuple[ValueId, ...]
     writes: tuple[ValueId, ...]
-    name: str = "default"  # ``"default"`` for the first, else such as ``"relu.mask1"``
+    name: str = "default"  # ``"default"`` for the first, else such as ``"relu.from_bits"``
     # The read value whose storage the first written one takes over (equal sizes); that value is
     # gone afterwards
     overwrites: ValueId | None = None

@@ -67,7 +67,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool = False  # given time it proves optimality in its own search space
     # False for methods that propose plans without looking at the budget (Chen sqrt(n), Chen greedy
     # for every segment size). The plans are checked against the budget afterwards.
-    respects_budget: bool = True
+    looks_at_budget: bool = True
     # It can prove that no plan exists (for the given order of first computations)
     proves_infeasible: bool = False
     moves: bool = False  # it moves values to far memory where a task has some

@@ -96,7 +96,7 @@ PLANNERS: dict[str, Registration] = {
             options=("h_dtr_eq", "h_dtr_local", "lru", "size", "msps"),
             seeds_up_to=_MOST_SEEDED,
             capabilities=Capabilities(
-                respects_budget=False, reference="Kirisame et al. (2021), DTR, section 4"
+                looks_at_budget=False, reference="Kirisame et al. (2021), DTR, section 4"
             ),
         ),
         Registration(
@@ -105,7 +105,7 @@ PLANNERS: dict[str, Registration] = {
             summary="nothing computed again: masks, sparse and half-precision storage, in place",
             capabilities=Capabilities(
                 alternatives=True,
-                respects_budget=False,
+                looks_at_budget=False,
                 reference="Jain et al. (2018), Gist; Shah et al. (2021), MONeT, appendix E",
             ),
         ),
@@ -115,7 +115,7 @@ PLANNERS: dict[str, Registration] = {
             summary="revolve: binomial checkpointing of a chain",
             capabilities=Capabilities(
                 linear_only=True,
-                respects_budget=False,
+                looks_at_budget=False,
                 reference="Griewank and Walther (2000), algorithm 799",
             ),
         ),
@@ -124,7 +124,7 @@ PLANNERS: dict[str, Registration] = {
             function="tightfit.planners.papers.chen:plan_chen_sqrt",
             summary="checkpoint every sqrt(n)-th op of a chain",
             capabilities=Capabilities(
-                linear_only=True, respects_budget=False, reference="Chen et al. (2016), section 4"
+                linear_only=True, looks_at_budget=False, reference="Chen et al. (2016), section 4"
             ),
         ),
         Registration(
@@ -132,7 +132,7 @@ PLANNERS: dict[str, Registration] = {
             function="tightfit.planners.papers.chen:plan_chen_greedy",
             summary="checkpoint a chain in segments of equal bytes, with a search over their size",
             capabilities=Capabilities(
-                linear_only=True, respects_budget=False, reference="Chen et al. (2016), algorithm 3"
+                linear_only=True, looks_at_budget=False, reference="Chen et al. (2016), algorithm 3"
             ),
         ),
         Registration(
@@ -141,7 +141,7 @@ PLANNERS: dict[str, Registration] = {
             summary="checkpoint every sqrt(n)-th articulation point",
             seeds_up_to=_MOST_SEEDED,
             capabilities=Capabilities(
-                respects_budget=False, reference="Jain et al. (2020), section 5.1.1"
+                looks_at_budget=False, reference="Jain et al. (2020), section 5.1.1"
             ),
         ),
         Registration(
@@ -150,7 +150,7 @@ PLANNERS: dict[str, Registration] = {
             summary="checkpoint articulation points in segments of equal bytes",
             seeds_up_to=_MOST_SEEDED,
             capabilities=Capabilities(
-                respects_budget=False, reference="Jain et al. (2020), section 5.1.1"
+                looks_at_budget=False, reference="Jain et al. (2020), section 5.1.1"
             ),
         ),
         Registration(
@@ -159,7 +159,7 @@ PLANNERS: dict[str, Registration] = {
             summary="checkpoint every sqrt(n)-th op in topological order",
             seeds_up_to=_MOST_SEEDED,
             capabilities=Capabilities(
-                respects_budget=False, reference="Jain et al. (2020), section 5.1.2"
+                looks_at_budget=False, reference="Jain et al. (2020), section 5.1.2"
             ),
         ),
         Registration(
@@ -168,7 +168,7 @@ PLANNERS: dict[str, Registration] = {
             summary="checkpoint in segments of equal bytes in topological order",
             seeds_up_to=_MOST_SEEDED,
             capabilities=Capabilities(
-                respects_budget=False, reference="Jain et al. (2020), section 5.1.2"
+                looks_at_budget=False, reference="Jain et al. (2020), section 5.1.2"
             ),
         ),
     )
