@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import tightfit
+from tightfit.allocator import meter_for
 from tightfit.errors import InfeasibleBudget
 from tightfit.execution.attach import attached
 
@@ -524,3 +526,30 @@ def test_a_library_that_would_end_a_graph_at_data_runs_as_compiled_which_is_said
     assert graphs_of(fitted) == 1
     said = capsys.readouterr().err
     assert said.count("library/masks.py:5 asks whether it is compiled") == 1
+
+
+class Constants(nn.Module):
+    """Its first graph needs no gradient: numbers become tensors there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scales = [torch.as_tensor(n) for n in (0.5, 0.25, 0.125)]
+        torch._dynamo.graph_break()
+        return self.layer(x * sum(scales))
+
+
+def test_graphs_hold_none_of_the_numbers_made_in_them() -> None:
+    def held_bytes(net: nn.Module) -> int:
+        gc.collect()
+        before = meter_for(torch.device("cpu")).live_bytes()
+        for _ in range(3):
+            net(torch.ones(4, 8)).sum().backward()
+            net.zero_grad()
+        gc.collect()
+        return meter_for(torch.device("cpu")).live_bytes() - before
+
+    assert held_bytes(tightfit.fit(Constants(), "16MiB", costs="unit", cache=False)) == 0

@@ -16,6 +16,7 @@ from tightfit.capture.calls.structure import Arguments, flat_spec
 from tightfit.capture.origins import module_names, note_module
 from tightfit.errors import CaptureError, OpaqueVaries
 from tightfit.torch_private import dynamo, recurrent
+from tightfit.torch_private.frames.examples import example_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,7 +338,7 @@ class _Named(fx.Interpreter):
 
         Raises `OpaqueVaries` if data decide how large it is.
         """
-        expected = dynamo.example_of(node)
+        expected = example_of(node)
         for mine, known in zip(returned, expected, strict=True):
             if isinstance(mine, torch.Tensor) and mine.shape != known.shape:
                 name = self._made_in.get(node, "")

@@ -17,6 +17,7 @@ from tightfit.capture.handed import HandedGraph
 from tightfit.dynamo.rewritten import rewritten
 from tightfit.errors import NothingToTrain
 from tightfit.torch_private import dynamo as private
+from tightfit.torch_private.frames.examples import example_of, free_histories, free_numbers
 from tightfit.torch_private.frames.outermost import is_returned_with_loss
 from tightfit.torch_private.frames.recompiled import why_recompiled
 
@@ -75,6 +76,7 @@ class DynamoGraph:
         graph = module.module if isinstance(module, HandedGraph) else module
         self._place = private.place_of_graph()
         self._failed_guards = why_recompiled()
+        free_numbers(graph.graph)
         self._module = private.without_hooks(graph)
         self._hand_over = hand_over
         self._has_leaves = any(private.is_leaf_call(node) for node in graph.graph.nodes)
@@ -117,7 +119,7 @@ def handed(module: fx.GraphModule, place: str = "", failed_guards: str = "") -> 
     placeholders = [node for node in nodes if node.op == "placeholder"]
     made_in = ((node, private.module_of(node)) for node in nodes)
     for each in (module.graph, graph.graph):
-        private.free_histories(each)
+        free_histories(each)
     return HandedGraph(
         module=private.without_hooks(graph),
         numbers=tuple(i for i, n in enumerate(placeholders) if _is_number(n)),
@@ -138,7 +140,7 @@ def _returned_with_loss(output: fx.Node) -> frozenset[int]:
 
 
 def _is_number(node: fx.Node) -> bool:
-    return isinstance(private.example_of(node), torch.SymInt | torch.SymFloat)
+    return isinstance(example_of(node), torch.SymInt | torch.SymFloat)
 
 
 def _may_train(graph: fx.Graph) -> bool:
@@ -152,15 +154,15 @@ def _may_train(graph: fx.Graph) -> bool:
 
 def _is_on_meta(graph: fx.Graph) -> bool:
     """Whether an input of a graph is on the meta device: its ops take no memory."""
-    given = (private.example_of(node) for node in graph.nodes if node.op == "placeholder")
+    given = (example_of(node) for node in graph.nodes if node.op == "placeholder")
     return any(isinstance(x, torch.Tensor) and x.is_meta for x in given)
 
 
 def _needs_gradient(node: fx.Node) -> bool:
-    example = private.example_of(node)
+    example = example_of(node)
     return isinstance(example, torch.Tensor) and example.requires_grad
 
 
 def _is_written(node: fx.Node) -> bool:
-    example = private.example_of(node)
+    example = example_of(node)
     return node.op == "placeholder" and example is not None and example._version > 0
