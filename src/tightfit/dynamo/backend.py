@@ -17,6 +17,7 @@ from tightfit.capture.handed import HandedGraph
 from tightfit.dynamo.rewritten import rewritten
 from tightfit.errors import NothingToTrain
 from tightfit.torch_private import dynamo as private
+from tightfit.torch_private.frames.applied import is_applied_function
 from tightfit.torch_private.frames.examples import example_of, free_histories, free_numbers
 from tightfit.torch_private.frames.outermost import is_returned_with_loss
 from tightfit.torch_private.frames.recompiled import why_recompiled
@@ -76,10 +77,11 @@ class DynamoGraph:
         graph = module.module if isinstance(module, HandedGraph) else module
         self._place = private.place_of_graph()
         self._failed_guards = why_recompiled()
-        free_numbers(graph.graph)
+        free_numbers(graph)
         self._module = private.without_hooks(graph)
         self._hand_over = hand_over
-        self._has_leaves = any(private.is_leaf_call(node) for node in graph.graph.nodes)
+        nodes = graph.graph.nodes
+        self._calls_python = any(private.is_leaf_call(n) or is_applied_function(n) for n in nodes)
         self._planned: GraphCall | None = None
         self._is_plain = not trains
         self.trains = trains
@@ -104,7 +106,7 @@ class DynamoGraph:
             return self._run_as_it_is(*inputs)
 
     def _run_as_it_is(self, *inputs: Any) -> Any:
-        if self._has_leaves:
+        if self._calls_python:
             return self.handed.run_as_it_is(*inputs)
         return self._module(*inputs)
 
@@ -118,7 +120,7 @@ def handed(module: fx.GraphModule, place: str = "", failed_guards: str = "") -> 
     nodes = list(graph.graph.nodes)
     placeholders = [node for node in nodes if node.op == "placeholder"]
     made_in = ((node, private.module_of(node)) for node in nodes)
-    for each in (module.graph, graph.graph):
+    for each in (module, graph):
         free_histories(each)
     return HandedGraph(
         module=private.without_hooks(graph),
