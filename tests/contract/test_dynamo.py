@@ -16,6 +16,7 @@ from support.releases import needs
 from tightfit.allocator import meter_for
 from tightfit.torch_private import dynamo as private
 from tightfit.torch_private.frames.ends import break_reason
+from tightfit.torch_private.frames.examples import example_of
 from tightfit.torch_private.frames.following import follows_derivatives
 from tightfit.torch_private.frames.leaves import HAS_LEAVES
 from tightfit.torch_private.frames.values import following_values, follows_values
@@ -109,7 +110,7 @@ def test_a_number_becomes_an_input_and_a_size_does_not() -> None:
         watched.run(torch.randn(size, 4))
     assert len(watched.graphs) == 4  # static, with the number, and one for each further size
     examples = [
-        [private.example_of(n) for n in graph.graph.nodes if n.op == "placeholder"]
+        [example_of(n) for n in graph.graph.nodes if n.op == "placeholder"]
         for graph in watched.graphs
     ]
     numbers = [sum(isinstance(x, torch.SymInt) for x in found) for found in examples]

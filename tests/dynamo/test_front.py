@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import tightfit
+from tightfit.allocator import meter_for
 from tightfit.errors import InfeasibleBudget
 from tightfit.execution.attach import attached
 
@@ -524,3 +526,70 @@ def test_a_library_that_would_end_a_graph_at_data_runs_as_compiled_which_is_said
     assert graphs_of(fitted) == 1
     said = capsys.readouterr().err
     assert said.count("library/masks.py:5 asks whether it is compiled") == 1
+
+
+class Constants(nn.Module):
+    """Its first graph needs no gradient: numbers become tensors there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scales = [torch.as_tensor(n) for n in (0.5, 0.25, 0.125)]
+        torch._dynamo.graph_break()
+        return self.layer(x * sum(scales))
+
+
+class Doubled(torch.autograd.Function):
+    """Adds to a tensor that the model keeps: no plan can."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x)
+        ctx.total = total
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor, second: Tensor) -> tuple[Tensor, None]:
+        ctx.total.add_(ctx.saved_tensors[0].sum())
+        return first * 2 + second * 3, None
+
+
+class Totals(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.total: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.total is None:
+            self.total = x.new_zeros(())
+        first, second = Doubled.apply(self.layer(x) * 0.5, self.total)
+        return first.tanh() * 0.5 + second
+
+
+@pytest.mark.parametrize("kind", [Constants, Totals])
+def test_graphs_that_run_as_they_are_hold_no_more_than_plain_pytorch(
+    kind: type[nn.Module],
+) -> None:
+    """Neither numbers of Dynamo's examples, nor what a function of autograd has saved."""
+
+    def lived(net: nn.Module) -> tuple[list[int], Tensor]:
+        meter, left = meter_for(torch.device("cpu")), list[int]()
+        x = torch.linspace(0, 1, 256 * 8).view(256, 8)
+        gc.collect()
+        gc.disable()
+        before = meter.live_bytes()
+        for _ in range(4):
+            net(x).square().sum().backward()
+            left.append(meter.live_bytes() - before)
+        gc.enable()
+        return left[2:], torch.cat([p.grad.flatten() for p in net.parameters()])  # type: ignore
+
+    model = kind()
+    plain_bytes, plain = lived(copy.deepcopy(model))
+    fitted_bytes, fitted = lived(fitted_twin(model))
+    assert fitted_bytes == plain_bytes
+    assert torch.equal(fitted, plain)

@@ -16,6 +16,8 @@ from tightfit.capture.calls.structure import Arguments, flat_spec
 from tightfit.capture.origins import module_names, note_module
 from tightfit.errors import CaptureError, OpaqueVaries
 from tightfit.torch_private import dynamo, recurrent
+from tightfit.torch_private.frames.applied import apply_function, is_applied_function
+from tightfit.torch_private.frames.examples import example_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,19 +76,25 @@ class HandedGraph:
         """Whether it calls a module that no trace sees into."""
         return bool(self.leaf_calls or self.recurrent_calls)
 
+    @cached_property
+    def calls_python(self) -> bool:
+        """Whether operators of Dynamo's stand for code that plain PyTorch runs otherwise."""
+        nodes = self.module.graph.nodes
+        return bool(self.leaf_calls) or any(map(is_applied_function, nodes))
+
     def leaves(self) -> tuple[nn.Module, ...]:
         """Return the modules whose forwards they are, while a call of the graph is running."""
         return tuple(dynamo.leaf_of(self.module, n) for n in self.leaf_calls)
 
     def run_as_it_is(self, *inputs: Any) -> Any:
         """Run the graph without a plan, as plain PyTorch runs the callable."""
-        if not self.leaf_calls:
+        if not self.calls_python:
             return self.module(*inputs)
-        return _CallsLeaves(self).run(*inputs)
+        return _CallsPython(self).run(*inputs)
 
 
-class _CallsLeaves(fx.Interpreter):
-    """Runs a graph whose leaves are called as Python calls them.
+class _CallsPython(fx.Interpreter):
+    """Runs a graph whose leaves and functions of autograd are called as Python calls them.
 
     The op that Dynamo put there refuses leaves that write to their buffers, and its gradients of
     parameters that a call did not use are none of plain PyTorch's.
@@ -98,6 +106,8 @@ class _CallsLeaves(fx.Interpreter):
         self._leaves = dict(zip(graph.leaf_calls, graph.leaves(), strict=True))
 
     def run_node(self, n: fx.Node) -> Any:
+        if is_applied_function(n):
+            return apply_function(*self.fetch_args_kwargs_from_env(n))
         leaf = self._leaves.get(n)
         if leaf is None:
             return super().run_node(n)
@@ -348,7 +358,7 @@ class _Named(fx.Interpreter):
 
         Raises `OpaqueVaries` if data decide how large it is.
         """
-        expected = dynamo.example_of(node)
+        expected = example_of(node)
         for mine, known in zip(returned, expected, strict=True):
             if isinstance(mine, torch.Tensor) and mine.shape != known.shape:
                 name = self._made_in.get(node, "")

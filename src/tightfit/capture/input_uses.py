@@ -32,12 +32,12 @@ def captured_by_uses(
     each of these is again.
     """
     uses = _Uses(call, ())
-    captured = capture(uses.call)
+    captured = capture(uses.noted(call))
     counts = Counter(uses.order)
     if max(counts.values(), default=0) < 2 or not uses.written.isdisjoint(counts):
         return captured, ()
     uses = _Uses(call, uses.order)
-    captured = capture(uses.call)
+    captured = capture(uses.noted(call))
     return dataclasses.replace(captured, in_turn=_in_turn(captured, uses)), uses.repeated
 
 
@@ -80,9 +80,13 @@ class _Uses:
             for place, leaf in enumerate(leaves)
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad
         ]
+
+    def noted(self, call: TracedCall) -> TracedCall:
+        """Return the call such that its uses are noted; it is held nowhere here."""
+        leaves = flatten((call.args, call.kwargs))[0]
         again = [leaves[place].detach().requires_grad_() for place in self.repeated]
         given = (call.args, call.kwargs, again)
-        self.call = dataclasses.replace(call, function=self, args=given, kwargs={})
+        return dataclasses.replace(call, function=self, args=given, kwargs={})
 
     @property
     def order(self) -> list[int]:

@@ -17,7 +17,9 @@ from tightfit.capture.handed import HandedGraph
 from tightfit.dynamo.rewritten import rewritten
 from tightfit.errors import NothingToTrain
 from tightfit.torch_private import dynamo as private
+from tightfit.torch_private.frames.applied import is_applied_function
 from tightfit.torch_private.frames.ends import break_reason
+from tightfit.torch_private.frames.examples import example_of, free_histories, free_numbers
 from tightfit.torch_private.frames.outermost import is_returned_with_loss
 from tightfit.torch_private.frames.recompiled import why_recompiled
 from tightfit.torch_private.traces import forget_real_tensors
@@ -77,9 +79,11 @@ class DynamoGraph:
         graph = module.module if isinstance(module, HandedGraph) else module
         self._place = private.place_of_graph()
         self._failed_guards = why_recompiled()
+        free_numbers(graph)
         self._module = private.without_hooks(graph)
         self._hand_over = hand_over
-        self._has_leaves = any(private.is_leaf_call(node) for node in graph.graph.nodes)
+        nodes = graph.graph.nodes
+        self._calls_python = any(private.is_leaf_call(n) or is_applied_function(n) for n in nodes)
         self._planned: GraphCall | None = None
         self._is_plain = not trains
         self.trains = trains
@@ -104,7 +108,7 @@ class DynamoGraph:
             return self._run_as_it_is(*inputs)
 
     def _run_as_it_is(self, *inputs: Any) -> Any:
-        if self._has_leaves:
+        if self._calls_python:
             return self.handed.run_as_it_is(*inputs)
         return self._module(*inputs)
 
@@ -119,9 +123,9 @@ def handed(module: fx.GraphModule, place: str = "", failed_guards: str = "") -> 
     placeholders = [node for node in nodes if node.op == "placeholder"]
     made_in = ((node, private.module_of(node)) for node in nodes)
     returned_inputs = _returned_inputs(module.graph)
-    forget_real_tensors(map(private.example_of, module.graph.nodes))
-    for each in (module.graph, graph.graph):
-        private.free_histories(each)
+    forget_real_tensors(map(example_of, module.graph.nodes))
+    for each in (module, graph):
+        free_histories(each)
     return HandedGraph(
         module=private.without_hooks(graph),
         numbers=tuple(i for i, n in enumerate(placeholders) if _is_number(n)),
@@ -136,11 +140,11 @@ def handed(module: fx.GraphModule, place: str = "", failed_guards: str = "") -> 
 
 def _returned_inputs(graph: fx.Graph) -> dict[int, int]:
     """Return which inputs are returned, by the outputs; operators in place return an input, too."""
-    given = (private.example_of(node) for node in graph.nodes if node.op == "placeholder")
+    given = (example_of(node) for node in graph.nodes if node.op == "placeholder")
     places = {id(x): i for i, x in enumerate(given) if isinstance(x, torch.Tensor)}
     (returned,) = graph.output_node().args
     assert isinstance(returned, tuple | list)
-    found = ((i, private.example_of(n)) for i, n in enumerate(returned) if isinstance(n, fx.Node))
+    found = ((i, example_of(n)) for i, n in enumerate(returned) if isinstance(n, fx.Node))
     return {i: places[id(x)] for i, x in found if id(x) in places}
 
 
@@ -153,7 +157,7 @@ def _returned_with_loss(output: fx.Node) -> frozenset[int]:
 
 
 def _is_number(node: fx.Node) -> bool:
-    return isinstance(private.example_of(node), torch.SymInt | torch.SymFloat)
+    return isinstance(example_of(node), torch.SymInt | torch.SymFloat)
 
 
 def _may_train(graph: fx.Graph) -> bool:
@@ -167,15 +171,15 @@ def _may_train(graph: fx.Graph) -> bool:
 
 def _is_on_meta(graph: fx.Graph) -> bool:
     """Whether an input of a graph is on the meta device: its ops take no memory."""
-    given = (private.example_of(node) for node in graph.nodes if node.op == "placeholder")
+    given = (example_of(node) for node in graph.nodes if node.op == "placeholder")
     return any(isinstance(x, torch.Tensor) and x.is_meta for x in given)
 
 
 def _needs_gradient(node: fx.Node) -> bool:
-    example = private.example_of(node)
+    example = example_of(node)
     return isinstance(example, torch.Tensor) and example.requires_grad
 
 
 def _is_written(node: fx.Node) -> bool:
-    example = private.example_of(node)
+    example = example_of(node)
     return node.op == "placeholder" and example is not None and example._version > 0

@@ -10,6 +10,7 @@ from torch import fx
 
 from tightfit.torch_private import dynamo as private
 from tightfit.torch_private import traces
+from tightfit.torch_private.frames.examples import example_of
 
 
 def rewritten(module: fx.GraphModule) -> fx.GraphModule:
@@ -47,7 +48,7 @@ def _drops_nothing(
 
 def _may_be_written(target: fx.Node, value: fx.Node) -> bool:
     """Whether one tensor's values may be written into the other, and are used nowhere else."""
-    old, new = private.example_of(target), private.example_of(value)
+    old, new = example_of(target), example_of(value)
     is_alike = (old.shape, old.stride(), old.dtype) == (new.shape, new.stride(), new.dtype)
     is_shared = value.op == "placeholder" or any(user.op == "output" for user in value.users)
     return is_alike and old.device == new.device and not is_shared

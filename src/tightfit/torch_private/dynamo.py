@@ -57,9 +57,7 @@ __all__ = [
     "Given",
     "compiled",
     "dict_version",
-    "example_of",
     "follows_in_place",
-    "free_histories",
     "is_leaf_call",
     "is_limit_of_graphs",
     "is_traced_meanwhile",
@@ -425,19 +423,6 @@ def without_hooks(module: fx.GraphModule) -> fx.GraphModule:
         if isinstance(each, fx.GraphModule):  # each has a class of its own
             type(each).__call__ = lambda self, *args, **kwargs: self.forward(*args, **kwargs)
     return module
-
-
-def example_of(node: fx.Node) -> Any:
-    """Return the example value of a node when Dynamo made it: fake tensors, symbols."""
-    return node.meta.get("example_value")
-
-
-def free_histories(graph: fx.Graph) -> None:
-    """Forget example values of nodes that have a history: it holds numbers in memory."""
-    for node in graph.nodes:
-        example = example_of(node)
-        if isinstance(example, torch.Tensor) and example.grad_fn is not None:
-            del node.meta["example_value"]
 
 
 def module_of(node: fx.Node) -> int | None:

@@ -383,3 +383,24 @@ def test_a_dry_step_of_a_model_that_exists_measures_its_opaque_modules() -> None
         graph_of(shapes, costs="unit")
     graph = graph_of((opaque_tower(), None, (torch.randn(4, 32),), None), costs="unit")
     assert [op.target for op in graph.ops].count("tightfit.opaque_forward") == 4
+
+
+class Normed(nn.Module):
+    """Its backward reads statistics too: they are the module's own, and kept for nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(32)
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x):
+        return self.layer(self.norm(x).tanh())
+
+
+@needs(LEAVES)
+def test_what_is_kept_is_as_measured_with_statistics_of_a_batch_norm() -> None:
+    x = torch.randn(256, 32)
+    graph = graph_of((opaque_tower(Normed), None, (x,), None), costs="unit")
+    records = [value.size_bytes for value in graph.values if value.stays]
+    assert len(records) == 4
+    assert all(x.nbytes <= size <= x.nbytes + 1024 for size in records)

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import fx
 
-from tightfit.capture.nodes import ancestors_of, base_of, is_getitem, note_kept_forward
+from tightfit.capture.calls.geometry import Geometry
+from tightfit.capture.nodes import (
+    ancestors_of,
+    base_of,
+    is_getitem,
+    is_kept_forward,
+    is_op,
+    is_random,
+    is_traced_in_backward,
+    is_view,
+    note_kept_forward,
+)
 from tightfit.capture.normalise.rewriting import Rewriting, readers_of
 from tightfit.torch_private import core as private
 
@@ -45,6 +58,65 @@ def correct_statistics(work: Rewriting) -> None:
                 user.meta["val"] = fixed[user.args[1]]
 
 
+def snapshot_mutated(work: Rewriting) -> None:
+    """Let backward operators read a copy of a buffer the forward pass overwrites."""
+    placeholders = work.placeholders
+    forward = ancestors_of([*work.returned, *(n for n, _ in work.write_backs)])
+    for _, position in work.write_backs:
+        primal = placeholders[position]
+        late = [n for n in readers_of(primal) if n not in forward]
+        if not late:
+            continue
+        copy = work.cloned(primal)
+        note_kept_forward(copy)
+        _read_instead(work, late, primal, copy)
+
+
+def read_written_inputs(work: Rewriting) -> None:
+    """Let backward operators read the new content of an input in the input itself.
+
+    There it is held once, as by an operator in place. Snapshots of the old content come before.
+    """
+    forward = _forward_of(work)
+    for written, position in work.write_backs:
+        if _may_be_read_in(work, written, position):
+            primal = work.placeholders[position]
+            late = [n for n in readers_of(written) if n not in forward]
+            _read_instead(work, late, written, primal)
+            rebuilt = {written: primal}
+            for index in _aliases_of(work, written):
+                output = work.raw_outputs[index]
+                work.set_raw_output(index, _rebuild(work, output, rebuilt))
+
+
+def _forward_of(work: Rewriting) -> set[fx.Node]:
+    """Return the nodes that run before the step writes its new contents back."""
+    nodes = work.graph.nodes
+    roots = [n for n in nodes if is_kept_forward(n)]
+    roots += [n for n in nodes if is_op(n) and is_random(n) and not is_traced_in_backward(n)]
+    return ancestors_of([*work.returned, *(n for n, _ in work.write_backs), *roots])
+
+
+def _may_be_read_in(work: Rewriting, written: fx.Node, position: int) -> bool:
+    """Whether an input has the new content as it was computed, and nothing else keeps that."""
+    if work.sources[position].kind != "input" or written.op != "call_function":
+        return False
+    if is_view(written) or [n for n, _ in work.write_backs].count(written) > 1:
+        return False
+    given, new = work.placeholders[position].meta["val"], written.meta["val"]
+    if Geometry.of(given) != Geometry.of(new):
+        return False
+    if any(base_of(n) is written for n, _ in work.gradients):
+        return False
+    return all(work.input_viewed(i) == position for i in _aliases_of(work, written))
+
+
+def _aliases_of(work: Rewriting, base: fx.Node) -> list[int]:
+    """Return the raw outputs in a storage, by their positions."""
+    outputs = enumerate(work.raw_outputs)
+    return [i for i, n in outputs if isinstance(n, fx.Node) and base_of(n) is base]
+
+
 def own_write_backs(work: Rewriting) -> None:
     """Make the value copied into a buffer one of its own that is not kept elsewhere."""
     kept = {base_of(n) for n in work.returned}
@@ -61,22 +133,15 @@ def own_write_backs(work: Rewriting) -> None:
     work.set_write_backs(result)
 
 
-def snapshot_mutated(work: Rewriting) -> None:
-    """Let backward operators read a copy of a buffer the forward pass overwrites."""
-    placeholders = work.placeholders
-    forward = ancestors_of([*work.returned, *(n for n, _ in work.write_backs)])
-    for _, position in work.write_backs:
-        primal = placeholders[position]
-        late = [n for n in readers_of(primal) if n not in forward]
-        if not late:
-            continue
-        copy = work.cloned(primal)
-        note_kept_forward(copy)
-        rebuilt = {primal: copy}
-        for node in late:
-            for argument in node.all_input_nodes:
-                if base_of(argument) is primal:
-                    node.replace_input_with(argument, _rebuild(work, argument, rebuilt))
+def _read_instead(
+    work: Rewriting, readers: Iterable[fx.Node], base: fx.Node, other: fx.Node
+) -> None:
+    """Let some operators read another storage, by the same views."""
+    rebuilt = {base: other}
+    for node in readers:
+        for argument in node.all_input_nodes:
+            if base_of(argument) is base:
+                node.replace_input_with(argument, _rebuild(work, argument, rebuilt))
 
 
 def _rebuild(work: Rewriting, view: fx.Node, rebuilt: dict[fx.Node, fx.Node]) -> fx.Node:

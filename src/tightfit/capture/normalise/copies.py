@@ -47,6 +47,8 @@ def drop_clones(work: Rewriting) -> None:
     """
     outputs = {base_of(n) for n in work.outputs}
     mutated = {work.placeholders[i] for _, i in work.write_backs}
+    mutated |= {base_of(n) for n, _ in work.write_backs}
+    mutated -= _copied_for_new_content(work)
     for node in list(work.graph.nodes):
         if node.op != "call_function" or node.target is not aten.clone.default:
             continue
@@ -57,6 +59,21 @@ def drop_clones(work: Rewriting) -> None:
             continue
         if same and base_of(source) not in mutated and base_of(node) not in outputs:
             work.replace(node, source)
+
+
+def _copied_for_new_content(work: Rewriting) -> set[fx.Node]:
+    """Return the mutated tensors of which only a copy is read, once: by what makes the new content.
+
+    The tracer makes such copies, so that its operators in place spare the tensor itself.
+    """
+    found: set[fx.Node] = set()
+    for written, position in work.write_backs:
+        primal = work.placeholders[position]
+        readers = list(primal.users)
+        copied = len(readers) == 1 and readers[0].target is aten.clone.default
+        if copied and list(readers[0].users) == [base_of(written)]:
+            found.add(primal)
+    return found
 
 
 def drop_unread_arguments(work: Rewriting) -> None:

@@ -11,7 +11,12 @@ from collections.abc import Callable
 
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import is_random, note_views
-from tightfit.capture.normalise.buffers import correct_statistics, own_write_backs, snapshot_mutated
+from tightfit.capture.normalise.buffers import (
+    correct_statistics,
+    own_write_backs,
+    read_written_inputs,
+    snapshot_mutated,
+)
 from tightfit.capture.normalise.casts import share_casts
 from tightfit.capture.normalise.compact import compact_results
 from tightfit.capture.normalise.copies import drop_clones, drop_detaches, drop_unread_arguments
@@ -66,8 +71,9 @@ PASSES: tuple[Callable[[Rewriting], None], ...] = (
     add_inside_opaque,
     sum_in_place,
     own_gradients,
-    own_write_backs,
     snapshot_mutated,
+    read_written_inputs,
+    own_write_backs,
     erase_dead,
 )
 """The passes, in this order: later passes count on results of earlier passes."""

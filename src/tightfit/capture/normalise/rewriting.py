@@ -13,6 +13,7 @@ from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import base_of, is_getitem, is_view
 from tightfit.torch_private import core as private
 from tightfit.torch_private import traces
+from tightfit.torch_private.wrappers import OutputType
 
 _NUMBER_BYTES = 64  # no more: the least that the CPU's allocator gives out
 
@@ -60,6 +61,19 @@ class Rewriting:
     def set_write_backs(self, write_backs: Iterable[tuple[fx.Node, int]]) -> None:
         """Write other contents back."""
         self.write_backs = list(write_backs)
+
+    def set_raw_output(self, index: int, node: fx.Node) -> None:
+        """Return another value in the place of a raw output."""
+        self.raw_outputs[index] = node
+
+    def input_viewed(self, index: int) -> int | None:
+        """Return the placeholder that a raw output is, or is a view of, by its position."""
+        outputs = self._joint.metadata.output_info
+        if index >= len(outputs):
+            return None
+        info = outputs[index]
+        is_alias = info.output_type in (OutputType.is_input, OutputType.alias_of_input)
+        return info.base_idx if is_alias else None
 
     def owned(self, node: fx.Node, taken: set[fx.Node]) -> fx.Node:
         """Return the node, or a copy of it if its storage is shared or not the step's own."""

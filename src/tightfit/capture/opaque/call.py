@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -114,7 +114,6 @@ class OpaqueCall:
         self.draws: tuple[int, ...] = (0,)  # seeds; several where they decide which code runs
         self.state: dict[str, torch.Tensor] = {}
         self.backwards: dict[tuple[int, ...], Backward] = {}  # by the outputs with a gradient
-        self.retained: set[tuple[int, ...]] = set()  # backwards that keep their record to the end
 
     def forget_examples(self) -> None:
         """Free the tensors it was measured with: they would live as long as the plan."""
@@ -159,7 +158,9 @@ class OpaqueCall:
                 module=self.name,
             )
         flags = tuple(t.requires_grad for t in outputs)
-        record = self._record(keeper, sources, outputs, tensors) if self.has_record else None
+        record = None
+        if self.has_record:
+            record = self._record(keeper, sources, outputs, tensors, state or {})
         return Result(tuple(t.detach() for t in outputs), record, flags, structure, passed)
 
     def _source(self, operand: Operand, tensor: torch.Tensor, anchor: torch.Tensor) -> Any:
@@ -184,13 +185,16 @@ class OpaqueCall:
         sources: Sequence[Any],
         outputs: Sequence[torch.Tensor],
         tensors: Sequence[torch.Tensor],
+        state: Mapping[str, torch.Tensor],
     ) -> Record:
         edge = torch.autograd.graph.get_gradient_edge
         known = [*tensors, *outputs]
         allowed = None if self.profile is None else self.profile.saved
         chosen = keeper.refer(known, allowed)
         if self.profile is not None:
-            self._refuse_growth(keeper.held_bytes(self._resident()), self.profile)
+            # statistics, say, that took the place of the module's own
+            resident = self._resident() | _storages(state.values())
+            self._refuse_growth(keeper.held_bytes(resident), self.profile)
         keeper.finish()
         return Record(
             keeper,
@@ -216,8 +220,7 @@ class OpaqueCall:
 
     def _resident(self) -> set[int]:
         """Return the storages of the module's members; a trace has stand-ins in their places."""
-        members = (*_members(self.module), *self.state.values())
-        return {private.storage_key(t) for t in members if t.numel()}
+        return _storages((*_members(self.module), *self.state.values()))
 
     def backward(
         self,
@@ -252,10 +255,6 @@ class OpaqueCall:
             taken.add(private.storage_key(own))
             owned.append(own)
         return owned
-
-    def keep_record(self, present: tuple[int, ...]) -> None:
-        """Let the backward for some outputs keep its record to its end, in every step."""
-        self.retained.add(present)
 
     # -- measuring ----------------------------------------------------------------------------
 
@@ -414,6 +413,10 @@ def _own(leaves: Sequence[Any], others: Sequence[torch.Tensor]) -> list[torch.Te
 
 def _members(module: nn.Module) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {private.storage_key(t) for t in tensors if t.numel()}
 
 
 @contextlib.contextmanager

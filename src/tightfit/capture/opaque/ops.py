@@ -168,11 +168,8 @@ class OpaqueBackward:
         after the other; sums of sums have other last bits.
         """
         expected = self.call.backwards[self.present].gradients
-        retain = self.present in self.call.retained
         sums = self._sums(before)
-        gradients = self.call.backward(
-            record, saved, tangents, self.present, retain=retain, sums=sums
-        )
+        gradients = self.call.backward(record, saved, tangents, self.present, sums=sums)
         operands = [o for o in self.call.operands if o.requires_grad]
         for operand, geometry, gradient in zip(operands, expected, gradients, strict=True):
             if operand.parameter is None and (geometry is None) != (gradient is None):
@@ -194,18 +191,14 @@ class OpaqueBackward:
     def measure(self, *, briefly: bool = False) -> Measurement:
         """Return the cost of the backward; the record is freed while it runs.
 
-        Where that holds less than its results and the record together, as a plan counts them, the
-        record is kept to the end instead. The plan has room for it, and predicts the peak.
+        That may hold less than its results and the record together, as a plan counts them.
 
         `briefly`: whether a step waits for it: it is timed roughly.
         """
         seeds = self.call.draws
         with fixed_generators(self.call.device), PythonState({"": self.call.module}):
             timed = [self._timed(seed, briefly=briefly) for seed in seeds]
-            workspaces = [self._workspace(t, retain=False) for t in enumerate(timed)]
-            if min(workspaces) < 0:
-                self.call.keep_record(self.present)
-                workspaces = [self._workspace(t, retain=True) for t in enumerate(timed)]
+            workspaces = [self._workspace(t) for t in enumerate(timed)]
         return msgspec.structs.replace(_over_draws(timed), workspace_bytes=max(0, *workspaces))
 
     def _timed(self, seed: int, *, briefly: bool) -> Measurement:
@@ -219,7 +212,7 @@ class OpaqueBackward:
 
         return _measured(call, run, (), briefly=briefly)
 
-    def _workspace(self, timed: tuple[int, Measurement], *, retain: bool) -> int:
+    def _workspace(self, timed: tuple[int, Measurement]) -> int:
         """Return the peak of a backward without its results, above its begin."""
         call = self.call
         seed, measurement = timed
@@ -227,7 +220,7 @@ class OpaqueBackward:
         record, saved, tangents = call.ready(self.present)
         sums = self._made_before()
         _, peak = measure_peak(
-            lambda: call.backward(record, saved, tangents, self.present, retain=retain, sums=sums),
+            lambda: call.backward(record, saved, tangents, self.present, sums=sums),
             device=call.device,
         )
         return peak.peak_bytes - sum(measurement.output_bytes)

@@ -33,7 +33,9 @@ from tightfit.session.step.again import RepeatableCall
 from tightfit.session.step.holding import Holding, overhead_of
 from tightfit.session.step.ledger import StepLedger
 from tightfit.session.step.observed import LedgerWriter
+from tightfit.units import format_bytes
 
+_NEARLY = 1.03  # of the budget: a step may take so much less than expected
 _ADVICE = f"Raise the budget, or hold less between the parts. {WITHOUT_A_PLAN}"
 
 
@@ -123,10 +125,31 @@ class PartSteps:
         self.guard.before_forward(
             resident.resident_bytes, limit_bytes, runs=self._open, is_known=True
         )
-        self.plans.begin(signature, resident.coming_bytes(), resident.stepping_bytes())
+        self._plan_step(signature)
         if not self.plans.is_learned:
             self.guard.learn()
         self._writer = LedgerWriter(self.guard)
+
+    def _plan_step(self, signature: Any) -> None:
+        """Make sure that there are plans for the step that begins.
+
+        What it holds beside its calls is foreseen as in another step: it may be a little less.
+        Where the limit holds by itself, it runs with least memory then, and is measured again.
+        """
+        resident = self._resident
+        try:
+            self.plans.begin(signature, resident.coming_bytes(), resident.stepping_bytes())
+        except InfeasibleBudget as error:
+            needed_bytes, limit_bytes = error.minimum_bytes or 0, self.plans.limit_bytes
+            if self.plans.options.needs_plans or needed_bytes > _NEARLY * limit_bytes:
+                raise
+            if not resident.name_budget(needed_bytes):
+                raise
+            announce(
+                f"{self.name}: the plans that save least are expected to take "
+                f"{format_bytes(needed_bytes)}, {format_bytes(needed_bytes - limit_bytes)} more "
+                "than the budget. The step runs by them; requests beyond the budget are refused"
+            )
 
     def close_step(self) -> StepPeaks | None:
         """End the current step; return its peaks.
