@@ -89,7 +89,7 @@ class HandedCalls:
             raise
         except (CaptureError, OpaqueVaries) as error:
             self._leave_out(graph, error)
-            return graph.run_as_it_is(*inputs)
+        return graph.run_as_it_is(*inputs)
 
     def _first_like(self, graph: HandedGraph, inputs: Sequence[Any]) -> HandedGraph:
         """Return the first graph that runs the same as this graph.
