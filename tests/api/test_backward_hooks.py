@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,3 +112,21 @@ def test_the_message_names_the_buffer_and_capture_changes_nothing(
     assert float(model.count) == 0
     outputs.sum().backward()
     assert float(model.count) == 1
+
+
+class WithItsLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.layer(x)
+        return z.square().mean(), z
+
+
+def test_hooks_of_ours_are_no_reason_to_warn_of_saved_outputs(tmp_path: Path) -> None:
+    model = tightfit.fit(WithItsLoss(), "1MiB", costs="unit")
+    loss, z = model(torch.randn(4, 8))
+    torch.save((loss, z), tmp_path / "outputs.pt")  # a warning is an error here
+    loss.backward()
+    assert model.layer.weight.grad is not None

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.hooks import unserializable_hook
 
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import ancestors_of, base_of
@@ -170,8 +171,8 @@ class InnerParts:
     All outputs leave one node of autograd's. A hook on an output of which others are computed, and
     a derivative by it, would see the part from outside of the call only.
 
-    `outputs`: of one call. `readers`: of an output, those that are computed of it; of each that may
-    receive a gradient, if only none.
+    `outputs`: of one call. `readers`: for each of them that may receive a gradient, the others that
+    are computed from it.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class InnerParts:
         self._read = {i: weakref.ref(outputs[i]) for i, others in readers.items() if others}
         self._came: set[int] = set()
         self._backward = -1
-        for i in sorted(readers, key=lambda i: len(readers[i])):  # hooks run in this order
+        for i in sorted(readers, key=lambda i: len(readers[i])):  # what is computed last comes first
             outputs[i].register_hook(self._noting(i))
 
     def refuse_hooks(self) -> None:
@@ -199,7 +200,7 @@ class InnerParts:
             if not self._came.isdisjoint(self._readers[index]):
                 self._refuse_derivative_by(self._read[index]())
 
-        return noting
+        return unserializable_hook(noting)  # else saving an output would warn of it
 
     def _refuse_derivative_by(self, output: torch.Tensor | None) -> None:
         if output is not None and engine.is_differentiated_by(output):
