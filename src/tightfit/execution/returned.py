@@ -182,7 +182,7 @@ class InnerParts:
         self._read = {i: weakref.ref(outputs[i]) for i, others in readers.items() if others}
         self._came: set[int] = set()
         self._backward = -1
-        for i in sorted(readers, key=lambda i: len(readers[i])):  # what is computed last comes first
+        for i in sorted(readers, key=lambda i: len(readers[i])):  # the last computed first
             outputs[i].register_hook(self._noting(i))
 
     def refuse_hooks(self) -> None:
