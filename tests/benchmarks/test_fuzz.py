@@ -23,6 +23,7 @@ def fuzzing() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("fuzzing")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_model_at_random_budgets(seed: int) -> None:
