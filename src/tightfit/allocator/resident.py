@@ -48,7 +48,7 @@ class FirstStorages:
     def __init__(self, tensors: Iterable[Any]) -> None:
         self._of = {id(t): [*map(StorageWeakRef, storages_of([t]))] for t in tensors}
 
-    def beside(self, tensors: Iterable[Any]) -> list[torch.Tensor]:
+    def others(self, tensors: Iterable[Any]) -> list[torch.Tensor]:
         """Return tensors of the storages in use, but for those of the first that are given."""
         given = set(map(id, tensors))
         rest = (known for key, held in self._of.items() if key not in given for known in held)

@@ -221,7 +221,7 @@ class Account:
         `torch.func.functional_call` puts weights of the caller there.
         """
         own = self._own()
-        return [*own, *self._first.beside(own)]
+        return [*own, *self._first.others(own)]
 
     def _gradients(self) -> list[torch.Tensor]:
         return [p.grad for p in parameters_of(self.modules) if p.is_leaf and p.grad is not None]

@@ -133,7 +133,7 @@ class PartSteps:
     def _plan_step(self, signature: Any) -> None:
         """Make sure that there are plans for the step that begins.
 
-        What it holds beside its calls is foreseen as in another step: it may be a little less.
+        What it holds in addition to its calls is foreseen as in another step: it may hold less.
         Where the limit holds by itself, it runs with least memory then, and is measured again.
         """
         resident = self._resident
