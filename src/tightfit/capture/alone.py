@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 from tightfit.errors import OpaqueChanged
 
 _T = TypeVar("_T")
 
 _ONE_AT_A_TIME = threading.RLock()
-"""The tracer of PyTorch patches classes while it runs: one thread at a time may capture."""
+"""The tracer of PyTorch patches classes while it runs: one thread at a time may capture.
+
+Dynamo takes these patches away while it follows a frame, and puts them back afterwards: for good,
+if another thread's trace has ended meanwhile.
+"""
 _MOST_ATTEMPTS = 8
 
 
@@ -29,7 +34,6 @@ def captured_alone(capture: Callable[[], _T]) -> _T:
         return capture()
 
 
-def wait_for_traces() -> None:
-    """Wait until no other thread captures."""
-    with _ONE_AT_A_TIME:
-        pass
+def no_capture_elsewhere() -> AbstractContextManager[Any]:
+    """Return a context in which no other thread captures."""
+    return _ONE_AT_A_TIME

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from tightfit.capture.alone import wait_for_traces
+from tightfit.capture.alone import no_capture_elsewhere
 from tightfit.capture.opaque.leaves import leaf_forwards
 from tightfit.capture.opaque.only_computes import only_computes
 from tightfit.capture.trace.garbage import fewer_collections
@@ -120,7 +120,7 @@ class Following:
         self.unguarded.look()
         self._account.lift_limit()
         try:
-            with fewer_collections():
+            with no_capture_elsewhere(), fewer_collections():
                 yield
         finally:
             self._account.enforce()
@@ -188,7 +188,8 @@ class Compiled:
                     return function(*args, **kwargs)
                 except Exception as error:
                     if private.is_traced_meanwhile(error):
-                        wait_for_traces()
+                        with no_capture_elsewhere():
+                            continue
                     elif private.is_limit_of_graphs(error):
                         raise _too_many_graphs(self._name) from error
                     else:
