@@ -97,24 +97,3 @@ def test_a_product_that_is_written_into_a_transposed_tensor_runs_as_it_is(
     x = torch.randn(24, 32)
     assert all(map(torch.equal, plain(x), fitted(x)))
     assert "a transposed tensor" in capsys.readouterr().err
-
-
-class Doubles(nn.Module):
-    """Changes its input in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x.mul_(2)
-        return self.linear(x)
-
-
-def test_a_leaf_is_not_changed_in_place_after_what_was_computed_either() -> None:
-    model = tightfit.fit(Doubles(), "1MiB", costs="unit")
-    model(torch.ones(4, 8, requires_grad=True) * 1).sum().backward()
-    leaf = torch.ones(4, 8, requires_grad=True)
-    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
-        model(leaf)
-    assert torch.equal(leaf, torch.ones(4, 8))

@@ -331,12 +331,6 @@ def _without_tangents(
     return [node for node in placeholders if node not in unread]
 
 
-def _is_leaf_in_history(info: wrappers.InputAliasInfo) -> bool:
-    """Whether autograd would note that a leaf is changed."""
-    hidden = info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode
-    return info.is_leaf and info.requires_grad and not hidden
-
-
 def _change_of(
     joint: Any, before: fx.Node, after: fx.Node, place: int
 ) -> tuple[bool, fx.Node | None]:
@@ -351,11 +345,6 @@ def _change_of(
     is_input = is_base or isinstance(given, private.PlainAOTInput)
     if not info.mutates_data:
         return False, after
-    if is_input and _is_leaf_in_history(info):
-        raise CaptureError(
-            "a leaf that requires a gradient is changed in place, which plain PyTorch refuses. Way "
-            "out: change a clone of it, or change it under torch.no_grad()"
-        )
     if is_base and info.requires_grad and not wrappers.takes_gradient(joint, place):
         raise CaptureError(
             "the step writes a tensor that requires a gradient into an input that does not, and "
