@@ -20,6 +20,11 @@ from tightfit.torch_private.frames.applied import apply_function, is_applied_fun
 from tightfit.torch_private.frames.examples import example_of
 
 
+def stands_for_python(graph: fx.Graph) -> bool:
+    """Whether operators of Dynamo's stand for code that plain PyTorch runs otherwise."""
+    return any(dynamo.is_leaf_call(n) or is_applied_function(n) for n in graph.nodes)
+
+
 @dataclass(frozen=True, eq=False)
 class HandedGraph:
     """One graph of a callable: everything it uses is among its inputs."""
@@ -78,9 +83,8 @@ class HandedGraph:
 
     @cached_property
     def calls_python(self) -> bool:
-        """Whether operators of Dynamo's stand for code that plain PyTorch runs otherwise."""
-        nodes = self.module.graph.nodes
-        return bool(self.leaf_calls) or any(map(is_applied_function, nodes))
+        """Whether it runs node by node, so that such code runs as in plain PyTorch."""
+        return stands_for_python(self.module.graph)
 
     def leaves(self) -> tuple[nn.Module, ...]:
         """Return the modules whose forwards they are, while a call of the graph is running."""

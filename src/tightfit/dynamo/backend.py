@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture.handed import HandedGraph
+from tightfit.capture.handed import HandedGraph, stands_for_python
 from tightfit.dynamo.rewritten import rewritten
 from tightfit.errors import NothingToTrain
 from tightfit.torch_private import dynamo as private
-from tightfit.torch_private.frames.applied import is_applied_function
 from tightfit.torch_private.frames.ends import break_reason
 from tightfit.torch_private.frames.examples import example_of, free_histories, free_numbers
 from tightfit.torch_private.frames.outermost import is_returned_with_loss
@@ -82,8 +81,7 @@ class DynamoGraph:
         free_numbers(graph)
         self._module = private.without_hooks(graph)
         self._hand_over = hand_over
-        nodes = graph.graph.nodes
-        self._calls_python = any(private.is_leaf_call(n) or is_applied_function(n) for n in nodes)
+        self._calls_python = stands_for_python(graph.graph)
         self._planned: GraphCall | None = None
         self._is_plain = not trains
         self.trains = trains

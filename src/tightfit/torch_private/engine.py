@@ -60,7 +60,7 @@ def is_differentiated_by(tensor: torch.Tensor) -> bool:
 
     The engine does not tell: its caller, in this thread or the one that waits for it, does.
     """
-    if runs_in_this_backward(_node_elsewhere()):  # whatever it comes to: of all leaves
+    if runs_in_this_backward(_node_elsewhere()):  # it comes to every node: asked for all leaves
         return False
     edge = gradient_edge(tensor)
     return any(

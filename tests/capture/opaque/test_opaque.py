@@ -386,7 +386,7 @@ def test_a_dry_step_of_a_model_that_exists_measures_its_opaque_modules() -> None
 
 
 class Normed(nn.Module):
-    """Its backward reads statistics too: they are the module's own, and kept for nobody."""
+    """Its backward reads statistics too: they are the module's own, not saved tensors."""
 
     def __init__(self) -> None:
         super().__init__()
