@@ -208,6 +208,22 @@ def test_a_derivative_that_python_takes_is_of_what_python_computes() -> None:
     assert_trains_alike(Flow(), lambda m, x: m(x))
 
 
+class OfEachSample(nn.Module):
+    """Squares of the derivatives of each sample: values inside a `vmap` have a history."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        energy = torch.func.grad(lambda sample: torch.tanh(self.layer(sample)).sum())
+        return torch.func.vmap(energy)(x).square().sum()
+
+
+def test_derivatives_of_each_sample_are_planned() -> None:
+    assert graphs_of(assert_trains_alike(OfEachSample(), lambda m, x: m(x))) == 1
+
+
 def test_where_dynamo_fails_a_frame_is_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo has errors that it does not wrap: a view whose base had fewer dimensions before."""
 

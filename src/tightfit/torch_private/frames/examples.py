@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 def example_of(node: fx.Node) -> Any:
@@ -23,11 +24,17 @@ def free_histories(module: fx.GraphModule) -> None:
     """
     for node in _nodes_of(module):
         example = example_of(node)
-        if _has_history(example):
+        with_history = [x for x in tree_leaves(example) if _has_history(x)]
+        if not with_history:
+            continue
+        # a value inside `torch.func.vmap` or `grad` cannot be detached outside of it
+        if isinstance(example, torch.Tensor) or any(map(is_functorch_wrapped_tensor, with_history)):
             del node.meta["example_value"]
-        elif isinstance(example, tuple | list) and any(map(_has_history, example)):
-            kept = (x.detach() if _has_history(x) else x for x in example)
-            node.meta["example_value"] = type(example)(kept)
+        else:
+            kept = tree_map_only(
+                torch.Tensor, lambda x: x.detach() if _has_history(x) else x, example
+            )
+            node.meta["example_value"] = kept
 
 
 def _has_history(example: Any) -> bool:
