@@ -12,18 +12,6 @@ from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Any, Protocol
 
-__all__ = [
-    "SILENT",
-    "Interrupts",
-    "Pace",
-    "PrintedProgress",
-    "Progress",
-    "Silent",
-    "StoppableProgress",
-    "announce",
-    "said_while_waiting",
-]
-
 _SAID_FIRST_S = 2.0
 _SAID_EVERY_S = 5.0
 

@@ -18,8 +18,6 @@ from tightfit.allocator.resident import storages_of
 from tightfit.errors import HookUnavailable
 from tightfit.progress import announce
 
-__all__ = ["CpuTally", "CudaTally", "Refusals", "Tally", "before_refusals", "tally_for"]
-
 _NO_LIMIT = (1 << 63) - 1
 
 

@@ -23,8 +23,6 @@ from tightfit.session.fitted import Fitted
 from tightfit.session.handed_calls import run_as_it_is
 from tightfit.session.options import make_options
 
-__all__ = ["backend"]
-
 _HOW = 'torch.compile(model, backend="tightfit", options={"budget": "8GiB"})'
 _KEYS = tuple(key for key in inspect.signature(make_options).parameters if key != "progress")
 

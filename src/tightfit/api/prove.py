@@ -20,8 +20,6 @@ from tightfit.studies.comparison import Comparison, Proof
 from tightfit.studies.model import ModelSettings, Target, load_example, name_of
 from tightfit.units import parse_bytes
 
-__all__ = ["MINIMUM", "prove"]
-
 MINIMUM = "minimum"
 _PARTS = 6
 """Of the time of a proof; plain PyTorch's steps are one, planning and timing are the others."""
