@@ -21,9 +21,14 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import fits_without_recomputation, prove_by_working_set
 from tightfit.planners.engine.problem import EngineProblem, computes_of
-from tightfit.planners.orders.candidates import MOST_ORDERED, MOST_SEARCHED, other_orders
 from tightfit.planners.orders.least_peak import LeastPeak
-from tightfit.planners.orders.only import order_for, order_only
+from tightfit.planners.orders.others import (
+    MOST_ORDERED,
+    MOST_SEARCHED,
+    order_for,
+    order_only,
+    other_orders,
+)
 from tightfit.planners.orders.reorder import in_traced_order, reorder
 from tightfit.planners.outcomes import Bound, finish, no_plan
 from tightfit.progress import Progress

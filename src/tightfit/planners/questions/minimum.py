@@ -23,8 +23,7 @@ from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import descend
 from tightfit.planners.engine.lower_limit import lower_limit
 from tightfit.planners.engine.problem import EngineProblem, computes_of
-from tightfit.planners.orders.candidates import MOST_ORDERED, other_orders
-from tightfit.planners.orders.only import order_for
+from tightfit.planners.orders.others import MOST_ORDERED, order_for, other_orders
 from tightfit.planners.orders.reorder import in_traced_order, reorder
 from tightfit.planners.outcomes import finish
 from tightfit.planners.registry import seeding_planners
