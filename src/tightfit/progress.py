@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from types import FrameType
 from typing import Any, Protocol
 
@@ -37,6 +37,18 @@ class Progress(Protocol):
     def stop(self) -> None:
         """End the task that was started last."""
         ...
+
+
+@contextlib.contextmanager
+def shown(
+    progress: Progress, title: str, total: int | None = None, *, at_most_s: float | None = None
+) -> Iterator[None]:
+    """Show what runs meanwhile as a task of a progress."""
+    progress.start(title, total, at_most_s=at_most_s)
+    try:
+        yield
+    finally:
+        progress.stop()
 
 
 class _Event(Protocol):

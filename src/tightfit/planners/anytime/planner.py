@@ -31,7 +31,7 @@ from tightfit.planners.orders.others import (
 )
 from tightfit.planners.orders.reorder import in_traced_order, reorder
 from tightfit.planners.outcomes import Bound, finish, no_plan
-from tightfit.progress import Progress
+from tightfit.progress import Progress, shown
 
 _TRACED = "traced"
 _BETTER = 0.002  # overhead by which another order's greedy plan has to be better
@@ -90,10 +90,8 @@ def run_anytime(
     if small is not None:
         return _at_once(_better(small, easy))
     orders = _Orders(task, limits, progress, started, alternatives=alternatives)
-    progress.start("plan", at_most_s=limits.seconds)
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), shown(progress, "plan", at_most_s=limits.seconds):
         orders.run(problem, seeds, least)
-    progress.stop()
     return AnytimeResult(_better(orders.outcome(), easy), orders.first, orders.schedules())
 
 

@@ -19,7 +19,7 @@ from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.plan import Outcome
 from tightfit.planners.questions.request import PlanRequest
 from tightfit.planners.questions.rescale import extrapolated, rescaled
-from tightfit.progress import SILENT, Progress
+from tightfit.progress import SILENT, Progress, shown
 from tightfit.units import format_bytes
 
 GraphOf = Callable[[int], Graph]
@@ -134,8 +134,7 @@ def largest_batch(
     """
     best: tuple[int, Graph, Outcome] | None = None
     low, high = 0, None
-    progress.start("largest batch")
-    try:
+    with shown(progress, "largest batch"):
         while high is None or high - low > 1:
             batch = min(max(1, 2 * low), most) if high is None else (low + high) // 2
             if batch == low:
@@ -149,8 +148,6 @@ def largest_batch(
                 low, best = batch, (batch, graph, outcome)
             else:
                 high = batch
-    finally:
-        progress.stop()
     if best is None:
         raise _no_batch(request)
     return LargestBatch(batch=best[0], outcome=best[2], too_large=high)

@@ -27,7 +27,7 @@ from tightfit.planners.orders.others import MOST_ORDERED, order_for, other_order
 from tightfit.planners.orders.reorder import in_traced_order, reorder
 from tightfit.planners.outcomes import finish
 from tightfit.planners.registry import seeding_planners
-from tightfit.progress import SILENT, Progress
+from tightfit.progress import SILENT, Progress, shown
 from tightfit.units import format_bytes
 
 _RESOLUTION = 0.002  # of the peak: where the search for a smaller budget ends
@@ -84,18 +84,16 @@ def minimum_budget(
     """
     limits = limits or Limits(seconds=10.0)
     search = _Search(graph, gradients, limits, asked_bytes)
-    progress.start("smallest budget", at_most_s=limits.seconds)
-    try:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        shown(progress, "smallest budget", at_most_s=limits.seconds),
+    ):
         search.find_limits(progress)
         if search.begin_from(earlier) >= limits.seconds:
             search.lower_best(progress)
         else:
             search.bisect(progress)
             search.lower_step_by_step(progress)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        progress.stop()
     return search.result()
 
 
