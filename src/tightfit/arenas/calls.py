@@ -35,7 +35,7 @@ class CallArena:
     def __init__(self) -> None:
         self._thread: _ThreadArena | None = None
         self._number = next(_NUMBERS)
-        self._exact_height_bytes = 0
+        self.exact_height_bytes = 0
 
     def end_step(self) -> None:
         """End the step before, where another does not begin at once."""
@@ -66,7 +66,7 @@ class CallArena:
 
     def went(self, exact_height_bytes: int) -> None:
         """Note the height of the layout that a step went by exactly; 0 if it did not."""
-        self._exact_height_bytes = exact_height_bytes
+        self.exact_height_bytes = exact_height_bytes
 
     @property
     def report(self) -> ArenaReport | None:
@@ -83,10 +83,6 @@ class CallArena:
         """Whether the arena is not shared, or is that which the first step would use."""
         thread = self._thread or _ARENAS.get(threading.get_ident())
         return thread is None or not thread.has_other_users(self)
-
-    @property
-    def exact_height_bytes(self) -> int:
-        return self._exact_height_bytes
 
     @property
     def resident_bytes(self) -> int:

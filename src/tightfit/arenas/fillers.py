@@ -228,24 +228,14 @@ class FillerPlacement:
         self._ground_for = ground_for
         self._ground: ArenaMemory | None = None
         self._step: weakref.ref[FilledStep] | None = None
-        self._report = ArenaReport()
-        self._outlived = False
+        self.report = ArenaReport()  # of steps that ended; a fallback: a filler placed elsewhere
+        self.outlived = False  # whether a step began while something of the last was alive
         self._failures = 0  # in steps, one after the other
-
-    @property
-    def outlived(self) -> bool:
-        """Whether a step began while something of the previous step was still alive."""
-        return self._outlived
 
     @property
     def height_bytes(self) -> int:
         """Of the memory; 0 if there is none yet."""
         return 0 if self._ground is None else self._ground.height_bytes
-
-    @property
-    def report(self) -> ArenaReport:
-        """Figures of the steps that ended; a fallback: a filler that was placed elsewhere."""
-        return self._report
 
     def begin(self, script: Script, *, is_watched: bool = False) -> FilledStep:
         """Begin a step.
@@ -259,7 +249,7 @@ class FillerPlacement:
             return FilledStep(script, None)
         ground = self._high_enough(script.height_bytes)
         step = FilledStep(script, ground, is_watched=is_watched)
-        self._outlived = self._outlived or step.outlived
+        self.outlived = self.outlived or step.outlived
         self._step = weakref.ref(step)
         return step
 
@@ -270,8 +260,8 @@ class FillerPlacement:
             self._step = None
         is_failure = step.failed and not (step.outlived or step.crowded)
         self._failures = self._failures + 1 if is_failure else 0
-        old, script = self._report, step.script
-        self._report = replace(
+        old, script = self.report, step.script
+        self.report = replace(
             old,
             steps=old.steps + 1,
             exact_steps=old.exact_steps + step.is_exact,
