@@ -113,7 +113,6 @@ class _Callee(nn.Module):
         if self._loss_alone:
             extra = returned_with_loss(self._function, self._inputs[0])
             self.detached |= {i for i in extra if tensors[i].requires_grad}
-            self.detached |= _other_than_loss(tensors, self.structure.loss)
         self.asked.expect(tensors, self.detached)
         return tuple(tensors)
 
@@ -132,13 +131,6 @@ def _without_scripts(module: nn.Module) -> nn.Module:
         if not isinstance(child, torch.jit.ScriptModule):
             face.add_module(name, _without_scripts(child))
     return face
-
-
-def _other_than_loss(outputs: Sequence[torch.Tensor], loss: int | None) -> frozenset[int]:
-    """Return the differentiable outputs other than a loss, if there is one."""
-    if loss is None or not outputs[loss].requires_grad or outputs[loss].numel() != 1:
-        return frozenset()
-    return frozenset(i for i, t in enumerate(outputs) if i != loss and t.requires_grad)
 
 
 def trace(
