@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Any, Protocol
 
@@ -42,7 +42,7 @@ class Progress(Protocol):
 @contextlib.contextmanager
 def shown(
     progress: Progress, title: str, total: int | None = None, *, at_most_s: float | None = None
-) -> Iterator[None]:
+) -> Generator[None, None, None]:
     """Show what runs meanwhile as a task of a progress."""
     progress.start(title, total, at_most_s=at_most_s)
     try:

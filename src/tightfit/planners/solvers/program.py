@@ -183,6 +183,8 @@ def to_bytes(message: Any) -> bytes:
 
 def from_bytes(data: bytes, kind: type[Message]) -> Message:
     """Return the value that `to_bytes` was given."""
-    return msgspec.msgpack.decode(
-        data, type=kind, dec_hook=lambda _, array: np.frombuffer(array[1], array[0]).copy()
-    )
+    return msgspec.msgpack.decode(data, type=kind, dec_hook=_array_of)
+
+
+def _array_of(_: type, written: tuple[str, bytes]) -> npt.NDArray[Any]:
+    return np.array(np.frombuffer(written[1], written[0]))
