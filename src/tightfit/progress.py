@@ -28,15 +28,12 @@ class Progress(Protocol):
         self, title: str, total: int | None = None, *, at_most_s: float | None = None
     ) -> None:
         """Begin a task of `total` steps that ends after `at_most_s` seconds (None: unknown)."""
-        ...
 
     def update(self, done: int, note: str = "") -> None:
         """Report that `done` steps are finished, with a short note on the state."""
-        ...
 
     def stop(self) -> None:
         """End the task that was started last."""
-        ...
 
 
 @contextlib.contextmanager

@@ -24,15 +24,12 @@ class CachingAllocator(Protocol):
     @property
     def page_bytes(self) -> int:
         """By which it takes memory from the device: about so much is reserved and not given out."""
-        ...
 
     def state(self) -> AllocatorState:
         """Return its state now."""
-        ...
 
     def return_cached(self) -> None:
         """Give cached memory back to the device."""
-        ...
 
 
 class CudaCachingAllocator:

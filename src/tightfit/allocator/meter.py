@@ -36,11 +36,9 @@ class Meter(Protocol):
 
     def live_bytes(self) -> int:
         """Return the bytes given out and not yet freed."""
-        ...
 
     def peak_bytes(self) -> int:
         """Return the most that `live_bytes` was since the last `reset_peak` of this meter."""
-        ...
 
     def reset_peak(self, *, quietly: bool = False) -> None:
         """Let this meter's peak start again from the bytes live now.
@@ -48,15 +46,12 @@ class Meter(Protocol):
         `quietly`: leave a peak that is shared as it is. `peak_bytes` then is a lower bound of live
         bytes: it is exact where it is the highest since the shared peak was last reset.
         """
-        ...
 
     def take_peak_bytes(self, *, quietly: bool = False) -> int:
         """Return the peak, and let it start again, as of `reset_peak`."""
-        ...
 
     def held_bytes(self) -> int:
         """Return bytes that the process really holds: freed memory kept for later counts."""
-        ...
 
 
 class CpuMeter:

@@ -33,11 +33,9 @@ class Tally(Protocol):
 
     def given_bytes(self) -> int:
         """Return the bytes given out since and still held."""
-        ...
 
     def counted_bytes(self, tensors: Iterable[Any]) -> int:
         """Return the bytes of those storages of tensors that are among them."""
-        ...
 
     def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
         """Refuse requests from now on that would exceed a limit, where the device can.
@@ -45,15 +43,12 @@ class Tally(Protocol):
         `limit_bytes`: for counted bytes and for those before; None: no limit. `before_bytes`: bytes
         that existed before and count against the limit, too.
         """
-        ...
 
     def describe_refusals(self, details: RefusalDetails) -> None:
         """Have errors of refused requests say this."""
-        ...
 
     def refusals(self) -> Refusals:
         """Return the refusals of the limit so far."""
-        ...
 
 
 class CpuTally:

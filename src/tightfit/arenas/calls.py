@@ -18,7 +18,6 @@ class Caller(Protocol):
     @property
     def waiting(self) -> Sequence[Any]:
         """Calls that await their backward."""
-        ...
 
 
 class CallArena:

@@ -38,28 +38,22 @@ class ArenaMemory(Protocol):
     @property
     def height_bytes(self) -> int:
         """Its size."""
-        ...
 
     @property
     def reserved_bytes(self) -> int:
         """Bytes taken from the device for large requests: more than its size if it has grown."""
-        ...
 
     def state(self) -> ArenaMemoryState:
         """Return its state between two steps."""
-        ...
 
     def take(self, size_bytes: int) -> tuple[int, Any] | None:
         """Request a stretch; return its address, and its holder. None: there was no room."""
-        ...
 
     def enter(self) -> None:
         """Place requests of the calling thread here, from now on."""
-        ...
 
     def leave(self) -> None:
         """Place it elsewhere again; nothing happens outside."""
-        ...
 
 
 class FilledStep:

@@ -131,11 +131,9 @@ class Unlimited(Protocol):
 
     def lift_limit(self) -> None:
         """Refuse nothing."""
-        ...
 
     def enforce(self) -> None:
         """Refuse requests above the limit again."""
-        ...
 
 
 class Compiled:

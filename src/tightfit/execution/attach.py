@@ -39,15 +39,12 @@ class Attached(Protocol):
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
         """Run one forward."""
-        ...
 
     def is_of(self, module: nn.Module, /) -> bool:
         """Whether this was made for the module (and not for one it was copied from)."""
-        ...
 
     def leave(self) -> None:
         """Clean up: the module is fitted no longer, or again."""
-        ...
 
 
 class _Attachment:

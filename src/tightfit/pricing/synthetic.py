@@ -46,11 +46,9 @@ class KnownResults(Protocol):
 
     def given(self, call: Call) -> Mapping[fx.Node, Any]:
         """Return results of ops that a call must get as they are."""
-        ...
 
     def kind(self, node: fx.Node) -> str | None:
         """Return the type and device of a result, where the trace has others."""
-        ...
 
 
 class _TraceOnly:

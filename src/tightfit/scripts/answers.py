@@ -16,7 +16,6 @@ class Answers(Protocol):
 
     def __call__(self, ask: Callable[[], Any]) -> Any:
         """Return the answer, or raise the error that it is."""
-        ...
 
 
 class RecordedAnswers:

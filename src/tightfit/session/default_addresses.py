@@ -28,17 +28,14 @@ class PlannedStep(Protocol):
     @property
     def number(self) -> int:
         """Tells the plan from all others."""
-        ...
 
     @property
     def graph(self) -> Graph:
         """The step."""
-        ...
 
     @property
     def outcome(self) -> Outcome:
         """Its plan."""
-        ...
 
 
 class DefaultAddresses:

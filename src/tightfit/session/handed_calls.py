@@ -32,11 +32,9 @@ class RunsGraphs(Protocol):
         Raises `CaptureError` or `OpaqueVaries` if there is no plan for it; nothing has changed
         then.
         """
-        ...
 
     def looking(self) -> AbstractContextManager[None]:
         """Return a context in which graphs are looked for: its work belongs to no step."""
-        ...
 
 
 class HandedCalls:

@@ -19,11 +19,9 @@ class Member(Protocol):
     @property
     def waiting(self) -> Sequence[Any]:
         """Calls that await their backward."""
-        ...
 
     def close_step(self) -> Any:
         """End the measured step."""
-        ...
 
 
 class Budget:

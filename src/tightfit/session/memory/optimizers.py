@@ -27,16 +27,13 @@ class InBackward(Protocol):
     @property
     def parameters(self) -> frozenset[int]:
         """Identities of the parameters whose gradients are freed there."""
-        ...
 
     @property
     def keeps_state_far(self) -> bool:
         """Whether large tensors of the state are in far memory."""
-        ...
 
     def is_of(self, optimizer: Any) -> bool:
         """Whether it takes the steps of an optimizer."""
-        ...
 
 
 class Optimizers:
@@ -196,13 +193,11 @@ def _holds_any(optimizer: Any, parameters: Iterable[nn.Parameter]) -> bool:
 class _BeforeSteps(Protocol):
     def before_step(self, optimizer: Any) -> None:
         """Look at an optimizer that is about to step."""
-        ...
 
 
 class _AfterSteps(Protocol):
     def after_step(self, optimizer: Any) -> None:
         """Look at an optimizer that has stepped."""
-        ...
 
 
 _BEFORE: Living[_BeforeSteps] = Living()

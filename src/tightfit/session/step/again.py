@@ -31,7 +31,6 @@ class Step(Protocol):
     @property
     def captured(self) -> Captured:
         """Its captured step."""
-        ...
 
 
 _Step = TypeVar("_Step", bound=Step)
@@ -44,47 +43,36 @@ class CallRepeater(Protocol[_Any]):
     @property
     def name(self) -> str:
         """The callable's, for messages."""
-        ...
 
     def function(self, step: _Any) -> Callable[..., Any]:
         """Return the program of a call where there is no plan."""
-        ...
 
     def modules(self, step: _Any) -> Mapping[str, nn.Module]:
         """Return the modules whose buffers a call may write."""
-        ...
 
     def inputs(self, step: _Any, given: Arguments) -> list[Any]:
         """Return the tensors of the placeholders of a call."""
-        ...
 
     def serves(self, step: _Any, given: Arguments) -> bool:
         """Whether the captured step is that of a call, as modules and inputs are now."""
-        ...
 
     def may_repeat(self, step: _Any) -> bool:
         """Whether calls may be run again: so they were, or none has been seen."""
-        ...
 
     def is_repeated(self, step: _Any) -> bool:
         """Whether calls have been run again."""
-        ...
 
     def note_repeated(self, step: _Any) -> None:
         """Note that a call is run again."""
-        ...
 
     def replanned(self, step: _Any, given: Arguments) -> Planned:
         """Plan a call by the latest knowledge of gradients of its outputs."""
-        ...
 
     def planned_once_more(self, step: _Any, inputs: list[Any]) -> Planned:
         """Plan a call, on tensors, for one backward more, with memory held now."""
-        ...
 
     def planned_forward(self, step: _Any, inputs: list[Any]) -> Planned:
         """Plan a call, on tensors, of which only the forward runs."""
-        ...
 
 
 class RepeatableCall(Generic[_Step]):

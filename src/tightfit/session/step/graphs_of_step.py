@@ -21,17 +21,14 @@ class Planned(Protocol):
     @property
     def graph(self) -> Graph:
         """The graph, with the memory resident around it."""
-        ...
 
     @property
     def outcome(self) -> Outcome:
         """Its plan."""
-        ...
 
     @property
     def number(self) -> int:
         """Tells it from all others."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

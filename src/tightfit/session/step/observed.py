@@ -13,11 +13,9 @@ class PeakMeter(Protocol):
 
     def live_bytes(self) -> int:
         """Return the bytes held now."""
-        ...
 
     def take_peak(self) -> int:
         """Return the most that was held since this was asked last."""
-        ...
 
 
 class LedgerWriter:
