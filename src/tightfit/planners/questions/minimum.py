@@ -231,7 +231,7 @@ class _Order:
         seconds = piece_s if limits.iterations is None else limits.seconds
         limits = msgspec.structs.replace(limits, seconds=seconds, gap=1.0)
         for planner in seeding_planners(self.problem.engine.op_count):
-            if not planner.capabilities.exact:
+            if not planner.exact:
                 continue
             with contextlib.suppress(BadInput):  # a step that the method cannot take
                 found = self._known(planner.load()(task, limits, SILENT))
