@@ -52,19 +52,8 @@ class _Event(Protocol):
     def is_set(self) -> bool: ...
 
 
-class Silent:
+class Silent(Progress):
     """A progress that shows nothing."""
-
-    def start(
-        self, title: str, total: int | None = None, *, at_most_s: float | None = None
-    ) -> None:
-        """Do nothing."""
-
-    def update(self, done: int, note: str = "") -> None:
-        """Do nothing."""
-
-    def stop(self) -> None:
-        """Do nothing."""
 
 
 class StoppableProgress(Silent):
