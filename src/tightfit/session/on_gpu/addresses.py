@@ -11,7 +11,7 @@ import torch
 
 from tightfit.allocator import meter_for
 from tightfit.allocator.cuda_arena_memory import CudaArenaMemory
-from tightfit.arenas.fillers import ArenaMemory, FilledStep, FillerPlacement, placing_obstacle
+from tightfit.arenas.fillers import FilledStep, FillerPlacement, placing_obstacle
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.execution.placing import placed_runner
 from tightfit.execution.runtime import Runner
@@ -50,7 +50,7 @@ class DeviceAddresses(DefaultAddresses):
         name: str,
         account: Account,
         options: Options,
-        ground_for: Callable[[int], ArenaMemory] | None = None,
+        ground_for: Callable[[int], CudaArenaMemory] | None = None,
     ) -> None:
         device = account.device
         if ground_for is None:
