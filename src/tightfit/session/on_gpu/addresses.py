@@ -19,10 +19,11 @@ from tightfit.graph.ir import Graph
 from tightfit.layout.holes import Script, script_of_plan
 from tightfit.plan.plan import Compute, Plan
 from tightfit.progress import announce
-from tightfit.session.default_addresses import DefaultAddresses, PlannedStep
+from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.report import Held, Report
+from tightfit.session.step.graphs_of_step import Planned
 from tightfit.torch_private.gpu.allocator_settings import divide_coarsely, segments_expand
 from tightfit.units import format_bytes
 
@@ -78,7 +79,7 @@ class DeviceAddresses(DefaultAddresses):
 
     # -- steps --------------------------------------------------------------------------------
 
-    def accept(self, planned: PlannedStep, options: Options) -> Options:
+    def accept(self, planned: Planned, options: Options) -> Options:
         """Leave as much of the budget as the layout of a plan exceeds it."""
         assert planned.outcome.plan is not None
         laid_out = self._of(planned.number, planned.graph, planned.outcome.plan)
