@@ -78,8 +78,7 @@ def synthetic_arguments(
         if node in given:
             return given[node]
         if node.op == "get_attr":
-            value = getattr(module, str(node.target))
-            return value.clone_state() if isinstance(value, torch.Generator) else value
+            return getattr(module, str(node.target))
         kind = "cpu" if _is_on_cpu(node) else made.kind(node)
 
         def materialised(fake: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ from tightfit.capture.operators.registry import traced_operators
 from tightfit.capture.origins import CastRegions, ModuleTrail, Origins
 from tightfit.capture.side_effects.backward_writes import refuse_backward_writes
 from tightfit.capture.side_effects.members import RepeatedMembers
-from tightfit.capture.side_effects.saving import without_saving_hooks
+from tightfit.capture.side_effects.saving import refuse_saving_hooks
 from tightfit.capture.side_effects.tied import TiedTensors
 from tightfit.capture.trace.asked import AskedGradients
 from tightfit.capture.trace.errors import explained
@@ -148,6 +148,7 @@ def trace(
     """
     trail = ModuleTrail(call.modules)
     regions = CastRegions()
+    refuse_saving_hooks("the call")
     with explained(trail), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         leaves = flatten((call.args, call.kwargs))[0]
@@ -167,7 +168,6 @@ def trace(
             stack.enter_context(traced_operators())
             stack.enter_context(watched_checkpoints(checkpoints.note))
             stack.enter_context(trail)
-            stack.enter_context(without_saving_hooks(trail))
             stack.enter_context(regions)
             stack.enter_context(RepeatedMembers(call.modules))
             stack.enter_context(opaque)

@@ -93,7 +93,7 @@ class RepeatableCall(Generic[_Step]):
         self._name = ""
         self._name = self._owner().name
         remembers = step.captured.draws and not _is_captured_by_cuda()
-        self._before = GeneratorStates(step.captured.generators) if remembers else None
+        self._before = GeneratorStates() if remembers else None
         self._as_they_were: list[Any] = []
 
     def _owner(self) -> CallRepeater[_Step]:
@@ -272,7 +272,7 @@ class RepeatableCall(Generic[_Step]):
         """Run something with the random numbers that the call has drawn."""
         if self._before is None:
             return run()
-        now = GeneratorStates(self._step.captured.generators)
+        now = GeneratorStates()
         self._before.restore()
         try:
             return run()
