@@ -65,6 +65,7 @@ class Planner(Protocol):
 
         ``KeyboardInterrupt`` during the call ends the search; the best plan so far is returned.
         """
+        ...
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,18 +41,23 @@ class Terms(Protocol[_Storage]):
 
     def own_cost(self, storage: _Storage, /) -> float:
         """Return the cost of computing a storage again by itself."""
+        ...
 
     def costs_before(self, storage: _Storage, /) -> Collection[float]:
         """Return the own cost of each evicted storage that it would need first."""
+        ...
 
     def costs_after(self, storage: _Storage, /) -> Collection[float]:
         """Return the own cost of each evicted storage that needs it first."""
+        ...
 
     def cost_of_classes(self, storage: _Storage, /) -> float:
         """Return the sum of the classes of evicted storages next to it."""
+        ...
 
     def cost_of_operators(self, storage: _Storage, /) -> float:
         """Return the cost of all operators that would have to run, each once."""
+        ...
 
 
 def cost_of(kind: Cost, terms: Terms[_Storage], storage: _Storage) -> float:
@@ -81,13 +86,16 @@ class Candidate(Protocol):
     @property
     def size_bytes(self) -> int:
         """Bytes that eviction sets free."""
+        ...
 
     @property
     def staleness(self) -> float:
         """Time computed since it was last used."""
+        ...
 
     def cost(self, kind: Cost) -> float:
         """Return the storage's `Cost`, as of now."""
+        ...
 
 
 @dataclass(frozen=True)
