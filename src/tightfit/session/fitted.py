@@ -140,7 +140,6 @@ class Fitted:
 
     @property
     def has_limit(self) -> bool:
-        """Whether requests above its budget are refused."""
         return refuses(self.account)
 
     @property
