@@ -28,7 +28,6 @@ class CudaCachingAllocator:
         self._device = device
 
     def state(self) -> AllocatorState:
-        """Return its state now."""
         found = torch.cuda.memory_stats(self._device)
         return AllocatorState(
             allocated_bytes=int(found.get("allocated_bytes.all.current", 0)),

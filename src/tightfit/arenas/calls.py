@@ -112,7 +112,6 @@ class _ThreadArena:
 
     @property
     def is_current(self) -> bool:
-        """Whether it is that of the calling thread."""
         return self._thread == threading.get_ident()
 
     @property
@@ -120,7 +119,6 @@ class _ThreadArena:
         return self._caller is not None
 
     def has_other_users(self, user: CallArena) -> bool:
-        """Whether others share it."""
         return any(other is not user for other in self._users)
 
     def end_step(self) -> None:

@@ -50,7 +50,6 @@ class Following(private.Follower):
         return self._call
 
     def begin(self, given: Any) -> None:
-        """Begin a call."""
         self._call = self._call[0] + 1, given
 
     def end(self) -> None:

@@ -79,7 +79,6 @@ class _Attachment:
         self._running.add(threading.get_ident())
 
     def __exit__(self, *_: object) -> None:
-        """Note that it has ended."""
         self._running.discard(threading.get_ident())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Attachment:

@@ -292,7 +292,6 @@ class Fitted:
 
     @property
     def is_in_parts(self) -> bool:
-        """Whether it is planned part by part."""
         return self.route is not self._whole
 
     @property

@@ -20,7 +20,6 @@ __all__ = ["DecoratingContext"]
 
 
 def children_of_tree(spec: Any) -> list[Any]:
-    """Return the specs nested in a tree spec."""
     return spec.children()
 
 

@@ -203,5 +203,4 @@ class _Tracing:
 
 
 def results_of(module: fx.GraphModule) -> list[fx.Node]:
-    """Return the nodes that a graph returns."""
     return list(next(iter(reversed(module.graph.nodes))).args[0])

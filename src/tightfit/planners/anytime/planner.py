@@ -158,7 +158,6 @@ class _Order:
 
     @property
     def bound(self) -> float:
-        """The proven bound in this order."""
         return max(self.search.pool.bound, self.search.outline.trivial_bound)
 
     def computes(self) -> list[Compute]:
@@ -223,7 +222,6 @@ class _Orders:
     def _start(
         self, name: str, ops: tuple[OpId, ...], task: Task, problem: EngineProblem
     ) -> Search:
-        """Begin the search in an order."""
         search = Search(task, problem, self.limits, self.progress, time.perf_counter())
         self.tried.append(_Order(name, ops, search))
         return search

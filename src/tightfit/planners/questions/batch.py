@@ -91,7 +91,6 @@ class _Search:
             most = max(1, min(found.batch - 1, int(_STEP_DOWN * found.batch)))
 
     def _guess(self, most: int, progress: Progress) -> LargestBatch:
-        """Return the largest batch by estimate."""
         limits = self.request.limits
         limits = msgspec.structs.replace(limits, seconds=min(_TRIAL_S, limits.seconds))
         return largest_batch(

@@ -77,7 +77,6 @@ def compare(
 def compared(
     task: Task, planner: str, limits: Limits, progress: Progress = SILENT
 ) -> ComparisonRow:
-    """Run one planner on one task and return its row."""
     try:
         outcome = plan_with(planner, task, limits, progress)
     except (BadInput, MissingExtra) as error:

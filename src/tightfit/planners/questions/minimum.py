@@ -299,7 +299,6 @@ class _Search:
 
     @property
     def least_step(self) -> int:
-        """The resolution of the search."""
         return max(1, int(_RESOLUTION * (self.eager - self.graph.constant_bytes)))
 
     def bisect(self, progress: Progress) -> None:

@@ -193,17 +193,14 @@ class _LaidOut:
         self.is_placed = fits
 
     def runner(self, anywhere: Runner, plan: Plan) -> Runner:
-        """Return the runner of the plan there."""
         if self._runner is None:
             self._runner = placed_runner(anywhere, plan, self, self.script.turns.keys())
         return self._runner
 
     def begin(self) -> FilledStep:
-        """Begin a step."""
         return self._steering.begin(self.script, is_watched=not self._is_known)
 
     def end(self, step: FilledStep) -> None:
-        """End a step."""
         self._steering.end(step)
         self.crowded = frozenset(step.crowded)
         self._is_known = self._is_known or step.is_exact

@@ -327,7 +327,6 @@ class _OnCopies(nn.Module):
         return self._function(*args, **kwargs)
 
     def run(self, given: Arguments) -> Any:
-        """Return its outputs."""
         args = tuple(self._copies.get(id(x), x) for x in given.args)
         buffers = self.named_buffers(remove_duplicate=False)
         written = {name: self._copies[id(x)] for name, x in buffers if id(x) in self._copies}

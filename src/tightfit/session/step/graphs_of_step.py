@@ -40,7 +40,6 @@ class _Call:
 
     @property
     def plan(self) -> Plan:
-        """The plan that it ran by."""
         assert self.planned.outcome.plan is not None
         return self.planned.outcome.plan
 

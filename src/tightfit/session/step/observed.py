@@ -61,7 +61,6 @@ class LedgerWriter:
         self._turn("between", -1)
 
     def backward_begins(self, call: int) -> None:
-        """Note that a call's backward begins."""
         self._open.remove(call)
         self._turn("backward", call)
 
