@@ -128,9 +128,7 @@ def able(graph: Graph, planners: str) -> list[str]:
     """The planners among those named that can plan the graph."""
     chain = is_chain(graph)
     return [
-        name
-        for name in planners_named(planners)
-        if chain or not find_planner(name).capabilities.linear_only
+        name for name in planners_named(planners) if chain or not find_planner(name).linear_only
     ]
 
 

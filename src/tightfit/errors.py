@@ -6,31 +6,6 @@ import os
 from collections.abc import Sequence
 from typing import TypeVar
 
-__all__ = [
-    "WITHOUT_A_PLAN",
-    "BadInput",
-    "BudgetExceeded",
-    "CaptureError",
-    "CompileError",
-    "HookUnavailable",
-    "InfeasibleBudget",
-    "InvalidGraph",
-    "InvalidLayout",
-    "InvalidPlan",
-    "MissingExtra",
-    "NothingToTrain",
-    "OffloadFailed",
-    "OpaqueChanged",
-    "OpaqueVaries",
-    "PlanMismatch",
-    "SecondForward",
-    "TightfitError",
-    "as_user_sees_it",
-    "first_of",
-    "with_another_way",
-    "without_frames",
-]
-
 
 class TightfitError(Exception):
     """The base of every error that tightfit raises on purpose."""

@@ -17,19 +17,6 @@ import msgspec
 from tightfit.errors import BadInput
 from tightfit.units import format_bytes
 
-__all__ = [
-    "LARGEST_CONTENT_BYTES",
-    "LARGEST_FILE_BYTES",
-    "cache_folder",
-    "decode_record",
-    "delete_least_used",
-    "encode_record",
-    "files_by_use",
-    "kind_of_record",
-    "read_limited",
-    "write_atomically",
-]
-
 LARGEST_FILE_BYTES = 128 << 20
 LARGEST_CONTENT_BYTES = 256 << 20
 _LARGEST_RECORDS = 2_000_000

@@ -6,8 +6,6 @@ import weakref
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["Living"]
-
 T = TypeVar("T")
 
 

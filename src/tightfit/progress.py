@@ -12,18 +12,6 @@ from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Any, Protocol
 
-__all__ = [
-    "SILENT",
-    "Interrupts",
-    "Pace",
-    "PrintedProgress",
-    "Progress",
-    "Silent",
-    "StoppableProgress",
-    "announce",
-    "said_while_waiting",
-]
-
 _SAID_FIRST_S = 2.0
 _SAID_EVERY_S = 5.0
 
@@ -40,34 +28,32 @@ class Progress(Protocol):
         self, title: str, total: int | None = None, *, at_most_s: float | None = None
     ) -> None:
         """Begin a task of `total` steps that ends after `at_most_s` seconds (None: unknown)."""
-        ...
 
     def update(self, done: int, note: str = "") -> None:
         """Report that `done` steps are finished, with a short note on the state."""
-        ...
 
     def stop(self) -> None:
         """End the task that was started last."""
-        ...
+
+
+@contextlib.contextmanager
+def shown(
+    progress: Progress, title: str, total: int | None = None, *, at_most_s: float | None = None
+) -> Generator[None, None, None]:
+    """Show what runs meanwhile as a task of a progress."""
+    progress.start(title, total, at_most_s=at_most_s)
+    try:
+        yield
+    finally:
+        progress.stop()
 
 
 class _Event(Protocol):
     def is_set(self) -> bool: ...
 
 
-class Silent:
+class Silent(Progress):
     """A progress that shows nothing."""
-
-    def start(
-        self, title: str, total: int | None = None, *, at_most_s: float | None = None
-    ) -> None:
-        """Do nothing."""
-
-    def update(self, done: int, note: str = "") -> None:
-        """Do nothing."""
-
-    def stop(self) -> None:
-        """Do nothing."""
 
 
 class StoppableProgress(Silent):

@@ -7,16 +7,6 @@ from decimal import Decimal
 
 from tightfit.errors import BadInput
 
-__all__ = [
-    "as_budget",
-    "format_bytes",
-    "format_percent",
-    "format_seconds",
-    "parse_bytes",
-    "rounded_up",
-    "unit_of",
-]
-
 _UNITS: dict[str, int] = {
     "B": 1,
     "KB": 10**3,

@@ -10,8 +10,8 @@ from torch import nn
 
 import tightfit
 from tests.support.pools import FakeArenaMemory
+from tightfit.allocator.cuda_arena_memory import ArenaMemoryState
 from tightfit.api.report import Report
-from tightfit.arenas.fillers import ArenaMemoryState
 from tightfit.errors import BadInput
 from tightfit.layout import holes
 from tightfit.layout.blocks import Block

@@ -52,7 +52,7 @@ def test_rows_are_printed_and_written_as_csv_json_and_svg(
 def test_no_state_of_an_optimizer_is_assumed(more: tuple[str, ...]) -> None:
     _, bound, _ = app.parse_args(["compare", "zoo:vit", "--budgets", "1", *more])
     bound.apply_defaults()
-    assert bound.arguments["step_options"].optimizer == "none"
+    assert bound.arguments["options"].optimizer == "none"
 
 
 def test_rows_in_a_folder_are_not_computed_again(

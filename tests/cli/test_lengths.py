@@ -46,7 +46,7 @@ def test_the_border_is_found_with_few_plans(border: int) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    def load_step(model, options, step_options, progress):
+    def load_step(model, options, progress):
         return step_of(options.sequence)
 
     monkeypatch.setattr(lengths, "load_step", load_step)

@@ -25,7 +25,7 @@ from tightfit.alternatives.in_place import IN_PLACE, add_over_second
 from tightfit.alternatives.linear_cross_entropy import loss_and_gradients
 from tightfit.alternatives.max_pool import Windows
 from tightfit.alternatives.norms.again import normalise_with_statistics
-from tightfit.alternatives.registry import ENTRIES, GROUPS, with_alternatives
+from tightfit.alternatives.registry import ENTRIES, with_alternatives
 from tightfit.alternatives.stash import (
     compressed,
     compressed_bytes,
@@ -787,4 +787,3 @@ def test_every_registered_operator_is_compared() -> None:
     assert overwriters <= compared
     on_gpus = {convolution_by_cudnn}
     assert contributors == {entry.contributor for entry in ENTRIES} - on_gpus
-    assert {entry.group for entry in ENTRIES} == {*GROUPS, "again"} - {"none", "all"}

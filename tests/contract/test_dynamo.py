@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import types
 from collections.abc import Callable, Iterator
@@ -36,7 +35,7 @@ def test_the_table_of_releases_says_what_is_here() -> None:
     assert VALUES.is_available == follows_values()
 
 
-class Watched:
+class Watched(private.Follower):
     """Compiles a function; keeps its graphs, and what was skipped."""
 
     def __init__(
@@ -56,14 +55,8 @@ class Watched:
         self._leaves = leaves or {}
         self.run = private.compiled(function, backend, self)
 
-    def call(self) -> tuple[int, Any]:
-        return 0, None
-
     def leaves(self) -> Any:
         return self._leaves
-
-    def left_out(self) -> Any:
-        return set()
 
     def one_op_at(self, places: Any) -> Any:
         self.places.append(places)
@@ -73,17 +66,8 @@ class Watched:
         self.given.append(given)
         self._may_be_one_op = None
 
-    def follow_all_again(self) -> bool:
-        return False
-
     def ended(self, end: private.End) -> None:
         self.ends.append(end)
-
-    def following(self) -> Any:
-        return contextlib.nullcontext()
-
-    def entered_inner_frame(self) -> None:
-        """Do nothing."""
 
     def runs_as_compiled(self, place: str) -> None:
         self.answers.append(f"as compiled: {place}")

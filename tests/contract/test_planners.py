@@ -51,12 +51,12 @@ def chain(layers: int, *, with_skip: bool = False) -> Graph:
 
 
 def graph_for(name: str) -> Graph:
-    return chain(8, with_skip=not find_planner(name).capabilities.linear_only)
+    return chain(8, with_skip=not find_planner(name).linear_only)
 
 
 @pytest.fixture(params=sorted(EVERY_PLANNER))
 def planner(request: pytest.FixtureRequest) -> str:
-    extra = find_planner(request.param).capabilities.extra
+    extra = find_planner(request.param).extra
     if extra is not None and importlib.util.find_spec(EXTRAS[extra]) is None:
         pytest.skip(f"needs tightfit[{extra}]")
     return request.param
@@ -84,12 +84,12 @@ def test_it_plans_a_chain_within_the_budget(planner: str, ratio: float) -> None:
     task = Task(graph=graph, budget_bytes=budget_of_ratio(graph, ratio))
     outcome = plan_with(planner, task, BRIEF)
     check_outcome(outcome, task)
-    if find_planner(planner).capabilities.looks_at_budget:
+    if find_planner(planner).looks_at_budget:
         assert outcome.plan is not None
 
 
 def test_nothing_is_recomputed_when_everything_fits(planner: str) -> None:
-    if not find_planner(planner).capabilities.looks_at_budget:
+    if not find_planner(planner).looks_at_budget:
         pytest.skip("does not look at the budget")
     graph = graph_for(planner)
     outcome = plan_with(planner, Task(graph=graph, budget_bytes=eager_peak_bytes(graph)), BRIEF)
@@ -101,7 +101,7 @@ def test_an_impossible_budget_is_answered(planner: str) -> None:
     graph = graph_for(planner)
     outcome = plan_with(planner, Task(graph=graph, budget_bytes=199), BRIEF)
     assert outcome.plan is None
-    if find_planner(planner).capabilities.proves_infeasible:
+    if find_planner(planner).proves_infeasible:
         assert outcome.status == "infeasible"
 
 
@@ -129,7 +129,7 @@ def test_an_interruption_ends_with_the_best_so_far(planner: str) -> None:
 
 
 def test_the_time_limit_is_kept(planner: str) -> None:
-    graph = chain(60, with_skip=not find_planner(planner).capabilities.linear_only)
+    graph = chain(60, with_skip=not find_planner(planner).linear_only)
     task = Task(graph=graph, budget_bytes=budget_of_ratio(graph, 0.3))
     started = time.perf_counter()
     check_outcome(plan_with(planner, task, Limits(seconds=2.0, gap=0.0, workers=1)), task)
@@ -142,7 +142,7 @@ def test_a_method_for_chains_refuses_other_graphs() -> None:
     assert is_chain(chain(8))
     assert not is_chain(graph)
     for name, entry in PLANNERS.items():
-        if entry.capabilities.linear_only:
+        if entry.linear_only:
             with pytest.raises(BadInput, match="chains only"):
                 plan_with(name, Task(graph=graph, budget_bytes=10_000), BRIEF)
 
@@ -154,7 +154,7 @@ def test_a_method_for_chains_refuses_other_graphs() -> None:
 def test_it_plans_graphs_with_every_feature_of_the_format(
     planner: str, graph: Graph, ratio: float, gradients: str
 ) -> None:
-    if find_planner(planner).capabilities.linear_only:
+    if find_planner(planner).linear_only:
         return
     budget = budget_of_ratio(graph, ratio, gradients=gradients)
     task = Task(graph=graph, budget_bytes=budget, gradients=gradients)

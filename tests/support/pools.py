@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass
 
-from tightfit.arenas.fillers import ArenaMemoryState
+from tightfit.allocator.cuda_arena_memory import ArenaMemoryState
 
 __all__ = ["Block", "FakeArenaMemory", "FakePool"]
 

@@ -4,7 +4,6 @@ back."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -18,33 +17,17 @@ class AllocatorState:
     retries: int  # how often so far it has given all that was cached back to serve a request
 
 
-class CachingAllocator(Protocol):
-    """The allocator of one device."""
-
-    @property
-    def page_bytes(self) -> int:
-        """By which it takes memory from the device: about so much is reserved and not given out."""
-        ...
-
-    def state(self) -> AllocatorState:
-        """Return its state now."""
-        ...
-
-    def return_cached(self) -> None:
-        """Give cached memory back to the device."""
-        ...
-
-
 class CudaCachingAllocator:
-    """That of a GPU."""
+    """The caching allocator of a GPU."""
 
-    page_bytes = 22 << 20  # of segments that expand, for large requests and for small ones
+    page_bytes = 22 << 20
+    """By which it takes memory from the device: about so much is reserved and not given out, of
+    segments that expand, for large requests and for small ones."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def state(self) -> AllocatorState:
-        """Return its state now."""
         found = torch.cuda.memory_stats(self._device)
         return AllocatorState(
             allocated_bytes=int(found.get("allocated_bytes.all.current", 0)),

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
+
+ArenaMemoryState: TypeAlias = Literal["free", "held", "grown"]
+"""Nothing is there; something is; more was taken from the device, as something had no room."""
 
 
 class CudaArenaMemory:
     """A block of PyTorch's CUDA allocator, free, in a pool of which no other code requests memory.
 
-    The allocator itself keeps account of every byte of it: live bytes there are counted in its
-    statistics, and nothing is given out twice. The memory goes back when the object is gone and
-    nothing in it is alive.
+    The allocator takes the smallest free stretch that is large enough. It keeps account itself of
+    every byte: live bytes there are counted in its statistics, and nothing is given out twice. The
+    memory goes back when the object is gone and nothing in it is alive.
 
     Raises `torch.OutOfMemoryError` if the device has no such stretch. `address`: of its first byte.
     """
@@ -30,7 +33,7 @@ class CudaArenaMemory:
             del block
         self._begin_bytes = self.reserved_bytes
 
-    def state(self) -> Literal["free", "held", "grown"]:
+    def state(self) -> ArenaMemoryState:
         """Return its state between two steps."""
         segments = self._segments()
         if sum(segment["total_size"] for segment in segments) > self._begin_bytes:

@@ -64,7 +64,6 @@ class CudaTally:
         weakref.finalize(self, self._apply, self._index).atexit = False
 
     def given_bytes(self) -> int:
-        """Return how much more is given out now than when it was made."""
         return self._meter.live_bytes() - self._start
 
     def take_peak_bytes(self) -> int:
@@ -96,7 +95,6 @@ class CudaTally:
         self._apply(self._index)
 
     def describe_refusals(self, details: RefusalDetails) -> None:
-        """Have errors of refused requests say this."""
         self._details = details
 
     def refusals(self) -> Refusals:

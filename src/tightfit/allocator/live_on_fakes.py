@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,30 +14,14 @@ from tightfit.units import rounded_up
 
 
 @dataclass
-class _Storage:
-    """A storage and how many tensors refer to it."""
-
-    size_bytes: int
-    tensors: int = 0
-
-    def take(self) -> None:
-        """Note one more tensor."""
-        self.tensors += 1
-
-    def drop(self) -> bool:
-        """Note one tensor less; return whether it was the last."""
-        self.tensors -= 1
-        return not self.tensors
-
-
-@dataclass
 class LiveOnFakes(private.TorchDispatchMode):
     """Counts the bytes of the storages that ops make, as long as a tensor refers to them."""
 
     granularity: int  # the unit that the device's allocator rounds to, in bytes
     peak_bytes: int = 0  # the most that lived at once so far
     _held_bytes: int = 0
-    _storages: dict[int, _Storage] = field(default_factory=dict)
+    _sizes: dict[int, int] = field(default_factory=dict)  # of storages, by their keys
+    _tensors: Counter[int] = field(default_factory=Counter)  # how many refer to each
     _known_tensors: Any = field(default_factory=private.WeakTensorKeyDictionary)
 
     def __post_init__(self) -> None:
@@ -58,19 +43,17 @@ class LiveOnFakes(private.TorchDispatchMode):
     def _count(self, tensor: torch.Tensor, given: set[int]) -> None:
         storage = tensor.untyped_storage()
         key = private.storage_key(tensor)
-        if key in given and key not in self._storages:
+        if key in given and key not in self._sizes:
             return  # there before
         self._known_tensors[tensor] = True
-        held = self._storages.get(key)
-        if held is None:
-            held = self._storages[key] = _Storage(rounded_up(storage.nbytes(), self.granularity))
-            self._held_bytes += held.size_bytes
+        if key not in self._sizes:
+            self._sizes[key] = rounded_up(storage.nbytes(), self.granularity)
+            self._held_bytes += self._sizes[key]
             self.peak_bytes = max(self.peak_bytes, self._held_bytes)
-        held.take()
+        self._tensors[key] += 1
         weakref.finalize(tensor, self._dropped, key)
 
     def _dropped(self, key: int) -> None:
-        held = self._storages[key]
-        if held.drop():
-            self._held_bytes -= held.size_bytes
-            del self._storages[key]
+        self._tensors[key] -= 1
+        if not self._tensors[key]:
+            self._held_bytes -= self._sizes.pop(key)

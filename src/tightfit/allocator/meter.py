@@ -36,11 +36,9 @@ class Meter(Protocol):
 
     def live_bytes(self) -> int:
         """Return the bytes given out and not yet freed."""
-        ...
 
     def peak_bytes(self) -> int:
         """Return the most that `live_bytes` was since the last `reset_peak` of this meter."""
-        ...
 
     def reset_peak(self, *, quietly: bool = False) -> None:
         """Let this meter's peak start again from the bytes live now.
@@ -48,15 +46,12 @@ class Meter(Protocol):
         `quietly`: leave a peak that is shared as it is. `peak_bytes` then is a lower bound of live
         bytes: it is exact where it is the highest since the shared peak was last reset.
         """
-        ...
 
     def take_peak_bytes(self, *, quietly: bool = False) -> int:
         """Return the peak, and let it start again, as of `reset_peak`."""
-        ...
 
     def held_bytes(self) -> int:
         """Return bytes that the process really holds: freed memory kept for later counts."""
-        ...
 
 
 class CpuMeter:
@@ -82,14 +77,12 @@ class CpuMeter:
         weakref.finalize(self, self._hook.tightfit_hook_peak_close, self._slot).atexit = False
 
     def live_bytes(self) -> int:
-        """Return the bytes given out since the hook was installed and not yet freed."""
         live_bytes = self._hook.tightfit_hook_live_bytes()
         if live_bytes < 0:
             raise MemoryError("the allocator hook ran out of memory: its counts are incomplete")
         return live_bytes
 
     def peak_bytes(self) -> int:
-        """Return the most that `live_bytes` was since the last `reset_peak` of this meter."""
         return self._hook.tightfit_hook_peak_bytes(self._slot)
 
     def reset_peak(self, *, quietly: bool = False) -> None:
@@ -97,7 +90,6 @@ class CpuMeter:
         self._hook.tightfit_hook_peak_reset(self._slot)
 
     def take_peak_bytes(self, *, quietly: bool = False) -> int:
-        """Return the peak, and let it start again."""
         return self._hook.tightfit_hook_peak_take(self._slot)
 
     def held_bytes(self) -> int:
@@ -136,12 +128,10 @@ class CudaMeter:
         return self._statistic("current")
 
     def peak_bytes(self) -> int:
-        """Return the most that `live_bytes` was since the last `reset_peak` of this meter."""
         with self._lock:
             return self._known_bytes(self._statistic("peak"))
 
     def reset_peak(self, *, quietly: bool = False) -> None:
-        """Let this meter's peak start again from the bytes live now."""
         with self._lock:
             peak_bytes, live_bytes = self._statistic("peak"), self._statistic("current")
             if quietly:
@@ -155,7 +145,6 @@ class CudaMeter:
             self._cuda.reset_peak_memory_stats(self._index)
 
     def take_peak_bytes(self, *, quietly: bool = False) -> int:
-        """Return the peak, and let it start again, as of `reset_peak`."""
         peak_bytes = self.peak_bytes()
         self.reset_peak(quietly=quietly)
         return peak_bytes

@@ -18,8 +18,6 @@ from tightfit.allocator.resident import storages_of
 from tightfit.errors import HookUnavailable
 from tightfit.progress import announce
 
-__all__ = ["CpuTally", "CudaTally", "Refusals", "Tally", "before_refusals", "tally_for"]
-
 _NO_LIMIT = (1 << 63) - 1
 
 
@@ -35,11 +33,9 @@ class Tally(Protocol):
 
     def given_bytes(self) -> int:
         """Return the bytes given out since and still held."""
-        ...
 
     def counted_bytes(self, tensors: Iterable[Any]) -> int:
         """Return the bytes of those storages of tensors that are among them."""
-        ...
 
     def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
         """Refuse requests from now on that would exceed a limit, where the device can.
@@ -47,15 +43,12 @@ class Tally(Protocol):
         `limit_bytes`: for counted bytes and for those before; None: no limit. `before_bytes`: bytes
         that existed before and count against the limit, too.
         """
-        ...
 
     def describe_refusals(self, details: RefusalDetails) -> None:
         """Have errors of refused requests say this."""
-        ...
 
     def refusals(self) -> Refusals:
         """Return the refusals of the limit so far."""
-        ...
 
 
 class CpuTally:
@@ -88,11 +81,9 @@ class CpuTally:
         closing.atexit = False
 
     def given_bytes(self) -> int:
-        """Return the bytes given out since and still held."""
         return self._hook.tightfit_hook_tally_given_bytes(self._slot)
 
     def counted_bytes(self, tensors: Iterable[Any]) -> int:
-        """Return the bytes of those storages of tensors that are among them."""
         storages = (s for s in storages_of(tensors) if s.device.type != "meta")  # shapes alone
         addresses = {s.data_ptr() for s in storages} - {0}
         blocks = (ctypes.c_uint64 * len(addresses))(*addresses)
@@ -100,7 +91,6 @@ class CpuTally:
         return int(count(self._slot, blocks, len(addresses)))
 
     def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
-        """Refuse requests from now on that would exceed a limit."""
         now = None if limit_bytes is None else (limit_bytes, before_bytes)
         if now == self.kept_to:
             return
@@ -110,7 +100,6 @@ class CpuTally:
         self._hook.tightfit_hook_tally_keep_to(self._slot, self._limit, self._before)
 
     def describe_refusals(self, details: RefusalDetails) -> None:
-        """Have errors of refused requests say this."""
         texts = _lasting(details.origin.sentence), _lasting(details.origin.ways)
         self._hook.tightfit_hook_tally_describe(
             self._slot, details.budget_bytes, details.coming_bytes, *texts
@@ -132,7 +121,6 @@ class CpuTally:
         return int(self._hook.tightfit_hook_tally_take_peak(self._slot))
 
     def refusals(self) -> Refusals:
-        """Return the refusals of the limit so far."""
         asked, held = ctypes.c_int64(), ctypes.c_int64()
         count = self._hook.tightfit_hook_tally_refusals(
             self._slot, ctypes.byref(asked), ctypes.byref(held)

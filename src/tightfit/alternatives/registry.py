@@ -72,30 +72,10 @@ ENTRIES = (
     Entry(leaky_relu_gradient, "output", (aten.leaky_relu_backward.default,)),
     Entry(elu_gradient, "output", (aten.elu_backward.default,)),
     Entry(softplus_gradient, "output", (aten.softplus_backward.default,)),
-    Entry(
-        batch_norm_from_output,
-        "output",
-        (aten.native_batch_norm_backward.default,),
-        exactness="rounding",
-    ),
-    Entry(
-        layer_norm_from_output,
-        "output",
-        (aten.native_layer_norm_backward.default,),
-        exactness="rounding",
-    ),
-    Entry(
-        group_norm_from_output,
-        "output",
-        (aten.native_group_norm_backward.default,),
-        exactness="rounding",
-    ),
-    Entry(
-        rms_norm_from_output,
-        "output",
-        (aten.mul.Tensor, aten.pow.Tensor_Scalar),
-        exactness="rounding",
-    ),
+    Entry(batch_norm_from_output, "output", (aten.native_batch_norm_backward.default,), "rounding"),
+    Entry(layer_norm_from_output, "output", (aten.native_layer_norm_backward.default,), "rounding"),
+    Entry(group_norm_from_output, "output", (aten.native_group_norm_backward.default,), "rounding"),
+    Entry(rms_norm_from_output, "output", (aten.mul.Tensor, aten.pow.Tensor_Scalar), "rounding"),
     Entry(relu_gradient, "intermediate", (aten.threshold_backward.default,)),
     Entry(hardsigmoid_gradient, "intermediate", (aten.hardsigmoid_backward.default,)),
     Entry(max_pool_gradient, "intermediate", MAX_POOL_GRADIENTS),
@@ -106,36 +86,23 @@ ENTRIES = (
     Entry(split_gradient, "conv", (aten.convolution_backward.default,)),
     Entry(convolution_by_images, "conv", (aten.convolution.default,)),
     Entry(
-        gradients_of_convolution_by_images,
-        "conv",
-        (aten.convolution_backward.default,),
-        exactness="rounding",
+        gradients_of_convolution_by_images, "conv", (aten.convolution_backward.default,), "rounding"
     ),
     Entry(
         convolution_by_cudnn,
         "conv",
         (aten.convolution.default, aten.convolution_backward.default),
-        exactness="rounding",
+        "rounding",
     ),
-    Entry(attention, "attention", ATTENTION, exactness="rounding"),
+    Entry(attention, "attention", ATTENTION, "rounding"),
     Entry(together, "together", TOGETHER),
-    Entry(kept_in_fewer_bytes, "stash", None, exactness="lossy"),
+    Entry(kept_in_fewer_bytes, "stash", None, "lossy"),
     Entry(in_place, "inplace", tuple(IN_PLACE)),  # behind all whose ways may run in place too
     Entry(draw_again, "again", None),
     Entry(mask_again, "again", (aten.native_dropout.default, scaled_dropout)),
 )
 
-GROUPS = (
-    "none",
-    "conv",
-    "output",
-    "intermediate",
-    "attention",
-    "together",
-    "stash",
-    "inplace",
-    "all",
-)
+GROUPS = ("none", *dict.fromkeys(e.group for e in ENTRIES if e.group != "again"), "all")
 """Kinds of alternatives that a comparison may name."""
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tightfit.arenas.arena import Arena
 
-__all__ = ["arena"]
-
 
 def arena() -> Arena:
     """Return an arena for a loop of plain PyTorch on the CPU.

@@ -20,10 +20,7 @@ from tightfit.dynamo.backend import GraphCall, backend_of
 from tightfit.errors import BadInput
 from tightfit.session.callee import Callee
 from tightfit.session.fitted import Fitted
-from tightfit.session.handed_calls import run_as_it_is
 from tightfit.session.options import make_options
-
-__all__ = ["backend"]
 
 _HOW = 'torch.compile(model, backend="tightfit", options={"budget": "8GiB"})'
 _KEYS = tuple(key for key in inspect.signature(make_options).parameters if key != "progress")
@@ -81,7 +78,7 @@ class _Family:
         def call(inputs: Sequence[Any]) -> Any:
             self._hold(inputs)
             if self._fitted is None:
-                callee = Callee(run_as_it_is, self._modules, "the compiled model")
+                callee = Callee(HandedGraph.run_as_it_is, self._modules, "the compiled model")
                 self._fitted = Fitted.as_a_whole(callee, self._options)
             return self._fitted((graph, *inputs), {})
 

@@ -23,8 +23,6 @@ from tightfit.studies.dry_step import graph_of
 from tightfit.studies.model import Target
 from tightfit.units import parse_bytes
 
-__all__ = ["ENOUGH", "MINIMUM", "Check", "check", "minimum_budget"]
-
 MINIMUM = "minimum"
 
 ENOUGH = 0.005

@@ -25,15 +25,6 @@ from tightfit.session.memory.budget import Budget
 from tightfit.session.options import incompatible, make_options
 from tightfit.torch_private.tools import inside_compiled
 
-__all__ = [
-    "Report",
-    "fit",
-    "prepare",
-    "report",
-    "step",
-    "unfit",
-]
-
 
 def fit(
     model: nn.Module,

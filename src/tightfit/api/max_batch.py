@@ -20,8 +20,6 @@ from tightfit.studies.dry_step import graph_of
 from tightfit.studies.model import Target
 from tightfit.units import format_bytes, parse_bytes
 
-__all__ = ["MaxBatch", "max_batch_size"]
-
 _RESERVE = 0.02  # of the budget, unless a reserve is given
 
 

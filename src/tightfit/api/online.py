@@ -12,8 +12,6 @@ from tightfit.errors import BadInput
 from tightfit.eviction.policies.registry import policy_named
 from tightfit.units import parse_bytes
 
-__all__ = ["online"]
-
 
 def online(
     budget: int | str,

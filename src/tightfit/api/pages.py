@@ -17,8 +17,6 @@ from tightfit.reporting.html.page import Findings, plan_page
 from tightfit.reporting.html.parts import PartInUse, WholeStep, parts_page
 from tightfit.reporting.html.sentences import Proven
 
-__all__ = ["check_page", "write_page", "write_parts_page"]
-
 _PACKING_S = 2.0
 
 

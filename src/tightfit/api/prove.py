@@ -15,12 +15,10 @@ import msgspec
 import torch
 
 from tightfit.errors import BadInput
-from tightfit.progress import SILENT, Progress
+from tightfit.progress import SILENT, Progress, shown
 from tightfit.studies.comparison import Comparison, Proof
 from tightfit.studies.model import ModelSettings, Target, load_example, name_of
 from tightfit.units import parse_bytes
-
-__all__ = ["MINIMUM", "prove"]
 
 MINIMUM = "minimum"
 _PARTS = 6
@@ -89,8 +87,7 @@ def prove(
     torch.manual_seed(seed)
     example = load_example(target, ModelSettings(**(model_options or {})), takes_step=True)
     name = target if isinstance(target, str) else name_of(example.model)
-    progress.start(f"proving {name}", _PARTS)
-    try:
+    with shown(progress, f"proving {name}", _PARTS):
         comparison = Comparison(
             example, steps=steps, seed=seed, name=name, progress=progress, **keywords
         )
@@ -102,8 +99,6 @@ def prove(
             budget_bytes = comparison.budget_of(budget_ratio)
         assert budget_bytes is not None
         return comparison.at(budget_bytes, rounds=rounds)
-    finally:
-        progress.stop()
 
 
 def _checked_budget(budget: int | str | None, budget_ratio: float | None) -> int | None:

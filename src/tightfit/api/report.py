@@ -19,8 +19,6 @@ from tightfit.session.whole.less_exact import planned_less_exactly
 from tightfit.session.whole.steps import WholeSteps
 from tightfit.units import format_bytes, format_seconds
 
-__all__ = ["Report", "reported"]
-
 
 class Report(of_session.Report, frozen=True, kw_only=True):
     """Promises of the current plan and bytes held by the last step, with the step itself.

@@ -18,8 +18,6 @@ from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.progress import SILENT
 from tightfit.units import parse_bytes
 
-__all__ = ["Saving", "plan_saving"]
-
 _LIMITS = Limits(seconds=10.0, gap=0.005)
 
 

@@ -175,7 +175,7 @@ class Arena:
         if step.learn(replayed, recording, at_once=others_went):
             self._note_layout()
             self._trims = True
-        self._exact_height_bytes = step.height_bytes if step.is_confirmed else 0
+        self._exact_height_bytes = step.layout.height_bytes if step.is_confirmed else 0
         if self._trims and step.is_confirmed:
             self._trims = False
             trim_ordinary_memory()  # of the steps that went there before
@@ -222,7 +222,7 @@ class Arena:
         if not step.is_installed:
             trim_ordinary_memory()  # of the steps that were recorded: the arena comes in addition
         if not step.enter(self._room_for(step)):
-            step.enter(self._another(step.height_bytes))  # that arena takes no more plans
+            step.enter(self._another(step.layout.height_bytes))  # that arena takes no more plans
 
     def _step_of(self, shape: Hashable) -> _Step:
         """Return the record of steps of a shape; of very many the oldest is forgotten."""
@@ -240,10 +240,10 @@ class Arena:
     def _room_for(self, step: _Step) -> Replay:
         """Return the arena; a new arena where it is too low, or a new layout would find blocks."""
         if self._replay is None:
-            return self._another(step.height_bytes)
+            return self._another(step.layout.height_bytes)
         is_in_the_way = not step.is_installed and self._replay.alive > 0
-        if is_in_the_way or self._replay.height_bytes < step.height_bytes:
-            return self._another(step.height_bytes)
+        if is_in_the_way or self._replay.height_bytes < step.layout.height_bytes:
+            return self._another(step.layout.height_bytes)
         return self._replay
 
     def _another(self, height_bytes: int) -> Replay:
@@ -280,7 +280,9 @@ class Arena:
             )
 
     def _note_layout(self) -> None:
-        highest = max(self._steps.values(), key=lambda step: step.height_bytes)
+        highest = max(
+            (step.layout for step in self._steps.values()), key=lambda layout: layout.height_bytes
+        )
         self._report = replace(
             self._report,
             layouts=self._report.layouts + 1,
@@ -301,6 +303,9 @@ _PATIENCE = 4
 """Steps recorded, no two in a row alike, before the last of them is planned."""
 
 
+_NO_LAYOUT = Sequenced((), (), 0, 0, ())
+
+
 class _Step:
     """Steps of one shape: their layout, and whether they go as it says."""
 
@@ -308,7 +313,7 @@ class _Step:
         self.is_confirmed = False
         self._recorded = 0
         self._sizes: list[int] = []  # requests of the step that was recorded last
-        self._layout: Sequenced | None = None
+        self.layout = _NO_LAYOUT
         self._replay: Replay | None = None
         self._plan: int | None = None
         self._is_inside = False
@@ -316,37 +321,17 @@ class _Step:
 
     @property
     def is_planned(self) -> bool:
-        return self._layout is not None and not self._is_stale
+        return self.layout is not _NO_LAYOUT and not self._is_stale
 
     @property
     def is_installed(self) -> bool:
         """Whether its layout was replayed before."""
         return self._plan is not None
 
-    @property
-    def height_bytes(self) -> int:
-        return 0 if self._layout is None else self._layout.height_bytes
-
-    @property
-    def lower_bound_bytes(self) -> int:
-        """The largest load of its layout."""
-        return 0 if self._layout is None else self._layout.lower_bound_bytes
-
-    @property
-    def outlived_bytes(self) -> int:
-        """Of blocks that outlived it when it was recorded."""
-        return 0 if self._layout is None else self._layout.outlived_bytes
-
-    @property
-    def elsewhere_bytes(self) -> int:
-        """The most that other threads and interrupted parts held then."""
-        return 0 if self._layout is None else self._layout.elsewhere_bytes
-
     def enter(self, replay: Replay) -> bool:
         """Take a step at planned places; False if the arena cannot have this plan."""
-        assert self._layout is not None
         if self._plan is None or self._replay is not replay:
-            layout = self._layout
+            layout = self.layout
             self._plan = replay.add(layout.sizes, layout.offsets, layout.predecessors)
             self._replay = replay
         if self._plan is None:
@@ -371,13 +356,13 @@ class _Step:
         `at_once`: whether the first recorded step is laid out. Others went as planned, so requests
         made only once are over; a step that is only recorded takes about twice its time.
         """
-        if replayed is not None and self._layout is not None:
-            count = len(self._layout.blocks)
+        if replayed is not None and self.layout is not _NO_LAYOUT:
+            count = len(self.layout.blocks)
             self.is_confirmed = replayed.fallbacks == 0 and replayed.requests == count
             if self.is_confirmed:
                 return False
             if replayed.larger == replayed.fallbacks and replayed.requests == count:
-                self._take(enlarged(self._layout, self._wanted(count)))
+                self._take(enlarged(self.layout, self._wanted(count)))
                 return True
             self._is_stale = replayed.fallbacks > _STALE * replayed.requests
         if recording is None:
@@ -385,7 +370,7 @@ class _Step:
         before, self._sizes = self._sizes, requested_sizes(recording)
         self._recorded += 1
         is_known = at_once or self._sizes == before or self._recorded == _PATIENCE
-        if self._layout is None and not is_known:
+        if self.layout is _NO_LAYOUT and not is_known:
             return False
         self._take(sequenced(recording))
         return True
@@ -395,6 +380,6 @@ class _Step:
         return self._replay.wanted(self._plan, count)
 
     def _take(self, layout: Sequenced) -> None:
-        self._layout = layout
+        self.layout = layout
         self._plan = None
         self._is_stale = False

@@ -18,7 +18,6 @@ class Caller(Protocol):
     @property
     def waiting(self) -> Sequence[Any]:
         """Calls that await their backward."""
-        ...
 
 
 class CallArena:
@@ -35,7 +34,7 @@ class CallArena:
     def __init__(self) -> None:
         self._thread: _ThreadArena | None = None
         self._number = next(_NUMBERS)
-        self._exact_height_bytes = 0
+        self.exact_height_bytes = 0
 
     def end_step(self) -> None:
         """End the step before, where another does not begin at once."""
@@ -66,7 +65,7 @@ class CallArena:
 
     def went(self, exact_height_bytes: int) -> None:
         """Note the height of the layout that a step went by exactly; 0 if it did not."""
-        self._exact_height_bytes = exact_height_bytes
+        self.exact_height_bytes = exact_height_bytes
 
     @property
     def report(self) -> ArenaReport | None:
@@ -83,10 +82,6 @@ class CallArena:
         """Whether the arena is not shared, or is that which the first step would use."""
         thread = self._thread or _ARENAS.get(threading.get_ident())
         return thread is None or not thread.has_other_users(self)
-
-    @property
-    def exact_height_bytes(self) -> int:
-        return self._exact_height_bytes
 
     @property
     def resident_bytes(self) -> int:
@@ -117,7 +112,6 @@ class _ThreadArena:
 
     @property
     def is_current(self) -> bool:
-        """Whether it is that of the calling thread."""
         return self._thread == threading.get_ident()
 
     @property
@@ -125,7 +119,6 @@ class _ThreadArena:
         return self._caller is not None
 
     def has_other_users(self, user: CallArena) -> bool:
-        """Whether others share it."""
         return any(other is not user for other in self._users)
 
     def end_step(self) -> None:

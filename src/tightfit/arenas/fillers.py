@@ -10,8 +10,9 @@ import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any
 
+from tightfit.allocator.cuda_arena_memory import CudaArenaMemory
 from tightfit.arenas.arena import ArenaReport
 from tightfit.layout.blocks import Block
 from tightfit.layout.holes import LEAST_BYTES, Filler, Opening, Script, script_of
@@ -28,40 +29,6 @@ _TRIED = [  # alone and two at once, side by side, smaller than their cells, amo
 _MOST_FAILURES = 4  # a filler that has no room in the arena takes more from the device
 
 
-ArenaMemoryState: TypeAlias = Literal["free", "held", "grown"]
-"""Nothing is there; something is; more was taken from the device, as something had no room."""
-
-
-class ArenaMemory(Protocol):
-    """Memory of an allocator that takes the smallest free stretch that is large enough."""
-
-    @property
-    def height_bytes(self) -> int:
-        """Its size."""
-        ...
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes taken from the device for large requests: more than its size if it has grown."""
-        ...
-
-    def state(self) -> ArenaMemoryState:
-        """Return its state between two steps."""
-        ...
-
-    def take(self, size_bytes: int) -> tuple[int, Any] | None:
-        """Request a stretch; return its address, and its holder. None: there was no room."""
-        ...
-
-    def enter(self) -> None:
-        """Place requests of the calling thread here, from now on."""
-        ...
-
-    def leave(self) -> None:
-        """Place it elsewhere again; nothing happens outside."""
-        ...
-
-
 class FilledStep:
     """One step: from its forward to the end of its backward.
 
@@ -73,7 +40,7 @@ class FilledStep:
     """
 
     def __init__(
-        self, script: Script, ground: ArenaMemory | None, *, is_watched: bool = False
+        self, script: Script, ground: CudaArenaMemory | None, *, is_watched: bool = False
     ) -> None:
         self.script = script
         self.failed = 0
@@ -175,7 +142,7 @@ class FilledStep:
         return False
 
 
-def placing_obstacle(ground_for: Callable[[int], ArenaMemory]) -> str | None:
+def placing_obstacle(ground_for: Callable[[int], CudaArenaMemory]) -> str | None:
     """Return why an allocator's requests cannot be led to places; None if they can.
 
     Tries it: a short step, twice.
@@ -208,7 +175,7 @@ def placing_obstacle(ground_for: Callable[[int], ArenaMemory]) -> str | None:
     return None
 
 
-def _everything(script: Script, ground: ArenaMemory) -> tuple[Filler, ...]:
+def _everything(script: Script, ground: CudaArenaMemory) -> tuple[Filler, ...]:
     """Return holders of all of a ground before a step begins, and of memory above it for good."""
     above_bytes = ground.height_bytes - script.height_bytes
     above = Filler(-1, script.height_bytes, above_bytes)
@@ -224,28 +191,18 @@ class FillerPlacement:
     none.
     """
 
-    def __init__(self, ground_for: Callable[[int], ArenaMemory]) -> None:
+    def __init__(self, ground_for: Callable[[int], CudaArenaMemory]) -> None:
         self._ground_for = ground_for
-        self._ground: ArenaMemory | None = None
+        self._ground: CudaArenaMemory | None = None
         self._step: weakref.ref[FilledStep] | None = None
-        self._report = ArenaReport()
-        self._outlived = False
+        self.report = ArenaReport()  # of steps that ended; a fallback: a filler placed elsewhere
+        self.outlived = False  # whether a step began while something of the last was alive
         self._failures = 0  # in steps, one after the other
-
-    @property
-    def outlived(self) -> bool:
-        """Whether a step began while something of the previous step was still alive."""
-        return self._outlived
 
     @property
     def height_bytes(self) -> int:
         """Of the memory; 0 if there is none yet."""
         return 0 if self._ground is None else self._ground.height_bytes
-
-    @property
-    def report(self) -> ArenaReport:
-        """Figures of the steps that ended; a fallback: a filler that was placed elsewhere."""
-        return self._report
 
     def begin(self, script: Script, *, is_watched: bool = False) -> FilledStep:
         """Begin a step.
@@ -259,7 +216,7 @@ class FillerPlacement:
             return FilledStep(script, None)
         ground = self._high_enough(script.height_bytes)
         step = FilledStep(script, ground, is_watched=is_watched)
-        self._outlived = self._outlived or step.outlived
+        self.outlived = self.outlived or step.outlived
         self._step = weakref.ref(step)
         return step
 
@@ -270,8 +227,8 @@ class FillerPlacement:
             self._step = None
         is_failure = step.failed and not (step.outlived or step.crowded)
         self._failures = self._failures + 1 if is_failure else 0
-        old, script = self._report, step.script
-        self._report = replace(
+        old, script = self.report, step.script
+        self.report = replace(
             old,
             steps=old.steps + 1,
             exact_steps=old.exact_steps + step.is_exact,
@@ -288,7 +245,7 @@ class FillerPlacement:
         """Give the memory back, once nothing in it is alive."""
         self._ground = None
 
-    def _high_enough(self, height_bytes: int) -> ArenaMemory | None:
+    def _high_enough(self, height_bytes: int) -> CudaArenaMemory | None:
         """Return the memory; new memory where it is too small, None where there is no room."""
         if not height_bytes:
             return None

@@ -106,12 +106,6 @@ class Captured:
     def draws(self) -> bool:
         return any(op.random_state_bytes for op in self.graph.ops)
 
-    @functools.cached_property
-    def generators(self) -> tuple[torch.Generator, ...]:
-        """The generators that the step draws from, but for PyTorch's own."""
-        given = (x for node in self.nodes for x in (*node.args, *node.kwargs.values()))
-        return tuple(dict.fromkeys(x for x in given if isinstance(x, torch.Generator)))
-
     def with_graph(self, graph: Graph) -> Captured:
         """Return the step with another graph of the same ops and values, such as a priced one."""
         return dataclasses.replace(self, graph=graph)

@@ -77,7 +77,6 @@ class StoredTrace:
         return None
 
     def find(self) -> JointGraph | None:
-        """Return the trace that was stored, if it is there and holds."""
         with ignoring_errors(f"{self._path} is not used"):
             kept = self._kept()
             if kept is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,13 +14,10 @@ from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import (
-    DEFAULT_MODEL_OPTIONS,
-    DEFAULT_SEARCH_OPTIONS,
     Json,
-    ModelOptions,
-    SearchOptions,
+    OptimizerName,
+    PlanOptions,
     StepName,
-    StepOptionsWithoutState,
     is_model,
 )
 from tightfit.cli.output import check_output, csv_of, percent_or_dash, print_result
@@ -38,7 +36,16 @@ from tightfit.units import format_bytes, unit_of
 if TYPE_CHECKING:
     from tightfit.capture.captured import Captured
 
-_WITHOUT_STATE = StepOptionsWithoutState()
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class OptionsWithoutState(PlanOptions):
+    """A step in which no optimizer's state is assumed unless one is named."""
+
+    optimizer: OptimizerName = "none"
+
+
+_WITHOUT_STATE = OptionsWithoutState()
 
 
 def compare_planners(
@@ -54,9 +61,7 @@ def compare_planners(
     results: Path | None = None,
     scheduler: str | None = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
-    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
-    step_options: StepOptionsWithoutState = _WITHOUT_STATE,
-    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
+    options: OptionsWithoutState = _WITHOUT_STATE,
     json: Json = False,
 ) -> int:
     """Run several planners at several budgets and print the plans found and the bounds proved.
@@ -91,18 +96,18 @@ def compare_planners(
         against memory.
     """
     check_output(output, [".csv", ".json"])
-    limits = search_options.limits(workers=workers, solver=solver)
+    limits = options.limits(workers=workers, solver=solver)
     names, ways = _names(planners, target)
     with terminal_progress() as progress:
         _require_model_for(target, alternatives=alternatives, exactness=exactness)
         if ways or exactness:
             exact = exactness or "bitwise"
-            loaded = load_model(target, options, step_options, progress=progress, exactness=exact)
+            loaded = load_model(target, options, progress=progress, exactness=exact)
         else:
-            loaded = load_step(target, options, step_options, progress=progress)
-        groups = _groups(target, options, step_options, alternatives, exactness, progress)
+            loaded = load_step(target, options, progress=progress)
+        groups = _groups(target, options, alternatives, exactness, progress)
     step = loaded if isinstance(loaded, Graph) else loaded.graph
-    gradients = step_options.gradients
+    gradients = options.gradients
     asked = [budget_named(step, text, gradients) for text in budgets.split(",")]
     rows: tuple[ComparisonRow, ...] = ()
     for group, graph in groups.items() or [("", step)]:
@@ -147,8 +152,7 @@ def _names(planners: str, target: str) -> tuple[tuple[str, ...], tuple[str, ...]
 
 def _groups(
     target: str,
-    options: ModelOptions,
-    step_options: StepOptionsWithoutState,
+    options: PlanOptions,
     alternatives: str | None,
     exactness: Exactness | None,
     progress: Progress,
@@ -158,7 +162,7 @@ def _groups(
         return {}
     names = dict.fromkeys(name.strip() for name in alternatives.split(","))
     exact = exactness or "bitwise"
-    load = partial(load_model, target, options, step_options, progress=progress, exactness=exact)
+    load = partial(load_model, target, options, progress=progress, exactness=exact)
     return {name: load(alternatives=name).graph for name in names}
 
 

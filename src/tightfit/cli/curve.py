@@ -11,14 +11,10 @@ from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import (
-    DEFAULT_MODEL_OPTIONS,
-    DEFAULT_SEARCH_OPTIONS,
-    DEFAULT_STEP_OPTIONS,
+    DEFAULT_PLAN_OPTIONS,
     Json,
-    ModelOptions,
-    SearchOptions,
+    PlanOptions,
     StepName,
-    StepOptions,
 )
 from tightfit.cli.output import check_output, csv_of, percent_or_dash, print_result
 from tightfit.cli.target import budget_named, load_step
@@ -41,9 +37,7 @@ def curve(
     *,
     budgets: str = _BUDGETS,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
-    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
-    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
-    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
+    options: PlanOptions = DEFAULT_PLAN_OPTIONS,
     json: Json = False,
 ) -> int:
     """Print the extra compute of plans at many budgets, and the bound proven at each.
@@ -62,11 +56,11 @@ def curve(
     output
         Write the curve to this file: .csv, or .svg, .png or .pdf for a picture.
     """
-    limits = search_options.limits()
+    limits = options.limits()
     check_output(output, [".csv"])
     with terminal_progress() as progress:
-        step = load_step(target, options, step_options, progress=progress)
-    gradients = step_options.gradients
+        step = load_step(target, options, progress=progress)
+    gradients = options.gradients
     asked = [budget_named(step, text, gradients)[0] for text in budgets.split(",")]
     with terminal_progress() as progress:
         points = pareto_curve(step, asked, gradients, limits, progress)

@@ -8,14 +8,10 @@ from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import (
-    DEFAULT_MODEL_OPTIONS,
-    DEFAULT_SEARCH_OPTIONS,
-    DEFAULT_STEP_OPTIONS,
+    DEFAULT_PLAN_OPTIONS,
     Json,
-    ModelOptions,
     PlannerName,
-    SearchOptions,
-    StepOptions,
+    PlanOptions,
     require_model,
 )
 from tightfit.cli.output import print_result
@@ -34,9 +30,7 @@ def max_batch(
     max_overhead: Annotated[float, Parameter(allow_leading_hyphen=True)] = float("inf"),
     reserve: str | None = None,
     planner: PlannerName = DEFAULT,
-    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
-    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
-    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
+    options: PlanOptions = DEFAULT_PLAN_OPTIONS,
     json: Json = False,
 ) -> int:
     """Find the largest batch within a budget: nothing runs, no memory is taken for it.
@@ -56,7 +50,7 @@ def max_batch(
     reserve
         How much of the budget to leave unused, such as 200MiB; by default 2 % of it.
     """
-    limits = search_options.limits()
+    limits = options.limits()
     require_model(model, "a graph file has one batch size only")
     from tightfit.api.max_batch import max_batch_size
 
@@ -66,9 +60,9 @@ def max_batch(
             budget=budget,
             max_overhead=max_overhead,
             reserve=reserve,
-            optimizer=step_options.optimizer,
-            costs=step_options.costs or "cpu",
-            gradients=step_options.gradients,
+            optimizer=options.optimizer,
+            costs=options.costs or "cpu",
+            gradients=options.gradients,
             planner=planner,
             limits=limits,
             progress=progress,

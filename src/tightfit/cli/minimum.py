@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import (
-    DEFAULT_MODEL_OPTIONS,
     DEFAULT_STEP_OPTIONS,
     Json,
-    ModelOptions,
     StepName,
     StepOptions,
     chosen_limits,
@@ -25,8 +23,7 @@ def minimum(
     /,
     *,
     time_limit: float = Limits().seconds,
-    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
-    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
+    options: StepOptions = DEFAULT_STEP_OPTIONS,
     json: Json = False,
 ) -> int:
     """Find the least budget that has a plan, and below which it is proven that none has.
@@ -43,8 +40,8 @@ def minimum(
     """
     limits = chosen_limits(time_limit)
     with terminal_progress() as progress:
-        step = load_step(target, options, step_options, progress=progress)
-        found = minimum_budget(step, step_options.gradients, limits, progress)
+        step = load_step(target, options, progress=progress)
+        found = minimum_budget(step, options.gradients, limits, progress)
     result = simulate(step, found.plan)
     closed = found.lower_bytes >= found.found_bytes
     return print_result(

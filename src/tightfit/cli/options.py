@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -108,14 +108,15 @@ class ModelOptions:
 
     @property
     def given(self) -> list[str]:
-        """The names of the options that are given."""
-        return [name for name, value in vars(self).items() if value is not None]
+        """The names of those of a model that are given."""
+        names = (field.name for field in fields(ModelOptions))
+        return [name for name in names if getattr(self, name) is not None]
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class StepOptions:
-    """Parts of a step other than its model.
+class StepOptions(ModelOptions):
+    """A step, of a model or in a file.
 
     Parameters
     ----------
@@ -139,16 +140,8 @@ class StepOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class StepOptionsWithoutState(StepOptions):
-    """A step in which no optimizer's state is assumed unless one is named."""
-
-    optimizer: OptimizerName = "none"
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class SearchOptions:
-    """How long a search for plans may take.
+class PlanOptions(StepOptions):
+    """A step, and how long a search for plans of it may take.
 
     Parameters
     ----------
@@ -171,7 +164,7 @@ class SearchOptions:
 
 DEFAULT_MODEL_OPTIONS = ModelOptions()
 DEFAULT_STEP_OPTIONS = StepOptions()
-DEFAULT_SEARCH_OPTIONS = SearchOptions()
+DEFAULT_PLAN_OPTIONS = PlanOptions()
 
 
 def chosen_limits(time_limit: float, **others: Any) -> Limits:

@@ -10,17 +10,13 @@ from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import (
-    DEFAULT_MODEL_OPTIONS,
-    DEFAULT_SEARCH_OPTIONS,
-    DEFAULT_STEP_OPTIONS,
+    DEFAULT_PLAN_OPTIONS,
     ActivationShare,
     Json,
-    ModelOptions,
     PlannerName,
-    SearchOptions,
+    PlanOptions,
     StepBudget,
     StepName,
-    StepOptions,
 )
 from tightfit.cli.output import print_result
 from tightfit.cli.target import chosen_budget, is_model, load_step
@@ -49,9 +45,7 @@ def plan(
     graph_output: Path | None = None,
     exactness: Exactness | None = None,
     next_exactness: Annotated[bool, Parameter(negative="")] = False,
-    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
-    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
-    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
+    options: PlanOptions = DEFAULT_PLAN_OPTIONS,
     json: Json = False,
 ) -> int:
     """Find the plan with the least extra compute that stays within a budget.
@@ -74,15 +68,15 @@ def plan(
         Plan once more with the next, less exact class, and report its gain.
     """
     find_planner(planner)  # before the capture, which takes long
-    limits = search_options.limits()
+    limits = options.limits()
     with terminal_progress() as progress:
-        step = load_step(target, options, step_options, progress=progress, exactness=exactness)
+        step = load_step(target, options, progress=progress, exactness=exactness)
     if graph_output is not None:
         save_graph(step, graph_output)
     task = Task(
         graph=step,
-        budget_bytes=chosen_budget(step, budget, budget_ratio, step_options.gradients),
-        gradients=step_options.gradients,
+        budget_bytes=chosen_budget(step, budget, budget_ratio, options.gradients),
+        gradients=options.gradients,
     )
     with terminal_progress() as progress:
         outcome = plan_with(planner, task, limits, progress)
@@ -93,7 +87,7 @@ def plan(
         following = _following(target, exactness or EXACTNESS[0])
         before = None if outcome.plan is None else outcome.overhead
         with terminal_progress() as progress:
-            other = load_step(target, options, step_options, progress=progress, exactness=following)
+            other = load_step(target, options, progress=progress, exactness=following)
             more = msgspec.structs.replace(task, graph=other)
             found = plan_with(planner, more, limits, progress)
             gained = LessExact.of(following, found, before)

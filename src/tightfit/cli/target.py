@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tightfit.cli.options import ModelOptions, StepOptions, is_model
+from tightfit.cli.options import StepOptions, is_model
 from tightfit.costs import with_costs
 from tightfit.errors import BadInput
 from tightfit.graph.io import load_graph
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 def load_step(
     target: str,
-    options: ModelOptions,
-    step_options: StepOptions,
+    options: StepOptions,
     *,
     progress: Progress,
     exactness: Exactness | None = None,
@@ -32,7 +31,7 @@ def load_step(
     ----------
     target : str
         The name that the user gave.
-    options, step_options
+    options : StepOptions
         Those of a model; of a file only the costs count.
     exactness : str or None
         Of a model: the least exact class of alternatives.
@@ -44,20 +43,19 @@ def load_step(
     """
     if is_model(target):
         exact = exactness or "bitwise"
-        return load_model(target, options, step_options, progress=progress, exactness=exact).graph
+        return load_model(target, options, progress=progress, exactness=exact).graph
     if options.given:
         raise BadInput(
             f"--{', --'.join(options.given)} can be set for models only; {target} is a file"
         )
     if exactness is not None:
         raise BadInput(f"--exactness can be set for models only; {target} is a file")
-    return load_target(target, step_options.costs)
+    return load_target(target, options.costs)
 
 
 def load_model(
     target: str,
-    options: ModelOptions,
-    step_options: StepOptions,
+    options: StepOptions,
     *,
     progress: Progress,
     alternatives: str = "all",
@@ -71,9 +69,9 @@ def load_model(
 
     return captured_step(
         target,
-        optimizer=step_options.optimizer,
-        costs=step_options.costs or "cpu",
-        gradients=step_options.gradients,
+        optimizer=options.optimizer,
+        costs=options.costs or "cpu",
+        gradients=options.gradients,
         progress=progress,
         alternatives=Offered(exactness, alternatives),
         **options.keywords(),

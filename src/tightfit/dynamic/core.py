@@ -97,7 +97,6 @@ class Core(ABC):
     # -- parameters and steps ----------------------------------------------------------------------
 
     def watches(self, parameter: torch.Tensor) -> bool:
-        """Whether a parameter is known."""
         known = self._parameters.get(id(parameter))
         return known is not None and known[0]() is parameter
 

@@ -119,7 +119,6 @@ class Content:
         self.fast_locks += 1
 
     def unpin(self) -> None:
-        """It has run."""
         self.locks -= 1
         self.fast_locks -= 1
 

@@ -196,7 +196,6 @@ class CudaRoom(RetryingRoom):
 
 
 def room_on(limit_bytes: int, before_bytes: int, device: torch.device) -> Room:
-    """Return the room on a device."""
     kind = CudaRoom if device.type == "cuda" else CallingRoom
     return kind(limit_bytes, before_bytes, device)
 

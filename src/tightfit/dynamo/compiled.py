@@ -24,7 +24,7 @@ from tightfit.errors import BadInput, CaptureError
 from tightfit.torch_private import dynamo as private
 
 
-class Following:
+class Following(private.Follower):
     """Answers questions of Dynamo while it follows a callable.
 
     `outside`: notes frames left to Python. `account`: has a limit that does not apply to Dynamo's
@@ -47,11 +47,9 @@ class Following:
         self.unguarded = Unguarded(modules)
 
     def call(self) -> tuple[int, Any]:
-        """Return the number of the current call, and its inputs."""
         return self._call
 
     def begin(self, given: Any) -> None:
-        """Begin a call."""
         self._call = self._call[0] + 1, given
 
     def end(self) -> None:
@@ -59,17 +57,14 @@ class Following:
         self._call = self._call[0], None
 
     def entered_inner_frame(self) -> None:
-        """Note that Python runs the caller of a module's forward."""
         self._outside.entered_inner_frame()
 
     def skipped(
         self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None
     ) -> None:
-        """Note that a frame runs as plain Python, as of `Outside.skipped`."""
         self._outside.skipped(code, module, reason, error)
 
     def left_out(self) -> Set[nn.Module]:
-        """Return the modules whose forwards run as plain Python."""
         return self._left_out
 
     def leave_out(self, module: nn.Module) -> None:
@@ -77,13 +72,11 @@ class Following:
         self._left_out.add(module)
 
     def leaves(self) -> Mapping[Any, Callable[..., Any]]:
-        """Return the forwards that are not to be followed."""
         left_out = {type(module).forward for module in self._left_out}
         found = leaf_forwards(self._modules)
         return {forward: call for forward, call in found.items() if forward not in left_out}
 
     def one_op_at(self, places: Sequence[tuple[str, int]]) -> Any:
-        """Return the forward that may become one op and contains the innermost of some calls."""
         if self._one_ops is None:
             return None
         found = self._one_ops.at(places)
@@ -103,11 +96,7 @@ class Following:
         """Follow modules that were decided to be one op; return whether there are any."""
         return self._one_ops is not None and self._one_ops.follow_all_again()
 
-    def ended(self, end: private.End) -> None:
-        """Do nothing: that is no matter."""
-
     def runs_as_compiled(self, place: str) -> None:
-        """Note that code runs as if it were compiled, as of `Outside.runs_as_compiled`."""
         self._outside.runs_as_compiled(place)
 
     @contextlib.contextmanager
@@ -131,11 +120,9 @@ class Unlimited(Protocol):
 
     def lift_limit(self) -> None:
         """Refuse nothing."""
-        ...
 
     def enforce(self) -> None:
         """Refuse requests above the limit again."""
-        ...
 
 
 class Compiled:

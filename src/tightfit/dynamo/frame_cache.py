@@ -71,13 +71,11 @@ class FrameCache:
         self._hand_over = hand_over
 
     def key(self, frame: Any) -> str | None:
-        """Return the key of a frame; None if it is not to be kept."""
         with ignoring_errors("Dynamo's results are not kept"):
             return _digest(packed(self._described(frame)))
         return None
 
     def find(self, key: str, frame: Any) -> tuple[frames.Frame, Callable[..., Any]] | None:
-        """Return the kept result for a frame and a callable of its graph, if all guards hold."""
         for path in sorted(trace_folder().glob(f"{key}-*{_SUFFIX}"), key=_date)[-_MOST_ALIKE:]:
             with ignoring_errors(f"{path} is not used"):
                 kept = read_trace(path, KeptFrame, _FORMAT)

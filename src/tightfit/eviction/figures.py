@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from tightfit.eviction.policies.ablation import ABLATION, FIGURES
-from tightfit.eviction.policies.baselines import BASELINES
-from tightfit.eviction.policies.dtr import DTR
+from tightfit.eviction.policies.dtr import BASELINES, DTR
 from tightfit.eviction.policies.improved import IMPROVED
 from tightfit.eviction.policies.policy import Policy
 from tightfit.eviction.replayed import Deallocation, Replayed, Rules

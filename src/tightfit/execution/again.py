@@ -41,15 +41,12 @@ class Repeated(Protocol):
 
         `instead` is given an input, or None if it is gone, and which output of which run it was.
         """
-        ...
 
     def outputs_once_more(self) -> list[Any]:
         """Run its forward once more, with the same random numbers; return its raw outputs."""
-        ...
 
     def replanned(self, came: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor | None]:
         """Plan it for the gradients of outputs that came; return those of placeholders."""
-        ...
 
     def once_more(
         self,
@@ -62,11 +59,9 @@ class Repeated(Protocol):
         `begun` returns the first term of the sum of a gradient, as of `Program`. `unread`:
         placeholders that may have changed: gradients from these outputs do not depend on them.
         """
-        ...
 
     def retained(self) -> None:
         """Note that a further backward may come: tensors that exist now must exist then."""
-        ...
 
 
 class DifferentiatedCall:

@@ -39,15 +39,12 @@ class Attached(Protocol):
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
         """Run one forward."""
-        ...
 
     def is_of(self, module: nn.Module, /) -> bool:
         """Whether this was made for the module (and not for one it was copied from)."""
-        ...
 
     def leave(self) -> None:
         """Clean up: the module is fitted no longer, or again."""
-        ...
 
 
 class _Attachment:
@@ -82,7 +79,6 @@ class _Attachment:
         self._running.add(threading.get_ident())
 
     def __exit__(self, *_: object) -> None:
-        """Note that it has ended."""
         self._running.discard(threading.get_ident())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Attachment:

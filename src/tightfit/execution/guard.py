@@ -83,7 +83,6 @@ class Opened(Protocol):
     @property
     def is_open(self) -> bool:
         """Whether a backward may still come or is running."""
-        ...
 
 
 _GUARDS: Living[Guard] = Living()

@@ -370,10 +370,6 @@ class _RepeatedDraws:
     def _access(self, op: OpId) -> tuple[str, str]:
         """Return the names of functions that read and set the generator an op draws from."""
         node = self._nodes[op]
-        own = node.kwargs.get("generator")
-        if own is not None:
-            name = self._writer.literal(own)
-            return f"{name}.get_state", f"{name}.set_state"
         value = node.meta["val"]
         device = (value[0] if isinstance(value, tuple | list) else value).device
         get_state, set_state = _generator_access(device)

@@ -18,11 +18,9 @@ class PlacedStep(Protocol):
 
     def turn(self, instruction: int, /) -> None:
         """Make ready for an instruction of the plan."""
-        ...
 
     def pause(self) -> None:
         """Let requests be placed elsewhere: other code runs."""
-        ...
 
 
 class Places(Protocol):
@@ -30,11 +28,9 @@ class Places(Protocol):
 
     def begin(self) -> PlacedStep:
         """Begin a step."""
-        ...
 
     def end(self, step: PlacedStep, /) -> None:
         """End a step: its backward has ended, or failed."""
-        ...
 
 
 class Turns:

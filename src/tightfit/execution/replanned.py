@@ -32,7 +32,6 @@ class Planned(Protocol):
 
     def without_gradient(self, missing: frozenset[int]) -> frozenset[int]:
         """Return the placeholders that have no gradient where some outputs have none."""
-        ...
 
 
 def gradients_at_once(

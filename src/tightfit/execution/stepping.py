@@ -25,7 +25,6 @@ class Steps(Protocol):
 
     def without_gradient(self, missing: frozenset[int]) -> frozenset[int]:
         """Return the placeholders that have no gradient where some outputs have none."""
-        ...
 
 
 def refuse_other_backward(

@@ -48,7 +48,6 @@ class Filler:
 
     @property
     def end(self) -> int:
-        """The end of it."""
         return self.offset + self.size_bytes
 
 

@@ -38,7 +38,6 @@ class Search(Generic[Found]):
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended."""
         return not self._thread.is_alive()
 
     def result(self) -> Found | None:

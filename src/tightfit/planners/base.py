@@ -57,10 +57,26 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     far: Far | None = None  # the far memory that values may be moved to
 
 
-class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The capabilities of a planner; a mismatch with a task is a clear error, never a silent
-    skip."""
+class Planner(Protocol):
+    """A function from a task to an outcome whose plan is verified."""
 
+    def __call__(self, task: Task, limits: Limits, progress: Progress) -> Outcome:
+        """Return the best verified plan found within the limits, with a proven bound.
+
+        ``KeyboardInterrupt`` during the call ends the search; the best plan so far is returned.
+        """
+        ...
+
+
+class Registration(msgspec.Struct, frozen=True, kw_only=True):
+    """A planner: its name, its function (``"module:function"``), and its capabilities.
+
+    A mismatch of these with a task is a clear error, never a silent skip.
+    """
+
+    name: str
+    function: str
+    summary: str
     linear_only: bool = False  # it plans chains only
     # It chooses among operator alternatives; if not, it uses the defaults
     alternatives: bool = False
@@ -74,26 +90,6 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     # The optional dependency it needs, as in ``pip install tightfit[extra]``
     extra: str | None = None
     reference: str = ""  # paper, section
-
-
-class Planner(Protocol):
-    """A function from a task to an outcome whose plan is verified."""
-
-    def __call__(self, task: Task, limits: Limits, progress: Progress) -> Outcome:
-        """Return the best verified plan found within the limits, with a proven bound.
-
-        ``KeyboardInterrupt`` during the call ends the search; the best plan so far is returned.
-        """
-        ...
-
-
-class Registration(msgspec.Struct, frozen=True, kw_only=True):
-    """A planner: its name, its function (``"module:function"``), its capabilities."""
-
-    name: str
-    function: str
-    summary: str
-    capabilities: Capabilities
     options: tuple[str, ...] = ()  # variants of it, asked for as ``"name:option"``
     option: str = ""  # the variant that is asked for
     seeds_up_to: int = 0  # the default planner starts from its plans on graphs of so many ops
@@ -107,7 +103,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
         try:
             function = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
-            extra = self.capabilities.extra
+            extra = self.extra
             if extra is None or (error.name or "").startswith("tightfit"):
                 raise
             raise MissingExtra(

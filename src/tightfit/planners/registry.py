@@ -9,7 +9,7 @@ import msgspec
 from tightfit.errors import BadInput, InvalidPlan
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Outcome, Plan
-from tightfit.planners.base import Capabilities, Limits, Registration, Task
+from tightfit.planners.base import Limits, Registration, Task
 from tightfit.planners.outcomes import judged
 from tightfit.progress import SILENT, Progress
 
@@ -24,46 +24,43 @@ PLANNERS: dict[str, Registration] = {
             name="anytime",
             function="tightfit.planners.moves.planner:plan_with_moves",
             summary="greedy plan, K-cut program, large-neighbourhood search, cutting planes",
-            capabilities=Capabilities(alternatives=True, proves_infeasible=True, moves=True),
+            alternatives=True,
+            proves_infeasible=True,
+            moves=True,
         ),
         Registration(
             name="greedy",
             function="tightfit.planners.engine.greedy:plan_greedy",
             summary="relieve the fullest stage by the cheapest drop, then fill the room left",
-            capabilities=Capabilities(alternatives=False),
         ),
         Registration(
             name="checkmate",
             function="tightfit.planners.papers.checkmate.planner:plan_checkmate",
             summary="Checkmate's integer program, cold; split: two stages per backward op (4.10)",
             options=("split",),
-            capabilities=Capabilities(
-                exact=True, reference="Jain et al. (2020), Checkmate, section 4"
-            ),
+            exact=True,
+            reference="Jain et al. (2020), Checkmate, section 4",
         ),
         Registration(
             name="checkmate+",
             function="tightfit.planners.papers.checkmate.planner:plan_checkmate_plus",
             summary="Checkmate's program from the default planner's plan, with its bound borrowed",
-            capabilities=Capabilities(
-                exact=True,
-                proves_infeasible=True,
-                reference="Jain et al. (2020), Checkmate, section 4",
-            ),
+            exact=True,
+            proves_infeasible=True,
+            reference="Jain et al. (2020), Checkmate, section 4",
         ),
         Registration(
             name="checkmate_o",
             function="tightfit.planners.papers.checkmate.post_optimised:plan_checkmate_o",
             summary="Checkmate's plan, then greedily the implementations that make it cheaper",
-            capabilities=Capabilities(
-                alternatives=True, reference="Shah et al. (2021), MONeT, section 6"
-            ),
+            alternatives=True,
+            reference="Shah et al. (2021), MONeT, section 6",
         ),
         Registration(
             name="checkmate_rounding",
             function="tightfit.planners.papers.checkmate.planner:plan_checkmate_rounding",
             summary="two-phase rounding of Checkmate's linear relaxation",
-            capabilities=Capabilities(reference="Jain et al. (2020), Checkmate, section 5 of v3"),
+            reference="Jain et al. (2020), Checkmate, section 5 of v3",
         ),
         Registration(
             name="monet",
@@ -71,23 +68,24 @@ PLANNERS: dict[str, Registration] = {
             summary="MONeT's integer program, one implementation per op; loose: appendix B, first",
             options=("loose",),
             seeds_up_to=250,
-            capabilities=Capabilities(exact=True, reference="Shah et al. (2021), MONeT, section 4"),
+            exact=True,
+            reference="Shah et al. (2021), MONeT, section 4",
         ),
         Registration(
             name="monet_all",
             function="tightfit.planners.papers.monet.planner:plan_monet_all",
             summary="MONeT's integer program, which chooses implementations too",
-            capabilities=Capabilities(
-                alternatives=True, exact=True, reference="Shah et al. (2021), MONeT, section 4"
-            ),
+            alternatives=True,
+            exact=True,
+            reference="Shah et al. (2021), MONeT, section 4",
         ),
         Registration(
             name="intervals",
             function="tightfit.planners.papers.intervals.planner:plan_intervals",
             summary="retention intervals on the constraint solver CP-SAT, two per value",
-            capabilities=Capabilities(
-                exact=True, extra="cpsat", reference="Bartan et al. (2023), Moccasin"
-            ),
+            exact=True,
+            extra="cpsat",
+            reference="Bartan et al. (2023), Moccasin",
         ),
         Registration(
             name="eviction",
@@ -95,81 +93,72 @@ PLANNERS: dict[str, Registration] = {
             summary="evict by a policy (h_dtr) as an online runtime would",
             options=("h_dtr_eq", "h_dtr_local", "lru", "size", "msps"),
             seeds_up_to=_MOST_SEEDED,
-            capabilities=Capabilities(
-                looks_at_budget=False, reference="Kirisame et al. (2021), DTR, section 4"
-            ),
+            looks_at_budget=False,
+            reference="Kirisame et al. (2021), DTR, section 4",
         ),
         Registration(
             name="gist",
             function="tightfit.planners.papers.gist:plan_gist",
             summary="nothing computed again: masks, sparse and half-precision storage, in place",
-            capabilities=Capabilities(
-                alternatives=True,
-                looks_at_budget=False,
-                reference="Jain et al. (2018), Gist; Shah et al. (2021), MONeT, appendix E",
-            ),
+            alternatives=True,
+            looks_at_budget=False,
+            reference="Jain et al. (2018), Gist; Shah et al. (2021), MONeT, appendix E",
         ),
         Registration(
             name="griewank",
             function="tightfit.planners.papers.griewank:plan_griewank",
             summary="revolve: binomial checkpointing of a chain",
-            capabilities=Capabilities(
-                linear_only=True,
-                looks_at_budget=False,
-                reference="Griewank and Walther (2000), algorithm 799",
-            ),
+            linear_only=True,
+            looks_at_budget=False,
+            reference="Griewank and Walther (2000), algorithm 799",
         ),
         Registration(
             name="chen_sqrt",
             function="tightfit.planners.papers.chen:plan_chen_sqrt",
             summary="checkpoint every sqrt(n)-th op of a chain",
-            capabilities=Capabilities(
-                linear_only=True, looks_at_budget=False, reference="Chen et al. (2016), section 4"
-            ),
+            linear_only=True,
+            looks_at_budget=False,
+            reference="Chen et al. (2016), section 4",
         ),
         Registration(
             name="chen_greedy",
             function="tightfit.planners.papers.chen:plan_chen_greedy",
             summary="checkpoint a chain in segments of equal bytes, with a search over their size",
-            capabilities=Capabilities(
-                linear_only=True, looks_at_budget=False, reference="Chen et al. (2016), algorithm 3"
-            ),
+            linear_only=True,
+            looks_at_budget=False,
+            reference="Chen et al. (2016), algorithm 3",
         ),
         Registration(
             name="ap_sqrt",
             function="tightfit.planners.papers.chen:plan_ap_sqrt",
             summary="checkpoint every sqrt(n)-th articulation point",
             seeds_up_to=_MOST_SEEDED,
-            capabilities=Capabilities(
-                looks_at_budget=False, reference="Jain et al. (2020), section 5.1.1"
-            ),
+            looks_at_budget=False,
+            reference="Jain et al. (2020), section 5.1.1",
         ),
         Registration(
             name="ap_greedy",
             function="tightfit.planners.papers.chen:plan_ap_greedy",
             summary="checkpoint articulation points in segments of equal bytes",
             seeds_up_to=_MOST_SEEDED,
-            capabilities=Capabilities(
-                looks_at_budget=False, reference="Jain et al. (2020), section 5.1.1"
-            ),
+            looks_at_budget=False,
+            reference="Jain et al. (2020), section 5.1.1",
         ),
         Registration(
             name="linearised_sqrt",
             function="tightfit.planners.papers.chen:plan_linearised_sqrt",
             summary="checkpoint every sqrt(n)-th op in topological order",
             seeds_up_to=_MOST_SEEDED,
-            capabilities=Capabilities(
-                looks_at_budget=False, reference="Jain et al. (2020), section 5.1.2"
-            ),
+            looks_at_budget=False,
+            reference="Jain et al. (2020), section 5.1.2",
         ),
         Registration(
             name="linearised_greedy",
             function="tightfit.planners.papers.chen:plan_linearised_greedy",
             summary="checkpoint in segments of equal bytes in topological order",
             seeds_up_to=_MOST_SEEDED,
-            capabilities=Capabilities(
-                looks_at_budget=False, reference="Jain et al. (2020), section 5.1.2"
-            ),
+            looks_at_budget=False,
+            reference="Jain et al. (2020), section 5.1.2",
         ),
     )
 }
@@ -228,16 +217,16 @@ def plan_with(
     is not installed.
     """
     entry = find_planner(name)
-    if entry.capabilities.linear_only and not is_chain(task.graph):
+    if entry.linear_only and not is_chain(task.graph):
         raise BadInput(
             f"planner {name!r} plans chains only and the forward part of "
             f"{task.graph.name or 'this graph'!r} is no chain; planners without this limit: "
-            + ", ".join(n for n, r in PLANNERS.items() if not r.capabilities.linear_only)
+            + ", ".join(n for n, r in PLANNERS.items() if not r.linear_only)
         )
-    if task.far is not None and not entry.capabilities.moves:
+    if task.far is not None and not entry.moves:
         raise BadInput(
             f"planner {name!r} moves nothing to far memory; planners that do: "
-            + ", ".join(n for n, r in PLANNERS.items() if r.capabilities.moves)
+            + ", ".join(n for n, r in PLANNERS.items() if r.moves)
         )
     outcome = entry.load()(task, limits or Limits(), progress)
     if outcome.plan is None and outcome.status != "infeasible" and known is not None:

@@ -21,13 +21,13 @@ from tightfit.costs.measured.call import Footprint, fixed_generators, kind_of
 from tightfit.graph.ir import OpId
 from tightfit.pricing.keys import key_of
 from tightfit.pricing.plain import plain_footprint
-from tightfit.pricing.synthetic import synthetic_arguments
+from tightfit.pricing.synthetic import KnownResults, synthetic_arguments
 from tightfit.torch_private import core as private
 
 _FAILS = (RuntimeError, ValueError, IndexError, TypeError)
 
 
-class MadeByOps:
+class MadeByOps(KnownResults):
     """The results of ops of a step that have run."""
 
     def __init__(self, captured: Captured, device: torch.device) -> None:

@@ -40,7 +40,6 @@ class Brief(Measurement, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, run: Measurement) -> Brief:
-        """Return the measurement of a run."""
         return cls(**msgspec.structs.asdict(run))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx
@@ -41,29 +41,19 @@ The backward reads them there: given a pointer of a GPU it would end the process
 """
 
 
-class KnownResults(Protocol):
-    """Real results of ops of a step, as far as any have run."""
+class KnownResults:
+    """Real results of ops of a step, as far as any have run: here none."""
 
     def given(self, call: Call) -> Mapping[fx.Node, Any]:
         """Return results of ops that a call must get as they are."""
-        ...
-
-    def kind(self, node: fx.Node) -> str | None:
-        """Return the type and device of a result, where the trace has others."""
-        ...
-
-
-class _TraceOnly:
-    """Nothing is known but the trace."""
-
-    def given(self, call: Call) -> Mapping[fx.Node, Any]:
         return {}
 
     def kind(self, node: fx.Node) -> str | None:
-        """Return nothing."""
+        """Return the type and device of a result, where the trace has others."""
+        return None
 
 
-_NOTHING = _TraceOnly()
+_NOTHING = KnownResults()
 
 
 def synthetic_arguments(
@@ -80,8 +70,7 @@ def synthetic_arguments(
         if node in given:
             return given[node]
         if node.op == "get_attr":
-            value = getattr(module, str(node.target))
-            return value.clone_state() if isinstance(value, torch.Generator) else value
+            return getattr(module, str(node.target))
         kind = "cpu" if _is_on_cpu(node) else made.kind(node)
 
         def materialised(fake: torch.Tensor) -> torch.Tensor:

@@ -5,18 +5,13 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from tightfit.errors import BadInput, TightfitError
 from tightfit.scripts.job import EnoughSteps
 
-
-class Answers(Protocol):
-    """Answers a question of the program."""
-
-    def __call__(self, ask: Callable[[], Any]) -> Any:
-        """Return the answer, or raise the error that it is."""
-        ...
+Answers: TypeAlias = Callable[[Callable[[], Any]], Any]
+"""Answers a question of the program: returns the answer, or raises the error that it is."""
 
 
 class RecordedAnswers:

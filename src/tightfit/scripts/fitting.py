@@ -201,7 +201,6 @@ def _listed(modules: Any) -> list[nn.Module]:
 
 
 def _optimizers() -> list[Any]:
-    """Return the optimizers that exist."""
     kinds: set[type] = {torch.optim.Optimizer}
     front: list[type] = [torch.optim.Optimizer]
     while front:

@@ -106,7 +106,6 @@ class Metered:
         self._note([], Budget(budget_bytes))
 
     def end(self, holder: nn.Module) -> None:
-        """Note that a module is unfitted."""
         self._over(id(holder))
 
     def _over(self, holder: int) -> None:

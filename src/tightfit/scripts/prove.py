@@ -14,7 +14,7 @@ from typing import IO, Any, Literal
 import msgspec
 
 from tightfit.errors import BadInput, InfeasibleBudget
-from tightfit.progress import SILENT, Progress, announce
+from tightfit.progress import SILENT, Progress, announce, shown
 from tightfit.scripts.job import Job, RequestedTensor
 from tightfit.scripts.record import Difference, Ended, Failure, Line, Record, Step, differences
 from tightfit.units import parse_bytes
@@ -96,23 +96,22 @@ def prove_script(
     if steps < 1:
         raise BadInput(f"the number of steps must be positive, got {steps}")
     budget_bytes = None if budget is None else parse_bytes(budget)
-    progress.start(f"proving {script}", 2)
-    try:
-        with tempfile.TemporaryDirectory(prefix="tightfit-prove-") as folder:
-            job = Job(
-                way="fitted",
-                script=script,
-                arguments=tuple(arguments),
-                steps=steps,
-                budget_bytes=budget_bytes,
-                keywords=keywords,
-                threads=threads,
-                record="",
-                answers=os.fspath(Path(folder, "answers")),
-            )
-            return _Runs(job, Path(folder), progress).proof()
-    finally:
-        progress.stop()
+    with (
+        shown(progress, f"proving {script}", 2),
+        tempfile.TemporaryDirectory(prefix="tightfit-prove-") as folder,
+    ):
+        job = Job(
+            way="fitted",
+            script=script,
+            arguments=tuple(arguments),
+            steps=steps,
+            budget_bytes=budget_bytes,
+            keywords=keywords,
+            threads=threads,
+            record="",
+            answers=os.fspath(Path(folder, "answers")),
+        )
+        return _Runs(job, Path(folder), progress).proof()
 
 
 class _Runs:

@@ -32,12 +32,10 @@ class Expecting(Protocol):
     @property
     def is_used(self) -> bool:
         """Whether a planned call has been run, or is to be."""
-        ...
 
     @property
     def has_limit(self) -> bool:
         """Whether requests above its budget are refused."""
-        ...
 
 
 def expect_calls(model: nn.Module, expecting: Sequence[Expecting]) -> Callable[[], None]:

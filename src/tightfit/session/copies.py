@@ -18,11 +18,9 @@ class Original(Protocol):
     @property
     def is_used(self) -> bool:
         """Whether it has trained."""
-        ...
 
     def share(self, budget: Budget) -> None:
         """Have a budget in common with others from now on."""
-        ...
 
 
 class Copies:

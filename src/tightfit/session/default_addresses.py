@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from tightfit.arenas.calls import Caller
 from tightfit.errors import InfeasibleBudget
 from tightfit.execution.runtime import Runner
 from tightfit.graph.ir import Graph
-from tightfit.plan.plan import Outcome, Plan
+from tightfit.plan.plan import Plan
 from tightfit.session.options import Options
 from tightfit.session.report import Report
+from tightfit.session.step.graphs_of_step import Planned
 
 
 class PlanRejected(Exception):
@@ -20,25 +21,6 @@ class PlanRejected(Exception):
     def __init__(self, options: Options) -> None:
         super().__init__()
         self.options = options
-
-
-class PlannedStep(Protocol):
-    """A graph that was planned, and the outcome."""
-
-    @property
-    def number(self) -> int:
-        """Tells the plan from all others."""
-        ...
-
-    @property
-    def graph(self) -> Graph:
-        """The step."""
-        ...
-
-    @property
-    def outcome(self) -> Outcome:
-        """Its plan."""
-        ...
 
 
 class DefaultAddresses:
@@ -60,7 +42,7 @@ class DefaultAddresses:
         """
         return runner
 
-    def accept(self, planned: PlannedStep, options: Options) -> Options:
+    def accept(self, planned: Planned, options: Options) -> Options:
         """Accept the plan that is to run, or return other options to plan with."""
         return options
 

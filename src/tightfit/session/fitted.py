@@ -48,45 +48,35 @@ class Route(Protocol):
     @property
     def guard(self) -> Guard | None:
         """Measures the steps; None until the first."""
-        ...
 
     @property
     def waiting(self) -> list[Run]:
         """Calls that await their backward, before which no other may come."""
-        ...
 
     @property
     def is_used(self) -> bool:
         """Whether a planned call has been run, or is to be."""
-        ...
 
     def __call__(self, given: Arguments) -> Any:
         """Run one forward."""
-        ...
 
     def outside_of_plans(self) -> bool:
         """Whether code around a call asks that it runs as it is; then that is noted."""
-        ...
 
     def prepare(self, given: Arguments) -> None:
         """Plan for the given inputs without running anything."""
-        ...
 
     def settle(self) -> None:
         """Finish work that must have ended before there is a report."""
-        ...
 
     def report(self) -> Report:
         """Return promises of the plans and bytes held by the last complete step."""
-        ...
 
     def close_step(self) -> StepPeaks | None:
         """End the measured window of the last step now; return its peaks."""
-        ...
 
     def change_options(self, options: Options) -> None:
         """Plan the next step with other options; captured steps stay."""
-        ...
 
 
 class Fitted:
@@ -150,7 +140,6 @@ class Fitted:
 
     @property
     def has_limit(self) -> bool:
-        """Whether requests above its budget are refused."""
         return refuses(self.account)
 
     @property
@@ -303,7 +292,6 @@ class Fitted:
 
     @property
     def is_in_parts(self) -> bool:
-        """Whether it is planned part by part."""
         return self.route is not self._whole
 
     @property

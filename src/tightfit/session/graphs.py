@@ -25,7 +25,7 @@ from tightfit.progress import announce
 from tightfit.session.callee import Callee
 from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.followed import FollowedCalls
-from tightfit.session.handed_calls import HandedCalls, RunsGraphs, run_as_it_is
+from tightfit.session.handed_calls import HandedCalls, RunsGraphs
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.limit import name_budget, raising, refuses
 from tightfit.session.options import Options
@@ -252,7 +252,7 @@ def _refuse_backward(outputs: Sequence[Any], error: InfeasibleBudget) -> None:
 
 def _calls_of(callee: Callee, options: Options, account: Account) -> HandedCalls:
     """Return the source of graphs of a callee: Dynamo, or its caller."""
-    if callee.function is run_as_it_is:
+    if callee.function is HandedGraph.run_as_it_is:
         return HandedCalls(callee)
     return FollowedCalls(callee, account, keeps=options.cache)
 

@@ -18,11 +18,6 @@ from tightfit.errors import CaptureError, NothingToTrain, OpaqueVaries
 from tightfit.session.callee import Callee
 
 
-def run_as_it_is(graph: HandedGraph, *inputs: Any) -> Any:
-    """Run a graph without a plan: a callable whose calls are those of graphs runs it."""
-    return graph.run_as_it_is(*inputs)
-
-
 class RunsGraphs(Protocol):
     """Runs calls of graphs by plans."""
 
@@ -32,11 +27,9 @@ class RunsGraphs(Protocol):
         Raises `CaptureError` or `OpaqueVaries` if there is no plan for it; nothing has changed
         then.
         """
-        ...
 
     def looking(self) -> AbstractContextManager[None]:
         """Return a context in which graphs are looked for: its work belongs to no step."""
-        ...
 
 
 class HandedCalls:

@@ -238,7 +238,7 @@ def _far_side(
     found = offload if isinstance(offload, Offload) else Offload(offload)
     if in_flight is not None and in_flight > 1:
         raise incompatible("offload=", "in_flight= of more than 1")
-    if not find_planner(planner).capabilities.moves:
+    if not find_planner(planner).moves:
         raise incompatible("offload=", f"planner={planner!r}, which moves nothing")
     return found
 

@@ -172,7 +172,6 @@ def report_of(
     measured: StepPeaks | None,
     compiled_peak_bytes: int | None = None,
 ) -> Report:
-    """Return the report of a plan and a measured step."""
     assert outcome.plan is not None
     return Report(
         budget_bytes=budget_bytes,

@@ -21,7 +21,7 @@ from tightfit.errors import (
 from tightfit.execution.attach import unfit_for_now
 from tightfit.execution.guard import StepPeaks
 from tightfit.planners.questions.minimum import MinimumBudget
-from tightfit.progress import SILENT, Progress
+from tightfit.progress import SILENT, Progress, shown
 from tightfit.session.fitted import Fitted
 from tightfit.session.handles import PlannedStep, fit_in_place
 from tightfit.session.options import Options, make_options
@@ -310,8 +310,7 @@ class Comparison:
         peaks: list[tuple[StepPeaks, int]] = []
         if rounds == 0:
             return ratios, peaks
-        self.progress.start("timing steps", rounds)
-        try:
+        with shown(self.progress, "timing steps", rounds):
             for _ in range(_MOST_TUNING):  # where data decide in each step, it never ends
                 if fitted.is_tuning:
                     self._planned_time(fitted, peaks)
@@ -326,8 +325,6 @@ class Comparison:
                     plain = step_time(self.subject, self.subject.loss_of)
                 ratios.append(ours / plain)
                 self.progress.update(index + 1)
-        finally:
-            self.progress.stop()
         return ratios, peaks
 
     def _planned_time(self, fitted: Fitted, peaks: list[tuple[StepPeaks, int]]) -> float:

@@ -17,7 +17,7 @@ from tightfit.errors import BadInput
 from tightfit.graph.ir import Exactness, Graph
 from tightfit.plan.plan import Gradients
 from tightfit.pricing.price import measured_costs
-from tightfit.progress import SILENT, Progress
+from tightfit.progress import SILENT, Progress, shown
 from tightfit.session.memory.surroundings import root_gradient_bytes
 from tightfit.studies.model import (
     ModelSettings,
@@ -68,15 +68,12 @@ def captured_step(
     if optimizer not in OPTIMIZERS:
         raise BadInput(f"no optimizer is called {optimizer!r} (known: {', '.join(OPTIMIZERS)})")
     refuse_unknown_costs(costs)
-    progress.start("capturing the step")
-    try:
+    with shown(progress, "capturing the step"):
         example = on_fake_tensors(lambda: load_example(target, ModelSettings(**model_options)))
         function, args, kwargs = loss_function(example)
         captured = _captured(
             TracedCall(function, {"model": example.model}, args, kwargs), alternatives
         )
-    finally:
-        progress.stop()
     if costs == "measured":
         captured = measured_costs(captured, progress).captured
     else:

@@ -18,7 +18,7 @@ from tightfit.plan.plan import Compute, Gradients
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import simulated
 from tightfit.planners.registry import plan_with
-from tightfit.progress import SILENT, Progress
+from tightfit.progress import SILENT, Progress, shown
 
 _SEGMENTS = 4
 _SHARES = (0.75, 0.5, 0.0)
@@ -157,11 +157,8 @@ def _planned(
         budget = budget_of_ratio(graph, ratio, gradients=gradients)
         task = Task(graph=graph, budget_bytes=budget, gradients=gradients)
         way = f"tightfit, {ratio:.0%} of the activations"
-        progress.start(way)
-        try:
+        with shown(progress, way):
             outcome = plan_with("anytime", task, limits, progress)
-        finally:
-            progress.stop()
         found = outcome.plan is not None
         yield FlagRow(
             way=way,

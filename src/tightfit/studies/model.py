@@ -51,7 +51,6 @@ class ModelSettings:
     setting: str | None = None
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Return those of the named settings that are given."""
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None}
 

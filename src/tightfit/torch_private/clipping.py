@@ -7,7 +7,6 @@ from torch.utils._foreach_utils import _has_foreach_support
 
 
 def norm_of_gradient(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the 2-norm of a gradient."""
     if _has_foreach_support([gradient], gradient.device):
         return torch._foreach_norm([gradient], 2.0)[0]
     return torch.linalg.vector_norm(gradient, 2.0)

@@ -51,22 +51,7 @@ from tightfit.torch_private.frames.recompiled import noting_failed_guards
 from tightfit.torch_private.frames.values import follows_values
 from tightfit.torch_private.patches import Patch
 
-__all__ = [
-    "End",
-    "Follower",
-    "Given",
-    "compiled",
-    "dict_version",
-    "follows_in_place",
-    "is_leaf_call",
-    "is_limit_of_graphs",
-    "is_traced_meanwhile",
-    "leaf_of",
-    "module_of",
-    "run_leaf",
-    "undone_assignment",
-    "without_hooks",
-]
+__all__ = ["Given", "dict_version", "is_leaf_call", "leaf_of", "run_leaf"]
 
 _OPTIONS = inspect.signature(eval_frame._optimize_catch_errors).parameters
 _ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in _OPTIONS else {}

@@ -50,7 +50,6 @@ def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
 
 
 def hooks_of_gradient(tensor: torch.Tensor) -> list[Any]:
-    """Return the hooks that receive the gradient of a tensor."""
     hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # type: ignore[attr-defined]
     return [hook for known in hooks if known for hook in known.values()]
 

@@ -16,15 +16,6 @@ from torch._functorch.partitioners import (
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-__all__ = [
-    "CustomPartitionerFn",
-    "backward_nodes",
-    "device_of",
-    "is_tangent",
-    "partitioned_by",
-    "split",
-]
-
 
 def is_tangent(node: fx.Node) -> bool:
     """Whether an input of a joint graph is the gradient of an output."""

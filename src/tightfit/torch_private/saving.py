@@ -22,20 +22,6 @@ def saving_hook() -> str:
 
 
 @contextlib.contextmanager
-def watched_saving_hooks(entered: Callable[[str], None]) -> Iterator[None]:
-    """Call a function with the name of every foreign hook that code sets in the context."""
-
-    def watched(enter: Any, self: Any) -> None:
-        name = _named(self.pack_hook)
-        if name:
-            entered(name)
-        enter(self)
-
-    with _ENTER.by(watched):
-        yield
-
-
-@contextlib.contextmanager
 def watched_checkpoints(seen: Callable[[bool], None]) -> Iterator[None]:
     """Tell of each checkpointed region that Dynamo has made a graph of.
 
@@ -51,7 +37,6 @@ def watched_checkpoints(seen: Callable[[bool], None]) -> Iterator[None]:
         yield
 
 
-_ENTER = Patch(torch.autograd.graph.saved_tensors_hooks, "__enter__")
 _GRAPHS = Patch(TagActivationCheckpoint, "__call__")
 
 

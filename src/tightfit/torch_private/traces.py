@@ -16,26 +16,10 @@ from torch.fx.node import _get_qualified_name
 from torch.utils import _pytree as pytree
 from torch.utils._contextlib import _DecoratorContextManager as DecoratingContext
 
-__all__ = [
-    "DecoratingContext",
-    "children_of_tree",
-    "conjugate_view",
-    "fake_in",
-    "forget_real_tensors",
-    "function_named",
-    "is_plain_fake",
-    "lazy_module",
-    "lazy_modules",
-    "name_of_function",
-    "negative_view",
-    "operator_named",
-    "patched",
-    "tree_of",
-]
+__all__ = ["DecoratingContext"]
 
 
 def children_of_tree(spec: Any) -> list[Any]:
-    """Return the specs nested in a tree spec."""
     return spec.children()
 
 

@@ -29,19 +29,7 @@ from torch._functorch._aot_autograd.schemas import (
 
 from tightfit.torch_private.patches import Patch
 
-__all__ = [
-    "OutputType",
-    "RuntimeMetadata",
-    "TensorAlias",
-    "facts_of",
-    "marking_gradient_receivers",
-    "metadata_of",
-    "metadata_with",
-    "receives_gradient",
-    "runtime_metadata",
-    "takes_gradient",
-    "wrapped",
-]
+__all__ = ["TensorAlias"]
 
 RuntimeMetadata: TypeAlias = ViewAndMutationMeta
 """Outputs and changes of a traced step, without anything of the trace itself."""

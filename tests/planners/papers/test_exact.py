@@ -170,7 +170,7 @@ def test_no_baseline_beats_the_optimum(task: Task) -> None:
     """Every heuristic's schedule is in Checkmate's search space, as its section 5.2 says."""
     exact = plan_checkmate(task, EXACT, SILENT)
     for name, entry in PLANNERS.items():
-        can = entry.capabilities
+        can = entry
         if name != "eviction" and not (can.linear_only or can.looks_at_budget):
             found = plan_with(name, task, EXACT)
             assert exact.overhead <= found.overhead + 2e-6, name

@@ -11,6 +11,7 @@ import pytest
 
 from tightfit.errors import BadInput, MissingExtra
 from tightfit.planners.solvers import SOLVERS, LinearProgram, ProgramBuilder, SolveOptions, solve
+from tightfit.planners.solvers.program import from_bytes, to_bytes
 
 MODULES = {"highs": "highspy", "gurobi": "gurobipy"}
 
@@ -110,7 +111,7 @@ def test_a_time_limit_returns_the_best_solution_and_bound() -> None:
 
 def test_a_program_survives_the_way_to_another_process() -> None:
     program = knapsack()
-    copy = LinearProgram.from_bytes(program.to_bytes())
+    copy = from_bytes(to_bytes(program), LinearProgram)
     assert (copy.columns, copy.rows) == (3, 1)
     assert copy.coefficients.tolist() == program.coefficients.tolist()
 

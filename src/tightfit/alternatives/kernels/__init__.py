@@ -15,8 +15,6 @@ from importlib.util import find_spec
 
 import torch
 
-__all__ = ["runs_on"]
-
 _TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64)
 
 

@@ -207,7 +207,6 @@ class Structure:
     leaves: tuple[Any, ...]  # values other than tensors; None where a tensor is
     positions: tuple[int, ...]  # where the tensors are
     which: tuple[int, ...]  # which tensor is in each of these places: one may be in several
-    loss: int | None = None  # which of the tensors is called ``loss`` at the top, if one is
     numbers: tuple[int, ...] = ()  # places of tensors that hold a number of the step
 
     @cached_property
@@ -255,9 +254,7 @@ def structure_of(output: Any, where: str) -> tuple[list[torch.Tensor], Structure
     which = tuple(places.setdefault(id(leaves[i]), len(places)) for i in positions)
     tensors = [leaves[positions[which.index(place)]] for place in range(len(places))]
     rest = tuple(None if isinstance(x, torch.Tensor) else x for x in leaves)
-    named = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-    loss = next((i for i, t in enumerate(tensors) if t is named), None)
-    return tensors, Structure(spec, rest, positions, which, loss, numbers)
+    return tensors, Structure(spec, rest, positions, which, numbers)
 
 
 def _as_tensor(number: Any) -> torch.Tensor:

@@ -11,7 +11,6 @@ from torch import nn
 from tightfit.capture.decisions.numbers import Numbers
 from tightfit.capture.decisions.reads import Decisions, itself
 from tightfit.capture.decisions.tape import Tape, has_values, may_write
-from tightfit.capture.nodes import draws
 from tightfit.capture.origins import ModuleTrail
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
@@ -47,8 +46,6 @@ class DecisionRecorder(private.TorchDispatchMode):
             for prefix, module in modules.items()
             for name, buffer in module.named_buffers(remove_duplicate=False)
         }
-        self._generators: list[Any] = []
-        self._runs = -1
         self.start((), {})
 
     def start(self, leaves: Sequence[Any], modules: Mapping[str, nn.Module]) -> None:
@@ -59,8 +56,6 @@ class DecisionRecorder(private.TorchDispatchMode):
         """
         self._tape = Tape()
         self._seeded = _seeded()
-        self._generators_before, self._generators = self._generators, []
-        self._runs += 1
         if self._numbers is not None:
             self._numbers.start()
         for position, leaf in enumerate(leaves):
@@ -78,8 +73,12 @@ class DecisionRecorder(private.TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         self._refuse_writing_outside(func, args)
-        if draws(func, args, kwargs):
-            self._note_generator(kwargs.get("generator"))
+        if kwargs.get("generator") is not None:
+            raise CaptureError(
+                f"module {self._trail.running!r} draws from a torch.Generator of its own, which no "
+                "plan can hold: draw in code that is not planned, or from PyTorch's own generator",
+                module=self._trail.running,
+            )
         if func in _ASKING:
             return self._ask(func, args, kwargs)
         self._tape.note(func, args, kwargs, result := func(*args, **kwargs))
@@ -99,22 +98,6 @@ class DecisionRecorder(private.TorchDispatchMode):
                 "out: seed it outside of the fitted module, or draw once and keep it as a buffer",
                 module=self._trail.running,
             )
-
-    def _note_generator(self, generator: torch.Generator | None) -> None:
-        """Refuse to draw from a generator that the forward makes: a plan would draw on from it.
-
-        The tracer runs a forward twice: one that was there before is met again.
-        """
-        if generator is None:
-            return
-        if self._runs > 1 and all(generator is not other for other in self._generators_before):
-            raise CaptureError(
-                f"module {self._trail.running!r} draws from a generator that its forward makes: "
-                "a planned step would draw on from it, not from its seed. Way out: draw once and "
-                "keep it as a buffer, or make the generator outside of the fitted module",
-                module=self._trail.running,
-            )
-        self._generators.append(generator)
 
     def _refuse_writing_outside(self, func: Any, args: tuple[Any, ...]) -> None:
         """Refuse to write into a tensor that has values: it would happen while tracing."""

@@ -111,7 +111,6 @@ def _laid_out(work: Rewriting, gradient: fx.Node, position: int) -> fx.Node:
 
 
 def _with_own_strides(work: Rewriting, gradient: fx.Node) -> fx.Node:
-    """Return a copy of a gradient with its strides."""
     value = gradient.meta["val"]
     if is_without_gaps(value) or not _is_written_once(value):
         return work.cloned(gradient)
@@ -137,7 +136,6 @@ def added_up(gradient: fx.Node) -> fx.Node:
 
 
 def _copy_like(source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a copy of `source` with the strides of `like`."""
     return torch.empty_strided(
         like.shape, like.stride(), dtype=source.dtype, device=source.device
     ).copy_(source)

@@ -125,7 +125,6 @@ class Rewriting:
 
 
 def _copy_of(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
-    """Return a copy of a graph, and of each node."""
     copy = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     result: Any = copy.graph_copy(graph, copies, return_output_node=True)

@@ -269,7 +269,7 @@ class OpaqueCall:
         buffers = {n for n, _ in self.module.named_buffers(remove_duplicate=False)}
         copies = {n: t.clone() if n in buffers else t for n, t in state.items()}
         versions = {n: t._version for n, t in copies.items()}
-        python = PythonState({"": self.module})
+        python = PythonState(self.module)
         with fixed_generators(self.device), python:
             generator = torch.get_rng_state()
             result = _explained(self, tensors, copies)
@@ -351,7 +351,7 @@ class OpaqueCall:
         """
         if present not in self.backwards:
             self.backwards[present] = Backward(tuple(tangents))
-            with fixed_generators(self.device), PythonState({"": self.module}):
+            with fixed_generators(self.device), PythonState(self.module):
                 record, saved, given = self.ready(present, self.state)
                 gradients = self.backward(record, saved, given, present)
             operands = [o for o in self.operands if o.requires_grad]

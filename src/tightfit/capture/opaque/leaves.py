@@ -85,7 +85,7 @@ def _really_returned(
     """Run a module for real on other values; nothing of it changes."""
     tree = private.pytree.tree_map_only(torch.Tensor, Geometry.of, (args, kwargs))
     device = next(iter(state.values()), torch.empty(0)).device
-    with private.without_modes(), fixed_generators(device), PythonState({"": module}):
+    with private.without_modes(), fixed_generators(device), PythonState(module):
         copied = {n: t if isinstance(t, nn.Parameter) else t.clone() for n, t in state.items()}
         real = private.pytree.tree_map_only(Geometry, Geometry.materialised, tree)
         with torch.no_grad(), private.autocast_cache(False):  # casts kept would have no history

@@ -68,7 +68,7 @@ def naming_its_needs(call: OpaqueCall) -> Iterator[None]:
 def _needed_bytes(call: OpaqueCall) -> int | None:
     """Return bytes of a forward and a backward of a call on fakes; None where they fail."""
     try:
-        with fixed_generators(call.device), PythonState({"": call.module}):
+        with fixed_generators(call.device), PythonState(call.module):
             return _taken_on_fakes(call)
     except Exception:  # a module of any kind may fail on fakes in any way
         return None

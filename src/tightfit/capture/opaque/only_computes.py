@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import types
-from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 import torch
-from torch import nn
 
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.costs.measured.call import fixed_generators
@@ -51,42 +46,13 @@ def _never_run(*_: Any) -> NoReturn:
     raise AssertionError("the end of a graph comes before it is compiled")
 
 
-class _FirstGraphOnly:
+class _FirstGraphOnly(private.Follower):
     """Ends a call at the end of its first graph: nothing of it has run then."""
-
-    def call(self) -> tuple[int, Any]:
-        return 1, None
-
-    def leaves(self) -> Mapping[Any, Callable[..., Any]]:
-        return {}
-
-    def left_out(self) -> Set[nn.Module]:
-        return frozenset()
-
-    def one_op_at(self, places: Sequence[tuple[str, int]]) -> Any:
-        return None
-
-    def try_as_one_op(self, forward: Any, given: private.Given | None) -> None:
-        """Do nothing: nothing is asked about."""
-
-    def follow_all_again(self) -> bool:
-        return False
 
     def ended(self, end: private.End) -> NoReturn:
         """End the call; say whether its Python goes on, or has done something."""
         raise _TracingEnded(only_computes=not end.reason and not end.acts)
 
-    def following(self) -> AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def entered_inner_frame(self) -> None:
-        """Do nothing: of course plain Python calls it."""
-
-    def runs_as_compiled(self, place: str) -> None:
-        """Do nothing: it computes all the same."""
-
-    def skipped(
-        self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None
-    ) -> NoReturn:
+    def skipped(self, *_: Any) -> NoReturn:
         """End the call: frames that Dynamo leaves to Python are not seen."""
         raise _TracingEnded(only_computes=False)

@@ -110,7 +110,7 @@ class OpaqueForward:
             call.seed(seed)
             return _everything(call.forward(tensors, buffers))
 
-        with PythonState({"": call.module}):
+        with PythonState(call.module):
             timed = [_measured(call, run, (seed,), briefly=briefly) for seed in call.draws]
         return _over_draws(timed)
 
@@ -196,7 +196,7 @@ class OpaqueBackward:
         `briefly`: whether a step waits for it: it is timed roughly.
         """
         seeds = self.call.draws
-        with fixed_generators(self.call.device), PythonState({"": self.call.module}):
+        with fixed_generators(self.call.device), PythonState(self.call.module):
             timed = [self._timed(seed, briefly=briefly) for seed in seeds]
             workspaces = [self._workspace(t) for t in enumerate(timed)]
         return msgspec.structs.replace(_over_draws(timed), workspace_bytes=max(0, *workspaces))

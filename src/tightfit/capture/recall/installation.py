@@ -66,7 +66,6 @@ def _installed() -> tuple[str, ...]:
 
 
 def _processes() -> tuple[int, int]:
-    """Return which of several processes this is."""
     group = torch.distributed
     if not (group.is_available() and group.is_initialized()):
         return 0, 1

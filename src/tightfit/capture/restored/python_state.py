@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import collections
-import copy
 import random
-from collections.abc import Mapping
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
@@ -15,7 +13,7 @@ from tightfit.capture.origins import module_names
 from tightfit.capture.restored.written import Written
 
 _BOOKKEEPING = frozenset({"_parameters", "_buffers", "_modules", "forward"})
-_CONTAINERS = (list, dict, set, collections.deque)
+_MISSING = object()
 
 
 class PythonState:
@@ -24,15 +22,12 @@ class PythonState:
     Used as a context manager around a run: on exit everything is put back.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        self._modules = module_names(modules)
+    def __init__(self, module: nn.Module) -> None:
+        self._modules = module_names({"": module})
         self._changed: list[str] = []
 
     def __enter__(self) -> PythonState:
-        self._attributes = {
-            name: {k: (v, _copied(v)) for k, v in module.__dict__.items()}
-            for name, module in self._modules.items()
-        }
+        self._attributes = {name: dict(module.__dict__) for name, module in self._modules.items()}
         self._members = {
             name: (dict(m._parameters), dict(m._buffers), dict(m._modules))
             for name, m in self._modules.items()
@@ -45,7 +40,7 @@ class PythonState:
         }
         self._written = Written(self._modules)
         self._random = random.getstate()
-        self._numpy = _numpy_state()
+        self._numpy: Any = numpy.random.get_state(legacy=False)
         self._torch = torch.get_rng_state()
         return self
 
@@ -63,7 +58,7 @@ class PythonState:
             random.setstate(self._random)
         if not _same_numpy(self._numpy):
             self._changed.append("numpy's global random generator")
-            _set_numpy_state(self._numpy)
+            numpy.random.set_state(self._numpy)
         torch.set_rng_state(self._torch)
 
     def _restore_members(self, name: str, module: nn.Module) -> None:
@@ -80,13 +75,9 @@ class PythonState:
         for key in [k for k in module.__dict__ if k not in before]:
             self._changed.append(f"{_of(name)}.{key}")
             del module.__dict__[key]
-        for key, (value, snapshot) in before.items():
-            if key in _BOOKKEEPING:
-                continue
-            if not _is_as_before(module.__dict__.get(key, _MISSING), value, snapshot):
+        for key, value in before.items():
+            if key not in _BOOKKEEPING and module.__dict__.get(key, _MISSING) is not value:
                 self._changed.append(f"{_of(name)}.{key}")
-                if snapshot is not None and isinstance(value, _CONTAINERS):
-                    _refill(value, snapshot)
                 module.__dict__[key] = value
 
     @property
@@ -95,71 +86,13 @@ class PythonState:
         return list(self._changed)
 
 
-_MISSING = object()
-
-
 def _of(name: str) -> str:
     return name or "model"
 
 
-def _copied(value: Any) -> Any:
-    return copy.copy(value) if isinstance(value, _CONTAINERS) else None
-
-
-def _is_as_before(current: Any, value: Any, snapshot: Any) -> bool:
-    """Whether an attribute is the same object, and holds the same if it is a container."""
-    return current is value and (snapshot is None or _equal(current, snapshot))
-
-
-def _equal(current: Any, snapshot: Any) -> bool:
-    """Whether a container holds the same objects as its snapshot."""
-    if type(current) is not type(snapshot) or len(current) != len(snapshot):
-        return False
-    if isinstance(snapshot, dict):
-        return current.keys() == snapshot.keys() and all(
-            _same(current[k], snapshot[k]) for k in snapshot
-        )
-    if isinstance(snapshot, set):
-        return current == snapshot
-    return all(_same(a, b) for a, b in zip(current, snapshot, strict=True))
-
-
-def _same(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
-    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        return False
-    if type(a) is type(b) and isinstance(a, int | float | str | bytes | tuple):
-        return a == b
-    return False
-
-
-def _refill(container: Any, snapshot: Any) -> None:
-    if isinstance(container, list | collections.deque):
-        container.clear()
-        container.extend(snapshot)
-    else:
-        container.clear()
-        container.update(snapshot)
-
-
-def _numpy_state() -> Any:
-    import numpy
-
-    return numpy.random.get_state(legacy=False)
-
-
 def _same_numpy(before: Any) -> bool:
-    import numpy
-
-    now = _numpy_state()
+    now = numpy.random.get_state(legacy=False)
     if now["bit_generator"] != before["bit_generator"]:
         return False
     state, old = now["state"], before["state"]
     return state["pos"] == old["pos"] and bool(numpy.array_equal(state["key"], old["key"]))
-
-
-def _set_numpy_state(state: Any) -> None:
-    import numpy
-
-    numpy.random.set_state(state)

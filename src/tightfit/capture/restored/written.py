@@ -28,7 +28,7 @@ _MISSING = object()
 class Written:
     """Contents of objects around a forward; names those that changed, and restores them.
 
-    `modules`: by name; their own attributes are looked at elsewhere.
+    `modules`: by name; other objects in the place of their attributes are noticed elsewhere.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
@@ -41,9 +41,10 @@ class Written:
         for name, module in modules.items():
             for key, value in module.__dict__.items():
                 if not key.startswith("__tightfit"):
-                    self._waiting.append((value, f"{name or 'the model'}.{key}"))
+                    self._waiting.append((value, f"{name or 'model'}.{key}"))
             self._waiting.append((type(module), ""))
-        while self._waiting and len(self._visited) < _MOST_OBJECTS:
+        most = _MOST_OBJECTS + len(self._waiting)  # attributes of modules are looked at first
+        while self._waiting and len(self._visited) < most:
             value, path = self._waiting.popleft()
             if not isinstance(value, _OPAQUE) and id(value) not in self._visited:
                 self._visited.add(id(value))

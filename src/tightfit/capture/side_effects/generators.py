@@ -25,7 +25,7 @@ class GeneratorStates:
     Kept as plain bytes: tensors would count among the bytes of a step.
     """
 
-    def __init__(self, others: Iterable[torch.Generator]) -> None:
+    def __init__(self, others: Iterable[torch.Generator] = ()) -> None:
         self._cpu = _plain(torch.get_rng_state())
         used = torch.cuda.is_available() and torch.cuda.is_initialized()
         self._cuda = [_plain(s) for s in torch.cuda.get_rng_state_all()] if used else []

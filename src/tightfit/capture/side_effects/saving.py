@@ -8,10 +8,6 @@ recomputation: the plan does, and the bits are the same.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
-from tightfit.capture.origins import ModuleTrail
 from tightfit.errors import CaptureError
 from tightfit.torch_private import saving as private
 
@@ -32,20 +28,3 @@ def refuse_saving_hooks(name: str) -> None:
             f"{name} is fitted and called within hooks on saved tensors ({pack}): "
             f"planned gradients would differ from those with the hooks. {_WAY_OUT}"
         )
-
-
-@contextlib.contextmanager
-def without_saving_hooks(trail: ModuleTrail) -> Iterator[None]:
-    """Refuse a step that is traced within such hooks, or whose forward sets them."""
-
-    def refuse(pack: str) -> None:
-        where = f"module {trail.running!r}" if trail.running else "the outermost forward"
-        raise CaptureError(
-            f"{where} sets hooks on saved tensors (saved_tensors_hooks, save_on_cpu; "
-            f"here {pack}): planned gradients would differ from those with the hooks. {_WAY_OUT}",
-            module=trail.running,
-        )
-
-    refuse_saving_hooks("the call")
-    with private.watched_saving_hooks(refuse):
-        yield

@@ -43,36 +43,28 @@ class Stepper(Protocol):
     @property
     def name(self) -> str:
         """The optimizer's, for people."""
-        ...
 
     @property
     def max_norm(self) -> float | None:
         """To which norm all gradients together are clipped before any step; None: they are not."""
-        ...
 
     def takes(self, parameter: torch.Tensor) -> bool:
         """Whether it steps a parameter."""
-        ...
 
     def needs(self, parameter: torch.Tensor) -> tuple[int, int]:
         """Return the bytes of a parameter's state, and the workspace of its step."""
-        ...
 
     def stretch(self, parameter: torch.Tensor) -> Stretch | None:
         """Return the stretches in which a parameter may be stepped, too; None: whole only."""
-        ...
 
     def take(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Note which parameters, by their names, are stepped in backward from now on."""
-        ...
 
     def before_backward(self) -> None:
         """Raise if a backward that is to begin may not step parameters."""
-        ...
 
     def step(self, parameter: torch.Tensor, gradient: torch.Tensor, elements: int | None) -> None:
         """Take the step of one parameter, so many elements at a time; None: all at once."""
-        ...
 
 
 @dataclass(frozen=True)

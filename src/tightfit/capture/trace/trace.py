@@ -43,7 +43,7 @@ from tightfit.capture.operators.registry import traced_operators
 from tightfit.capture.origins import CastRegions, ModuleTrail, Origins
 from tightfit.capture.side_effects.backward_writes import refuse_backward_writes
 from tightfit.capture.side_effects.members import RepeatedMembers
-from tightfit.capture.side_effects.saving import without_saving_hooks
+from tightfit.capture.side_effects.saving import refuse_saving_hooks
 from tightfit.capture.side_effects.tied import TiedTensors
 from tightfit.capture.trace.asked import AskedGradients
 from tightfit.capture.trace.errors import explained
@@ -113,7 +113,6 @@ class _Callee(nn.Module):
         if self._loss_alone:
             extra = returned_with_loss(self._function, self._inputs[0])
             self.detached |= {i for i in extra if tensors[i].requires_grad}
-            self.detached |= _other_than_loss(tensors, self.structure.loss)
         self.asked.expect(tensors, self.detached)
         return tuple(tensors)
 
@@ -134,13 +133,6 @@ def _without_scripts(module: nn.Module) -> nn.Module:
     return face
 
 
-def _other_than_loss(outputs: Sequence[torch.Tensor], loss: int | None) -> frozenset[int]:
-    """Return the differentiable outputs other than a loss, if there is one."""
-    if loss is None or not outputs[loss].requires_grad or outputs[loss].numel() != 1:
-        return frozenset()
-    return frozenset(i for i, t in enumerate(outputs) if i != loss and t.requires_grad)
-
-
 def trace(
     call: TracedCall,
     strides: TrueStrides | None = None,
@@ -156,6 +148,7 @@ def trace(
     """
     trail = ModuleTrail(call.modules)
     regions = CastRegions()
+    refuse_saving_hooks("the call")
     with explained(trail), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         leaves = flatten((call.args, call.kwargs))[0]
@@ -175,7 +168,6 @@ def trace(
             stack.enter_context(traced_operators())
             stack.enter_context(watched_checkpoints(checkpoints.note))
             stack.enter_context(trail)
-            stack.enter_context(without_saving_hooks(trail))
             stack.enter_context(regions)
             stack.enter_context(RepeatedMembers(call.modules))
             stack.enter_context(opaque)

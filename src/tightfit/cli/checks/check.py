@@ -12,16 +12,12 @@ from tightfit.cli.checks.flags import compare_flags as compare
 from tightfit.cli.checks.lengths import check_lengths
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import (
-    DEFAULT_MODEL_OPTIONS,
-    DEFAULT_SEARCH_OPTIONS,
-    DEFAULT_STEP_OPTIONS,
+    DEFAULT_PLAN_OPTIONS,
     ActivationShare,
     BudgetText,
     Json,
-    ModelOptions,
     PlannerName,
-    SearchOptions,
-    StepOptions,
+    PlanOptions,
     require_model,
 )
 from tightfit.cli.output import print_result
@@ -47,9 +43,7 @@ def check(
     planner: PlannerName = DEFAULT,
     compare_flags: Annotated[bool, Parameter(negative="")] = False,
     lengths: Path | None = None,
-    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
-    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
-    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
+    options: PlanOptions = DEFAULT_PLAN_OPTIONS,
     json: Json = False,
 ) -> int:
     """Say how much memory a model needs and how much time a budget costs, without running it.
@@ -80,12 +74,10 @@ def check(
         and how many batches have it. The factory is called with sequence=.
     """
     require_model(model, "for a graph file use tightfit plan")
-    limits = search_options.limits()
+    limits = options.limits()
     if lengths is not None:
         short = msgspec.structs.replace(limits, seconds=min(limits.seconds, _LENGTH_S), gap=0.02)
-        return check_lengths(
-            model, lengths, budget, options, step_options, short, planner=planner, as_json=json
-        )
+        return check_lengths(model, lengths, budget, options, short, planner=planner, as_json=json)
     if compare_flags and (budget is not None or budget_ratio is not None):
         raise BadInput("--compare-flags chooses its budgets itself: leave the budget out")
     if not compare_flags and (budget is None) == (budget_ratio is None):
@@ -98,16 +90,16 @@ def check(
 
     limits = msgspec.structs.replace(limits, gap=ENOUGH)
     if compare_flags:
-        return compare(model, options, step_options, limits, as_json=json)
+        return compare(model, options, limits, as_json=json)
 
     with terminal_progress() as progress:
         found = check_model(
             model,
             budget=budget,
             budget_ratio=budget_ratio,
-            optimizer=step_options.optimizer,
-            costs=step_options.costs or "cpu",
-            gradients=step_options.gradients,
+            optimizer=options.optimizer,
+            costs=options.costs or "cpu",
+            gradients=options.gradients,
             planner=planner,
             limits=limits,
             progress=progress,

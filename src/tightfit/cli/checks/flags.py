@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.options import ModelOptions, StepOptions
+from tightfit.cli.options import StepOptions
 from tightfit.cli.output import percent_or_dash, print_result
 from tightfit.cli.target import load_model
 from tightfit.planners.base import Limits
@@ -25,8 +25,7 @@ _NOTE = (
 
 def compare_flags(
     model: str,
-    options: ModelOptions,
-    step_options: StepOptions,
+    options: StepOptions,
     limits: Limits,
     *,
     as_json: bool,
@@ -36,12 +35,12 @@ def compare_flags(
     from tightfit.studies.model import ModelSettings, load_example, on_fake_tensors
 
     with terminal_progress() as progress:
-        captured = load_model(model, options, step_options, progress=progress)
+        captured = load_model(model, options, progress=progress)
         example = on_fake_tensors(lambda: load_example(model, ModelSettings(**options.keywords())))
         rows = flag_rows(
             captured,
             own_blocks=own_blocks_of(example.model),
-            gradients=step_options.gradients,
+            gradients=options.gradients,
             limits=limits,
             progress=progress,
         )

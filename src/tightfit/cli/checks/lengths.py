@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.options import ModelOptions, StepOptions
+from tightfit.cli.options import StepOptions
 from tightfit.cli.output import percent_or_dash, print_result
 from tightfit.cli.target import load_step
 from tightfit.errors import BadInput, first_of
@@ -37,8 +38,7 @@ def check_lengths(
     model: str,
     file: Path,
     budget: str | None,
-    options: ModelOptions,
-    step_options: StepOptions,
+    options: StepOptions,
     limits: Limits,
     *,
     planner: str,
@@ -54,13 +54,12 @@ def check_lengths(
     with terminal_progress() as progress:
 
         def captured(length: int) -> Graph:
-            sized = ModelOptions(**{**vars(options), "sequence": length})
-            return load_step(model, sized, step_options, progress=progress)
+            return load_step(model, replace(options, sequence=length), progress=progress)
 
         found = longest_fit(
             captured,
             [batch.length for batch in batches],
-            PlanRequest(size, step_options.gradients, planner, limits),
+            PlanRequest(size, options.gradients, planner, limits),
             progress,
         )
     too_long = [b for b in batches if found.longest is None or b.length > found.longest]

@@ -22,6 +22,7 @@ from tightfit.eviction.simulator import Simulator
 from tightfit.files import write_atomically
 from tightfit.planners.base import Limits
 from tightfit.planners.questions.clairvoyant import CLAIRVOYANT, clairvoyant, slowdown_of
+from tightfit.progress import shown
 from tightfit.reporting.pictures.page import require_pictures
 from tightfit.reporting.pictures.policies import PolicyCurve, policies_picture
 from tightfit.units import format_bytes, format_percent, parse_bytes
@@ -219,10 +220,8 @@ def _sweep(
         raise BadInput("a --sweep writes several files: give an existing folder with -o")
     require_pictures()
     started = time.process_time()
-    with terminal_progress() as progress:
-        progress.start("simulating", 0)
+    with terminal_progress() as progress, shown(progress, "simulating", 0):
         found = list(sweep(simulator, _RATIOS, seed=seed))
-        progress.stop()
     log = simulator.log
     rows = [_row(log, point) for point in found]
     write_atomically(folder / "sweep.csv", csv_of(rows, _COLUMNS))

@@ -12,16 +12,12 @@ from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import (
-    DEFAULT_MODEL_OPTIONS,
-    DEFAULT_SEARCH_OPTIONS,
-    DEFAULT_STEP_OPTIONS,
+    DEFAULT_PLAN_OPTIONS,
     ActivationShare,
     Json,
-    ModelOptions,
     PlannerName,
-    SearchOptions,
+    PlanOptions,
     StepBudget,
-    StepOptions,
     is_model,
 )
 from tightfit.cli.output import print_result
@@ -62,9 +58,7 @@ def report(
     planner: PlannerName = DEFAULT,
     budgets: str = _BUDGETS,
     output: Annotated[Path, Parameter(alias="-o")] = Path("report.html"),
-    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
-    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
-    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
+    options: PlanOptions = DEFAULT_PLAN_OPTIONS,
     json: Json = False,
 ) -> int:
     """Write one offline HTML page about a plan: memory over the step, its holders, its cost.
@@ -92,23 +86,21 @@ def report(
     started = time.perf_counter()
     check_page(output)
     find_planner(planner)  # before the capture, which takes long
-    limits = search_options.limits()
+    limits = options.limits()
     given = None if is_model(target) else _plan_in(target)
     with terminal_progress() as progress:
         if given is not None:
-            step, plan, proven = _with_graph(given, target, graph, step_options), given, None
+            step, plan, proven = _with_graph(given, target, graph, options.costs), given, None
         else:
-            step = load_step(_one(target, graph), options, step_options, progress=progress)
-            size = chosen_budget(step, budget, budget_ratio, step_options.gradients)
-            task = Task(graph=step, budget_bytes=size, gradients=step_options.gradients)
+            step = load_step(_one(target, graph), options, progress=progress)
+            size = chosen_budget(step, budget, budget_ratio, options.gradients)
+            task = Task(graph=step, budget_bytes=size, gradients=options.gradients)
             plan, proven = _planned(task, planner, limits, progress)
         curve = _curve(step, budgets, plan.gradients, limits, progress)
         result = simulate(step, plan)
         further: tuple[str, ...] = ()
         if is_model(target):
-            wider = load_step(
-                target, options, step_options, progress=progress, exactness=_LESS_EXACT
-            )
+            wider = load_step(target, options, progress=progress, exactness=_LESS_EXACT)
             further = (_gained(wider, plan, result.overhead, limits, progress).sentence,)
         write_page(output, step, plan, proven=proven, curve=curve, further=further)
     size = output.stat().st_size
@@ -133,14 +125,14 @@ def _plan_in(file: str) -> Plan | None:
     return plan_from_json(content, source=file) if kind_of_record(content) == "plan" else None
 
 
-def _with_graph(plan: Plan, file: str, graph: str | None, step_options: StepOptions) -> Graph:
+def _with_graph(plan: Plan, file: str, graph: str | None, costs: str | None) -> Graph:
     if graph is None:
         raise BadInput(
             f"{file} is a plan, which does not hold the step it was made for. Name the graph file "
             "after it (tightfit plan MODEL -o plan.json --graph-output graph.json writes both), "
             "or name the model instead, with a budget"
         )
-    step = load_target(graph, step_options.costs)
+    step = load_target(graph, costs)
     verify(plan, step)
     return step
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from tightfit.errors import BadInput
 from tightfit.eviction.policies.ablation import ABLATION
-from tightfit.eviction.policies.baselines import BASELINES
-from tightfit.eviction.policies.dtr import DTR
+from tightfit.eviction.policies.dtr import BASELINES, DTR, PROOF
 from tightfit.eviction.policies.improved import IMPROVED
 from tightfit.eviction.policies.policy import Policy
-from tightfit.eviction.policies.proof import PROOF
 
 POLICIES: dict[str, Policy] = {
     policy.name: policy for policy in (*IMPROVED, *DTR, *BASELINES, *PROOF, *ABLATION)

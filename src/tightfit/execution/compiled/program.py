@@ -33,8 +33,7 @@ from tightfit.torch_private.core import storage_key
 def refuse_uncompilable(captured: Captured) -> None:
     """Refuse by name ops that a compiled step cannot contain.
 
-    Raises `CompileError` for opaque modules, computed values that decide, and operators that draw
-    from a generator of their own.
+    Raises `CompileError` for opaque modules and computed values that decide.
     """
     for op, calls in zip(captured.graph.ops, captured.calls, strict=True):
         where = f"module {op.module!r}" if op.module else "the outermost forward"
@@ -42,11 +41,6 @@ def refuse_uncompilable(captured: Captured) -> None:
             raise CompileError(
                 f"{where} runs eagerly, as one opaque op, and cannot be compiled. Way out: "
                 "compile=False, or leave this module out of the fitted part"
-            )
-        if any(call.kwargs.get("generator") is not None for call in calls):
-            raise CompileError(
-                f"{where} draws from a torch.Generator of its own ({op.target}), which a compiled "
-                "step cannot hold. Way out: compile=False, or draw from the default generator"
             )
 
 

@@ -96,7 +96,6 @@ class GeneratorState(TorchFunctionMode):
         self.state = state
 
     def get(self) -> torch.Tensor:
-        """Return the state now."""
         return self.state
 
     def set(self, state: torch.Tensor) -> None:

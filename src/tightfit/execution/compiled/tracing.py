@@ -30,7 +30,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Saved:
     """A tensor for the backward: an input of the step or an output of the forward graph."""
 
     index: int
@@ -45,7 +45,7 @@ class TracedForward:
     module: fx.GraphModule
     # For each raw output its position among the graph's outputs
     returned: tuple[int | Constant, ...]
-    kept: tuple[Kept, ...]  # in the order in which the backward graph takes them
+    kept: tuple[Saved, ...]  # in the order in which the backward graph takes them
     # The input that is written to, and the position of its new content among the outputs
     written: tuple[tuple[int, int], ...]
 
@@ -149,7 +149,7 @@ class _Tracing:
                 output(x) if isinstance(x, torch.Tensor) else Constant(x) for x in raw
             )
             found["kept"] = tuple(
-                Kept(position[id(x)], True) if id(x) in position else Kept(output(x), False)
+                Saved(position[id(x)], True) if id(x) in position else Saved(output(x), False)
                 for x in saved
             )
             found["written"] = tuple((place, output(x)) for place, x in written)
@@ -203,5 +203,4 @@ class _Tracing:
 
 
 def results_of(module: fx.GraphModule) -> list[fx.Node]:
-    """Return the nodes that a graph returns."""
     return list(next(iter(reversed(module.graph.nodes))).args[0])

@@ -48,12 +48,8 @@ class _Space:
     def __init__(self, offload: Offload) -> None:
         self._offload = offload
         self._free: list[Extent] = []
-        self._length = 0
+        self.most_bytes = 0
         self._taken = 0
-
-    @property
-    def most_bytes(self) -> int:
-        return self._length
 
     def take(self, size: int) -> tuple[Extent, ...]:
         """Return places for so many bytes, in several pieces where need be.
@@ -74,8 +70,8 @@ class _Space:
                 self._free.append((begin + size, length - size))
             size -= found[-1][1]
         if size:
-            found.append((self._length, size))
-            self._length += size
+            found.append((self.most_bytes, size))
+            self.most_bytes += size
         return tuple(found)
 
     def give(self, extents: Sequence[Extent]) -> None:

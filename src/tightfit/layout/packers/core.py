@@ -8,7 +8,6 @@ from tightfit.layout.packers.base import Packer, PackingLimits, Placement
 
 
 def core_packer(name: str) -> Packer:
-    """Return a packer of the core by its name there."""
 
     def pack(blocks: tuple[Block, ...], limits: PackingLimits) -> Placement:
         offsets, proven_bytes = _engine.pack(

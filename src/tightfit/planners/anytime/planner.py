@@ -21,12 +21,17 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import fits_without_recomputation, prove_by_working_set
 from tightfit.planners.engine.problem import EngineProblem, computes_of
-from tightfit.planners.orders.candidates import MOST_ORDERED, MOST_SEARCHED, other_orders
 from tightfit.planners.orders.least_peak import LeastPeak
-from tightfit.planners.orders.only import order_for, order_only
+from tightfit.planners.orders.others import (
+    MOST_ORDERED,
+    MOST_SEARCHED,
+    order_for,
+    order_only,
+    other_orders,
+)
 from tightfit.planners.orders.reorder import in_traced_order, reorder
 from tightfit.planners.outcomes import Bound, finish, no_plan
-from tightfit.progress import Progress
+from tightfit.progress import Progress, shown
 
 _TRACED = "traced"
 _BETTER = 0.002  # overhead by which another order's greedy plan has to be better
@@ -85,10 +90,8 @@ def run_anytime(
     if small is not None:
         return _at_once(_better(small, easy))
     orders = _Orders(task, limits, progress, started, alternatives=alternatives)
-    progress.start("plan", at_most_s=limits.seconds)
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), shown(progress, "plan", at_most_s=limits.seconds):
         orders.run(problem, seeds, least)
-    progress.stop()
     return AnytimeResult(_better(orders.outcome(), easy), orders.first, orders.schedules())
 
 
@@ -155,7 +158,6 @@ class _Order:
 
     @property
     def bound(self) -> float:
-        """The proven bound in this order."""
         return max(self.search.pool.bound, self.search.outline.trivial_bound)
 
     def computes(self) -> list[Compute]:
@@ -220,7 +222,6 @@ class _Orders:
     def _start(
         self, name: str, ops: tuple[OpId, ...], task: Task, problem: EngineProblem
     ) -> Search:
-        """Begin the search in an order."""
         search = Search(task, problem, self.limits, self.progress, time.perf_counter())
         self.tried.append(_Order(name, ops, search))
         return search

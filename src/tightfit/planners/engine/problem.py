@@ -76,7 +76,6 @@ class EngineProblem:
 
 
 def computes_of(problem: EngineProblem, schedule: _engine.Schedule) -> list[Compute]:
-    """Return the computes of a schedule in order."""
     return [
         Compute(problem.graph_ops[op], alternative, variant)
         for op, alternative, variant in schedule.computes()

@@ -22,7 +22,7 @@ from tightfit.planners.moves.judge import Judge
 from tightfit.planners.moves.search import MovesSearch
 from tightfit.planners.orders.reorder import in_traced_order, reorder
 from tightfit.planners.outcomes import Bound, finish, no_plan
-from tightfit.progress import Interrupts, Progress
+from tightfit.progress import Interrupts, Progress, shown
 
 _FIRST_SHARE = 0.1  # of the time, for a first plan without moves
 _PLAIN_SHARE = 0.35  # of the time, for the plan without moves once there is a first
@@ -128,15 +128,16 @@ class _Moving:
         seconds = max(0.1, left_s)
         clock = Clock(msgspec.structs.replace(self.limits, seconds=seconds), time.perf_counter())
         search = None
-        self.progress.start("moves to far memory", at_most_s=seconds)
-        with contextlib.suppress(KeyboardInterrupt):
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            shown(self.progress, "moves to far memory", at_most_s=seconds),
+        ):
             bound = MovesBound(task, self.limits.solver)
             judge = Judge(task)
             search = MovesSearch(
                 judge, bound, clock, self.progress, self.plain.overhead, interrupts
             )
             search.run(self._in_order(order) if self.plain.plan is not None else None)
-        self.progress.stop()
         if search is None:
             return self.plain
         note = "" if traced else "bound in the order of the plan"

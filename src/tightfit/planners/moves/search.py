@@ -125,7 +125,6 @@ class MovesSearch:
         return self.clock.left() <= (1.0 - _SEARCH_SHARE) * whole
 
     def _program(self, margin: float, whole: float) -> frozenset[ValueId]:
-        """The values that a program moves."""
         seconds = 1e4 if self.clock.counts else min(_PROGRAM_S, _PROGRAM_SHARE * whole)
         if margin > 0 and not self.clock.counts:
             seconds = min(seconds, 0.25 * seconds + 0.5)

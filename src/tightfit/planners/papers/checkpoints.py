@@ -23,7 +23,6 @@ def forward_nodes(problem: Staged) -> list[int]:
 
 
 def forward_bytes(problem: Staged, node: int) -> int:
-    """Return the bytes a node makes."""
     return problem.size(problem.nodes[node].first.writes)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
@@ -25,36 +26,6 @@ from tightfit.progress import Progress
 
 _THRESHOLDS = 60
 _Candidates = Callable[[Staged], Sequence[int]]
-
-
-def plan_chen_sqrt(task: Task, limits: Limits, progress: Progress) -> Outcome:
-    """Checkpoint every sqrt(n)-th node of a chain (Chen et al., 2016, section 4.1)."""
-    return _plan_sqrt(task, limits, progress, forward_nodes, "Chen sqrt(n)")
-
-
-def plan_chen_greedy(task: Task, limits: Limits, progress: Progress) -> Outcome:
-    """Checkpoint a chain in segments of equal bytes (Chen et al., 2016, algorithm 3)."""
-    return _plan_greedy(task, limits, progress, forward_nodes, "Chen greedy")
-
-
-def plan_ap_sqrt(task: Task, limits: Limits, progress: Progress) -> Outcome:
-    """Checkpoint every sqrt(n)-th articulation point (Checkmate, section 5.1.1)."""
-    return _plan_sqrt(task, limits, progress, articulation_points, "AP sqrt(n)")
-
-
-def plan_ap_greedy(task: Task, limits: Limits, progress: Progress) -> Outcome:
-    """Checkpoint articulation points by segments of equal bytes (Checkmate, section 5.1.1)."""
-    return _plan_greedy(task, limits, progress, articulation_points, "AP greedy")
-
-
-def plan_linearised_sqrt(task: Task, limits: Limits, progress: Progress) -> Outcome:
-    """Checkpoint every sqrt(n)-th node in topological order (Checkmate, section 5.1.2)."""
-    return _plan_sqrt(task, limits, progress, forward_nodes, "linearised sqrt(n)")
-
-
-def plan_linearised_greedy(task: Task, limits: Limits, progress: Progress) -> Outcome:
-    """Checkpoint in segments of equal bytes in topological order (Checkmate, section 5.1.2)."""
-    return _plan_greedy(task, limits, progress, forward_nodes, "linearised greedy")
 
 
 def sqrt_segments(candidates: Sequence[int]) -> list[int]:
@@ -102,3 +73,15 @@ def _greedy_proposals(problem: Staged, candidates: Sequence[int]) -> Iterator[li
         if chosen not in seen:
             seen.add(chosen)
             yield checkpoint_schedule(problem, set(chosen))
+
+
+plan_chen_sqrt = partial(_plan_sqrt, candidates=forward_nodes, title="Chen sqrt(n)")
+"""Chen et al. (2016), section 4.1: every sqrt(n)-th node of a chain."""
+plan_chen_greedy = partial(_plan_greedy, candidates=forward_nodes, title="Chen greedy")
+"""Algorithm 3: a chain in segments of equal bytes."""
+plan_ap_sqrt = partial(_plan_sqrt, candidates=articulation_points, title="AP sqrt(n)")
+plan_ap_greedy = partial(_plan_greedy, candidates=articulation_points, title="AP greedy")
+"""Checkmate, section 5.1.1: the same on articulation points."""
+plan_linearised_sqrt = partial(_plan_sqrt, candidates=forward_nodes, title="linearised sqrt(n)")
+plan_linearised_greedy = partial(_plan_greedy, candidates=forward_nodes, title="linearised greedy")
+"""Checkmate, section 5.1.2: the same in topological order."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import finish, no_plan, simulated
-from tightfit.progress import Progress
+from tightfit.progress import Progress, shown
 from tightfit.units import format_bytes
 
 
@@ -29,8 +30,7 @@ def cheapest_that_fits(
     best: list[Compute] | None = None
     best_cost_s = least_bytes = float("inf")
     tried = 0
-    progress.start(title)
-    try:
+    with contextlib.suppress(KeyboardInterrupt), shown(progress, title):
         for computes in proposals:
             result = simulated(task, computes)
             tried += 1
@@ -40,10 +40,6 @@ def cheapest_that_fits(
             progress.update(tried)
             if (best and not result.recomputed) or time.perf_counter() - started > limits.seconds:
                 break
-    except KeyboardInterrupt:
-        pass
-    finally:
-        progress.stop()
     if best is None:
         least = (
             "no proposal was judged"

@@ -19,7 +19,7 @@ from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.plan import Outcome
 from tightfit.planners.questions.request import PlanRequest
 from tightfit.planners.questions.rescale import extrapolated, rescaled
-from tightfit.progress import SILENT, Progress
+from tightfit.progress import SILENT, Progress, shown
 from tightfit.units import format_bytes
 
 GraphOf = Callable[[int], Graph]
@@ -91,7 +91,6 @@ class _Search:
             most = max(1, min(found.batch - 1, int(_STEP_DOWN * found.batch)))
 
     def _guess(self, most: int, progress: Progress) -> LargestBatch:
-        """Return the largest batch by estimate."""
         limits = self.request.limits
         limits = msgspec.structs.replace(limits, seconds=min(_TRIAL_S, limits.seconds))
         return largest_batch(
@@ -134,8 +133,7 @@ def largest_batch(
     """
     best: tuple[int, Graph, Outcome] | None = None
     low, high = 0, None
-    progress.start("largest batch")
-    try:
+    with shown(progress, "largest batch"):
         while high is None or high - low > 1:
             batch = min(max(1, 2 * low), most) if high is None else (low + high) // 2
             if batch == low:
@@ -149,8 +147,6 @@ def largest_batch(
                 low, best = batch, (batch, graph, outcome)
             else:
                 high = batch
-    finally:
-        progress.stop()
     if best is None:
         raise _no_batch(request)
     return LargestBatch(batch=best[0], outcome=best[2], too_large=high)

@@ -13,7 +13,7 @@ from tightfit.errors import BadInput, MissingExtra
 from tightfit.plan.plan import Outcome, Plan
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.registry import PLANNERS, find_planner, plan_with
-from tightfit.progress import SILENT, Progress, StoppableProgress
+from tightfit.progress import SILENT, Progress, StoppableProgress, shown
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,23 +62,21 @@ def compare(
     alone = msgspec.structs.replace(limits, workers=1)
     interrupted = Event()
     rows: dict[int, ComparisonRow] = {}
-    progress.start("compare planners", len(jobs))
-    try:
-        with ThreadPoolExecutor(max(1, limits.workers)) as pool:
-            running = {
-                pool.submit(compared, task, planner, alone, StoppableProgress(interrupted)): number
-                for number, (task, planner) in enumerate(jobs)
-            }
-            _collect(running, rows, progress, interrupted)
-    finally:
-        progress.stop()
+    with (
+        shown(progress, "compare planners", len(jobs)),
+        ThreadPoolExecutor(max(1, limits.workers)) as pool,
+    ):
+        running = {
+            pool.submit(compared, task, planner, alone, StoppableProgress(interrupted)): number
+            for number, (task, planner) in enumerate(jobs)
+        }
+        _collect(running, rows, progress, interrupted)
     return tuple(rows[number] for number in sorted(rows))
 
 
 def compared(
     task: Task, planner: str, limits: Limits, progress: Progress = SILENT
 ) -> ComparisonRow:
-    """Run one planner on one task and return its row."""
     try:
         outcome = plan_with(planner, task, limits, progress)
     except (BadInput, MissingExtra) as error:

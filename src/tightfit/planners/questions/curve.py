@@ -5,6 +5,7 @@ See docs/search.md, "Many budgets".
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients, Outcome
 from tightfit.planners.anytime.planner import run_anytime
 from tightfit.planners.base import Limits, Task
-from tightfit.progress import SILENT, Progress
+from tightfit.progress import SILENT, Progress, shown
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +44,7 @@ def pareto_curve(
     points: list[CurvePoint] = []
     bound, source = -math.inf, "trivial"
     seeds = ()
-    progress.start("curve", len(budgets))
-    try:
+    with contextlib.suppress(KeyboardInterrupt), shown(progress, "curve", len(budgets)):
         for number, budget in enumerate(sorted(set(budgets), reverse=True)):
             progress.update(number, f"{budget} bytes")
             task = Task(graph=graph, budget_bytes=budget, gradients=gradients)
@@ -61,10 +61,6 @@ def pareto_curve(
                     budget_bytes=budget, outcome=_with_bound(outcome, bound, source, limits.gap)
                 )
             )
-    except KeyboardInterrupt:
-        pass
-    finally:
-        progress.stop()
     return _smoothed(points, limits.gap)
 
 

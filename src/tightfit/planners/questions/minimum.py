@@ -23,12 +23,11 @@ from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import descend
 from tightfit.planners.engine.lower_limit import lower_limit
 from tightfit.planners.engine.problem import EngineProblem, computes_of
-from tightfit.planners.orders.candidates import MOST_ORDERED, other_orders
-from tightfit.planners.orders.only import order_for
+from tightfit.planners.orders.others import MOST_ORDERED, order_for, other_orders
 from tightfit.planners.orders.reorder import in_traced_order, reorder
 from tightfit.planners.outcomes import finish
 from tightfit.planners.registry import seeding_planners
-from tightfit.progress import SILENT, Progress
+from tightfit.progress import SILENT, Progress, shown
 from tightfit.units import format_bytes
 
 _RESOLUTION = 0.002  # of the peak: where the search for a smaller budget ends
@@ -85,18 +84,16 @@ def minimum_budget(
     """
     limits = limits or Limits(seconds=10.0)
     search = _Search(graph, gradients, limits, asked_bytes)
-    progress.start("smallest budget", at_most_s=limits.seconds)
-    try:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        shown(progress, "smallest budget", at_most_s=limits.seconds),
+    ):
         search.find_limits(progress)
         if search.begin_from(earlier) >= limits.seconds:
             search.lower_best(progress)
         else:
             search.bisect(progress)
             search.lower_step_by_step(progress)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        progress.stop()
     return search.result()
 
 
@@ -234,7 +231,7 @@ class _Order:
         seconds = piece_s if limits.iterations is None else limits.seconds
         limits = msgspec.structs.replace(limits, seconds=seconds, gap=1.0)
         for planner in seeding_planners(self.problem.engine.op_count):
-            if not planner.capabilities.exact:
+            if not planner.exact:
                 continue
             with contextlib.suppress(BadInput):  # a step that the method cannot take
                 found = self._known(planner.load()(task, limits, SILENT))
@@ -302,7 +299,6 @@ class _Search:
 
     @property
     def least_step(self) -> int:
-        """The resolution of the search."""
         return max(1, int(_RESOLUTION * (self.eager - self.graph.constant_bytes)))
 
     def bisect(self, progress: Progress) -> None:

@@ -18,7 +18,7 @@ from tightfit.errors import BadInput, MissingExtra
 from tightfit.files import write_atomically
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.compare import ComparisonRow, compared
-from tightfit.progress import SILENT, Progress
+from tightfit.progress import SILENT, Progress, shown
 
 _FORMAT = 1
 
@@ -65,13 +65,10 @@ def sweep(
         if not (results / f"{key}.json").exists()
     }
     results.mkdir(parents=True, exist_ok=True)
-    progress.start("sweep", len(missing))
-    try:
+    with shown(progress, "sweep", len(missing)):
         for done, (key, row) in enumerate(_run(missing, scheduler), 1):
             write_atomically(results / f"{key}.json", row)
             progress.update(done)
-    finally:
-        progress.stop()
     return tuple(_read(results / f"{key}.json") for key in keys)
 
 

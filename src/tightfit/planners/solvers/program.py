@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from array import array
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int32]
+Message = TypeVar("Message")
 
 
 @dataclass(frozen=True)
@@ -74,18 +74,6 @@ class LinearProgram:
             coefficients=self.coefficients[entries],
             groups=self.groups[kept],
         )
-
-    def to_bytes(self) -> bytes:
-        """Return the arrays in NumPy's format (never pickled)."""
-        buffer = io.BytesIO()
-        np.savez(buffer, **self.__dict__)
-        return buffer.getvalue()
-
-    @staticmethod
-    def from_bytes(data: bytes) -> LinearProgram:
-        """Read the text of `to_bytes`."""
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            return LinearProgram(**dict[str, Any](arrays))
 
 
 class ProgramBuilder:
@@ -184,3 +172,19 @@ class Solution:
     objective: float  # its objective; ``inf`` without one
     bound: float  # a proven lower bound on the objective; ``-inf`` if none, ``inf`` if infeasible
     started_from: bool = False  # whether the start that was given became the first solution
+
+
+def to_bytes(message: Any) -> bytes:
+    """Return a value with arrays in it for another process."""
+    return msgspec.msgpack.encode(
+        message, enc_hook=lambda array: (array.dtype.str, array.tobytes())
+    )
+
+
+def from_bytes(data: bytes, kind: type[Message]) -> Message:
+    """Return the value that `to_bytes` was given."""
+    return msgspec.msgpack.decode(data, type=kind, dec_hook=_array_of)
+
+
+def _array_of(_: type, written: tuple[str, bytes]) -> npt.NDArray[Any]:
+    return np.array(np.frombuffer(written[1], written[0]))

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import TypeAlias
 
 import msgspec
-import numpy as np
 
 from tightfit.errors import BadInput, MissingExtra
 from tightfit.planners.child import run_in_child
 from tightfit.planners.solvers.gurobi import solve_gurobi
 from tightfit.planners.solvers.highs import solve_highs
-from tightfit.planners.solvers.program import Floats, LinearProgram, Solution, SolveOptions
-from tightfit.progress import SILENT, Progress
+from tightfit.planners.solvers.program import (
+    Floats,
+    LinearProgram,
+    Solution,
+    SolveOptions,
+    from_bytes,
+    to_bytes,
+)
+from tightfit.progress import SILENT, Progress, shown
 
 _Solver = Callable[
     [LinearProgram, SolveOptions, "Floats | None", Callable[[Solution], None]], Solution
@@ -27,18 +34,13 @@ _SMALL_COLUMNS = 1500
 
 
 class _Task(msgspec.Struct, frozen=True):
-    program: bytes
+    program: LinearProgram
     options: SolveOptions
-    start: bytes | None
+    start: Floats | None
 
 
-class _Message(msgspec.Struct, frozen=True):
-    status: Literal["optimal", "feasible", "infeasible", "unknown"]
-    objective: float
-    bound: float
-    started_from: bool
-    final: bool
-    values: bytes | None
+_Report: TypeAlias = tuple[Solution, bool]
+"""A solution, and whether it is the last."""
 
 
 def solve(
@@ -95,9 +97,8 @@ class _Best:
         """Take in one report; may raise KeyboardInterrupt."""
         self.reports += 1
         if data:
-            message = msgspec.msgpack.decode(data, type=_Message)
-            solution = _read(message)
-            if message.final:
+            solution, is_final = from_bytes(data, _Report)
+            if is_final:
                 self.final = solution
             bound = max(self.best.bound, min(solution.bound, solution.objective))
             better = solution.objective < self.best.objective
@@ -115,62 +116,29 @@ def _solve_in_child(
     progress: Progress,
     describe: Callable[[float, float], str],
 ) -> Solution:
-    task = _Task(
-        program=program.to_bytes(),
-        options=options,
-        start=None if start is None else start.tobytes(),
-    )
     best = _Best(progress, describe)
-    progress.start(
-        f"{options.solver}: {program.columns} variables, {program.rows} constraints",
-        at_most_s=options.seconds,
-    )
-    try:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        shown(
+            progress,
+            f"{options.solver}: {program.columns} variables, {program.rows} constraints",
+            at_most_s=options.seconds,
+        ),
+    ):
         run_in_child(
             "tightfit.planners.solvers.solve:serve",
-            msgspec.msgpack.encode(task),
+            to_bytes(_Task(program, options, start)),
             seconds=options.seconds * 1.05 + 1.0,
             on_report=best.receive,
         )
-    except KeyboardInterrupt:
-        pass
-    finally:
-        progress.stop()
     return best.final or best.best
 
 
 def serve(payload: bytes, report: Callable[[bytes], None]) -> None:
     """Solve the task of the parent process and report to it."""
-    task = msgspec.msgpack.decode(payload, type=_Task)
-    start = None if task.start is None else np.frombuffer(task.start, dtype=np.float64)
+    task = from_bytes(payload, _Task)
 
-    def tell(solution: Solution) -> None:
-        report(_write(solution, final=False))
+    def tell(solution: Solution, *, is_final: bool = False) -> None:
+        report(to_bytes((solution, is_final)))
 
-    program = LinearProgram.from_bytes(task.program)
-    solution = SOLVERS[task.options.solver](program, task.options, start, tell)
-    report(_write(solution, final=True))
-
-
-def _write(solution: Solution, *, final: bool) -> bytes:
-    return msgspec.msgpack.encode(
-        _Message(
-            status=solution.status,
-            objective=solution.objective,
-            bound=solution.bound,
-            started_from=solution.started_from,
-            final=final,
-            values=None if solution.values is None else solution.values.tobytes(),
-        )
-    )
-
-
-def _read(message: _Message) -> Solution:
-    values = None if message.values is None else np.frombuffer(message.values, dtype=np.float64)
-    return Solution(
-        message.status,
-        values,
-        message.objective,
-        message.bound,
-        message.started_from,
-    )
+    tell(SOLVERS[task.options.solver](task.program, task.options, task.start, tell), is_final=True)

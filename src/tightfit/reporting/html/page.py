@@ -106,7 +106,6 @@ def _embedded(json: bytes) -> str:
 
 @cache
 def _text_of(file: str) -> str:
-    """Return the text of a file in this folder."""
     return files("tightfit.reporting.html").joinpath(file).read_text("utf-8")
 
 

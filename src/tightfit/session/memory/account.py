@@ -325,7 +325,6 @@ class Account:
 
     @property
     def limit_bytes(self) -> int | None:
-        """The limit that it keeps to."""
         return self._limit_bytes
 
     @property

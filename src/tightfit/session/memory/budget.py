@@ -19,11 +19,9 @@ class Member(Protocol):
     @property
     def waiting(self) -> Sequence[Any]:
         """Calls that await their backward."""
-        ...
 
     def close_step(self) -> Any:
         """End the measured step."""
-        ...
 
 
 class Budget:
@@ -80,7 +78,6 @@ class Budget:
         return list(self._members)
 
     def others(self, account: Account) -> list[Account]:
-        """Return the accounts of the other members."""
         return [member for member in self._members if member is not account]
 
     def close_steps(self) -> None:

@@ -53,7 +53,6 @@ class FarState:
             self.keep(state)
 
     def held_bytes(self) -> int:
-        """Return the bytes of state in far memory."""
         states = self._optimizer.state.values()
         return sum(t.nbytes for state in states for t in tensors_in(state) if is_mapped(t))
 

@@ -35,7 +35,6 @@ class StepNeeds:
     large_bytes: int = 0  # of the state on the CPU, in tensors that may be in far memory
 
     def state_bytes(self, device: str) -> int:
-        """Return the bytes of state on a kind of device."""
         return dict(self.states).get(device, 0)
 
 

@@ -44,7 +44,6 @@ class SeenStep:
         self._last = now
 
     def end(self, now: AllocatorState) -> None:
-        """Note its state at the end."""
         self.retries += max(0, now.retries - self._counted)
         self._counted = now.retries
         self.reserved_bytes = max(self.reserved_bytes, now.reserved_bytes)

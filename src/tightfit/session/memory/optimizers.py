@@ -27,16 +27,13 @@ class InBackward(Protocol):
     @property
     def parameters(self) -> frozenset[int]:
         """Identities of the parameters whose gradients are freed there."""
-        ...
 
     @property
     def keeps_state_far(self) -> bool:
         """Whether large tensors of the state are in far memory."""
-        ...
 
     def is_of(self, optimizer: Any) -> bool:
         """Whether it takes the steps of an optimizer."""
-        ...
 
 
 class Optimizers:
@@ -193,20 +190,8 @@ def _holds_any(optimizer: Any, parameters: Iterable[nn.Parameter]) -> bool:
     return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
 
 
-class _BeforeSteps(Protocol):
-    def before_step(self, optimizer: Any) -> None:
-        """Look at an optimizer that is about to step."""
-        ...
-
-
-class _AfterSteps(Protocol):
-    def after_step(self, optimizer: Any) -> None:
-        """Look at an optimizer that has stepped."""
-        ...
-
-
-_BEFORE: Living[_BeforeSteps] = Living()
-_AFTER: Living[_AfterSteps] = Living()
+_BEFORE: Living[Any] = Living()
+_AFTER: Living[Any] = Living()
 
 
 @functools.cache
@@ -216,14 +201,14 @@ def _listen() -> Any:
     return before, register_optimizer_step_post_hook(_after_step)
 
 
-def before_every_step(listener: _BeforeSteps) -> None:
-    """Tell a listener of every step of any optimizer before it is taken."""
+def before_every_step(listener: Any) -> None:
+    """Call `before_step` of a listener with an optimizer that is about to step, of any."""
     _listen()
     _BEFORE.add(listener)
 
 
-def after_every_step(listener: _AfterSteps) -> None:
-    """Tell a listener of every step of any optimizer once it was taken."""
+def after_every_step(listener: Any) -> None:
+    """Call `after_step` of a listener with an optimizer that has stepped, of any."""
     _listen()
     _AFTER.add(listener)
 

@@ -96,7 +96,6 @@ class Surroundings:
         return graph.with_outside(max(0, self.outside_bytes - root_bytes))
 
     def task(self, captured: Captured) -> Task:
-        """Return the task of a planner."""
         return Task(
             graph=self.around(captured),
             budget_bytes=self.budget_bytes,

@@ -11,7 +11,7 @@ import torch
 
 from tightfit.allocator import meter_for
 from tightfit.allocator.cuda_arena_memory import CudaArenaMemory
-from tightfit.arenas.fillers import ArenaMemory, FilledStep, FillerPlacement, placing_obstacle
+from tightfit.arenas.fillers import FilledStep, FillerPlacement, placing_obstacle
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.execution.placing import placed_runner
 from tightfit.execution.runtime import Runner
@@ -19,10 +19,11 @@ from tightfit.graph.ir import Graph
 from tightfit.layout.holes import Script, script_of_plan
 from tightfit.plan.plan import Compute, Plan
 from tightfit.progress import announce
-from tightfit.session.default_addresses import DefaultAddresses, PlannedStep
+from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.report import Held, Report
+from tightfit.session.step.graphs_of_step import Planned
 from tightfit.torch_private.gpu.allocator_settings import divide_coarsely, segments_expand
 from tightfit.units import format_bytes
 
@@ -50,7 +51,7 @@ class DeviceAddresses(DefaultAddresses):
         name: str,
         account: Account,
         options: Options,
-        ground_for: Callable[[int], ArenaMemory] | None = None,
+        ground_for: Callable[[int], CudaArenaMemory] | None = None,
     ) -> None:
         device = account.device
         if ground_for is None:
@@ -78,7 +79,7 @@ class DeviceAddresses(DefaultAddresses):
 
     # -- steps --------------------------------------------------------------------------------
 
-    def accept(self, planned: PlannedStep, options: Options) -> Options:
+    def accept(self, planned: Planned, options: Options) -> Options:
         """Leave as much of the budget as the layout of a plan exceeds it."""
         assert planned.outcome.plan is not None
         laid_out = self._of(planned.number, planned.graph, planned.outcome.plan)
@@ -192,17 +193,14 @@ class _LaidOut:
         self.is_placed = fits
 
     def runner(self, anywhere: Runner, plan: Plan) -> Runner:
-        """Return the runner of the plan there."""
         if self._runner is None:
             self._runner = placed_runner(anywhere, plan, self, self.script.turns.keys())
         return self._runner
 
     def begin(self) -> FilledStep:
-        """Begin a step."""
         return self._steering.begin(self.script, is_watched=not self._is_known)
 
     def end(self, step: FilledStep) -> None:
-        """End a step."""
         self._steering.end(step)
         self.crowded = frozenset(step.crowded)
         self._is_known = self._is_known or step.is_exact

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tightfit.allocator.caching import AllocatorState, CachingAllocator
+from tightfit.allocator.caching import AllocatorState, CudaCachingAllocator
 from tightfit.arenas.calls import Caller
 from tightfit.errors import InfeasibleBudget
 from tightfit.execution.placing import placed_runner
@@ -38,7 +38,7 @@ class Reserved(DefaultAddresses):
     again.
     """
 
-    def __init__(self, name: str, account: Account, allocator: CachingAllocator) -> None:
+    def __init__(self, name: str, account: Account, allocator: CudaCachingAllocator) -> None:
         self._name = name
         self._allocator = allocator
         begin, own_bytes = allocator.state(), account.lasting_bytes()

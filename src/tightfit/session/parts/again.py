@@ -53,15 +53,12 @@ class _Steps(Protocol):
     @property
     def writer(self) -> LedgerWriter | None:
         """The writer of the ledger of the current step."""
-        ...
 
     def captured_again(self, part: Part, given: Arguments) -> PartCall:
         """Capture a call."""
-        ...
 
     def looking(self) -> AbstractContextManager[None]:
         """Leave work to find the program of a call out of all steps."""
-        ...
 
 
 class PartsAgain:

@@ -38,7 +38,6 @@ class Situation:
         weakref.finalize(self, _cancel, self._searches)  # not awaited when the model is gone
 
     def begin(self) -> None:
-        """Begin a step."""
         self._turn = 0
 
     def search(self, choose: Callable[[Progress], PartPlans | None]) -> None:

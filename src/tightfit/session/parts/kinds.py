@@ -61,7 +61,6 @@ class Part:
         self._calls = GraphCalls(self.function)
 
     def given(self, graph: HandedGraph, inputs: Sequence[Any]) -> GraphArguments:
-        """Return the arguments of the part for a call of a graph."""
         return self.function.arguments(graph, inputs)
 
     def key(self, given: Arguments) -> Any:

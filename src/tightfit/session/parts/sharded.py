@@ -144,7 +144,6 @@ class _Unit:
 
     @property
     def module(self) -> nn.Module:
-        """The sharded module."""
         return self._part.modules["part"]
 
     def is_of(self, module: nn.Module) -> bool:

@@ -44,23 +44,18 @@ class Resident(Protocol):
 
     def resident_bytes(self) -> int:
         """Return the bytes held now."""
-        ...
 
     def coming_bytes(self) -> int:
         """Return bytes that will stay once they exist: the optimizer's state."""
-        ...
 
     def stepping_bytes(self) -> int:
         """Return bytes held while the optimizer steps, as far as predicted."""
-        ...
 
     def rest(self) -> None:
         """Note that no backward is awaited any more."""
-        ...
 
     def name_budget(self, needed_bytes: int) -> bool:
         """Have errors of refused requests name a budget; return whether requests are refused."""
-        ...
 
 
 class PartSteps:

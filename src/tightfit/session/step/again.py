@@ -31,7 +31,6 @@ class Step(Protocol):
     @property
     def captured(self) -> Captured:
         """Its captured step."""
-        ...
 
 
 _Step = TypeVar("_Step", bound=Step)
@@ -44,47 +43,36 @@ class CallRepeater(Protocol[_Any]):
     @property
     def name(self) -> str:
         """The callable's, for messages."""
-        ...
 
     def function(self, step: _Any) -> Callable[..., Any]:
         """Return the program of a call where there is no plan."""
-        ...
 
     def modules(self, step: _Any) -> Mapping[str, nn.Module]:
         """Return the modules whose buffers a call may write."""
-        ...
 
     def inputs(self, step: _Any, given: Arguments) -> list[Any]:
         """Return the tensors of the placeholders of a call."""
-        ...
 
     def serves(self, step: _Any, given: Arguments) -> bool:
         """Whether the captured step is that of a call, as modules and inputs are now."""
-        ...
 
     def may_repeat(self, step: _Any) -> bool:
         """Whether calls may be run again: so they were, or none has been seen."""
-        ...
 
     def is_repeated(self, step: _Any) -> bool:
         """Whether calls have been run again."""
-        ...
 
     def note_repeated(self, step: _Any) -> None:
         """Note that a call is run again."""
-        ...
 
     def replanned(self, step: _Any, given: Arguments) -> Planned:
         """Plan a call by the latest knowledge of gradients of its outputs."""
-        ...
 
     def planned_once_more(self, step: _Any, inputs: list[Any]) -> Planned:
         """Plan a call, on tensors, for one backward more, with memory held now."""
-        ...
 
     def planned_forward(self, step: _Any, inputs: list[Any]) -> Planned:
         """Plan a call, on tensors, of which only the forward runs."""
-        ...
 
 
 class RepeatableCall(Generic[_Step]):
@@ -105,7 +93,7 @@ class RepeatableCall(Generic[_Step]):
         self._name = ""
         self._name = self._owner().name
         remembers = step.captured.draws and not _is_captured_by_cuda()
-        self._before = GeneratorStates(step.captured.generators) if remembers else None
+        self._before = GeneratorStates() if remembers else None
         self._as_they_were: list[Any] = []
 
     def _owner(self) -> CallRepeater[_Step]:
@@ -284,7 +272,7 @@ class RepeatableCall(Generic[_Step]):
         """Run something with the random numbers that the call has drawn."""
         if self._before is None:
             return run()
-        now = GeneratorStates(self._step.captured.generators)
+        now = GeneratorStates()
         self._before.restore()
         try:
             return run()
@@ -339,7 +327,6 @@ class _OnCopies(nn.Module):
         return self._function(*args, **kwargs)
 
     def run(self, given: Arguments) -> Any:
-        """Return its outputs."""
         args = tuple(self._copies.get(id(x), x) for x in given.args)
         buffers = self.named_buffers(remove_duplicate=False)
         written = {name: self._copies[id(x)] for name, x in buffers if id(x) in self._copies}

@@ -21,17 +21,14 @@ class Planned(Protocol):
     @property
     def graph(self) -> Graph:
         """The graph, with the memory resident around it."""
-        ...
 
     @property
     def outcome(self) -> Outcome:
         """Its plan."""
-        ...
 
     @property
     def number(self) -> int:
         """Tells it from all others."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +40,6 @@ class _Call:
 
     @property
     def plan(self) -> Plan:
-        """The plan that it ran by."""
         assert self.planned.outcome.plan is not None
         return self.planned.outcome.plan
 

@@ -130,7 +130,6 @@ class StepLedger(Generic[CallKind]):
 
     @property
     def calls_by_kind(self) -> dict[CallKind, list[int]]:
-        """The calls of each kind."""
         found: dict[CallKind, list[int]] = {}
         for call, kind in enumerate(self.calls):
             found.setdefault(kind, []).append(call)

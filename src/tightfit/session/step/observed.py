@@ -13,11 +13,9 @@ class PeakMeter(Protocol):
 
     def live_bytes(self) -> int:
         """Return the bytes held now."""
-        ...
 
     def take_peak(self) -> int:
         """Return the most that was held since this was asked last."""
-        ...
 
 
 class LedgerWriter:
@@ -63,7 +61,6 @@ class LedgerWriter:
         self._turn("between", -1)
 
     def backward_begins(self, call: int) -> None:
-        """Note that a call's backward begins."""
         self._open.remove(call)
         self._turn("backward", call)
 

@@ -139,7 +139,6 @@ class _Combinations(Generic[CallKind]):
             self.cost_s.append(len(own) * numpy.array([holding.cost_s for holding in menu]))
 
     def holdings(self, choice: _Choice) -> dict[CallKind, Holding]:
-        """Return the holding of each kind."""
         chosen = zip(self.menus, choice, strict=True)
         return dict(zip(self.kinds, (menu[i] for menu, i in chosen), strict=True))
 

@@ -23,7 +23,6 @@ class Awaited(Protocol):
     @property
     def is_open(self) -> bool:
         """Whether its backward is still to come or running."""
-        ...
 
 
 class Window(Generic[CallKind]):

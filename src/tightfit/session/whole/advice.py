@@ -46,7 +46,6 @@ class OpenCalls:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there are none."""
         return not (self.waiting or self.least_bytes or self.company_bytes)
 
 

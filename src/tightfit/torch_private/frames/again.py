@@ -38,15 +38,12 @@ class KeptFrames(Protocol):
 
     def key(self, frame: Any) -> str | None:
         """Return the key of a frame; None if it is not to be kept."""
-        ...
 
     def find(self, key: str, frame: Any) -> tuple[Frame, Callable[..., Any]] | None:
         """Return the kept result for a frame and a callable of its graph, if all guards hold."""
-        ...
 
     def keep(self, key: str, frame: Any, found: Frame, graph: Any) -> None:
         """Keep the result for a frame; the graph is the backend's result."""
-        ...
 
 
 class _RecordingBackend:

@@ -23,18 +23,6 @@ except ImportError:  # PyTorch before 2.11 has no leaves
 HAS_LEAVES = "input_spec" in inspect.signature(type(invoke_leaf_function).__call__).parameters
 """Whether a graph says how a leaf's arguments nest: not before 2.12. There leaves end a graph."""
 
-__all__ = [
-    "HAS_LEAVES",
-    "ArgumentsKnown",
-    "as_leaves",
-    "asking",
-    "invoke_leaf_function",
-    "is_leaf_call",
-    "leaf_of",
-    "noted",
-    "run_leaf",
-]
-
 
 class ArgumentsKnown(BaseException):
     """Ends following where inputs of a forward are known."""

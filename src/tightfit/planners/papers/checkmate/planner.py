@@ -11,12 +11,11 @@ import msgspec
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import NO_PLAN_HERE, Bound, finish, no_plan, simulated
-from tightfit.planners.papers.checkmate.objective import objective_of, overhead_of
 from tightfit.planners.papers.checkmate.program import CheckmateProgram, build_program
 from tightfit.planners.papers.checkmate.rounding import ROUNDING_SHARE, rounded_schedules
 from tightfit.planners.papers.checkmate.variables import frontier_stages, split_stages
 from tightfit.planners.papers.stages.easy import easy_answer
-from tightfit.planners.papers.stages.scale import COST_UNITS
+from tightfit.planners.papers.stages.scale import COST_UNITS, objective_of, overhead_of
 from tightfit.planners.papers.stages.schedule import recompute, residency_of, without_waste
 from tightfit.planners.papers.stages.staged import Stage, Staged, staged, without_choice
 from tightfit.planners.registry import DEFAULT, plan_with

@@ -232,7 +232,7 @@ class IntervalModel:
         return tuple(compute for _, compute in sorted(happening, key=lambda item: item[0]))
 
 
-class _Watch(cp_model.CpSolverSolutionCallback):
+class _SolutionReporter(cp_model.CpSolverSolutionCallback):
     """Reports every better schedule."""
 
     def __init__(self, model: IntervalModel, report: Report) -> None:
@@ -299,7 +299,7 @@ def _minimise_cost(
     """Minimise recomputation within the capacity (phase two)."""
     model.model.minimize(model.recomputation_cost())
     solver = _solver(task, task.seconds - (time.perf_counter() - started))
-    answer = solver.solve(model.model, _Watch(model, report))
+    answer = solver.solve(model.model, _SolutionReporter(model, report))
     assert answer != cp_model.MODEL_INVALID, model.model.validate()
     if answer == cp_model.INFEASIBLE:
         return "infeasible", 0.0

@@ -7,6 +7,7 @@ OR-Tools runs in a child process, since it cannot share one with every version o
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import time
@@ -21,7 +22,7 @@ from tightfit.planners.outcomes import NO_PLAN_HERE, Bound, finish, no_plan, sim
 from tightfit.planners.papers.stages.easy import easy_answer
 from tightfit.planners.papers.stages.schedule import without_waste
 from tightfit.planners.papers.stages.staged import Staged, staged
-from tightfit.progress import Progress
+from tightfit.progress import Progress, shown
 
 _LEAST_RETENTIONS, _MOST_RETENTIONS = 2, 4
 """Intervals per value (the paper's C): more are tried only where fewer are proven too few."""
@@ -72,18 +73,16 @@ def plan_intervals(task: Task, limits: Limits, progress: Progress) -> Outcome:
         seed=limits.seed,
         workers=limits.workers,
     )
-    progress.start(f"retention intervals: {len(problem.nodes)} ops", at_most_s=left)
-    try:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        shown(progress, f"retention intervals: {len(problem.nodes)} ops", at_most_s=left),
+    ):
         run_in_child(
             "tightfit.planners.papers.intervals.model:serve",
             msgspec.msgpack.encode(request),
             seconds=left * 1.1 + 1.0,
             on_report=best.receive,
         )
-    except KeyboardInterrupt:
-        pass
-    finally:
-        progress.stop()
     return best.outcome(limits, started)
 
 

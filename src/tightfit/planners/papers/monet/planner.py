@@ -16,11 +16,10 @@ from tightfit.planners.papers.monet.implementations import (
     reading_any,
     single_implementations,
 )
-from tightfit.planners.papers.monet.objective import overhead_of
 from tightfit.planners.papers.monet.program import MonetProgram, build_program
 from tightfit.planners.papers.monet.variables import LocalBound
 from tightfit.planners.papers.stages.easy import easy_answer
-from tightfit.planners.papers.stages.scale import COST_UNITS
+from tightfit.planners.papers.stages.scale import COST_UNITS, overhead_of
 from tightfit.planners.papers.stages.schedule import without_waste
 from tightfit.planners.papers.stages.staged import Staged, staged
 from tightfit.planners.solvers import Solution, SolveOptions, solve_by_rows

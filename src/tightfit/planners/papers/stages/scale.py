@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tightfit.planners.papers.stages.staged import Staged
 from tightfit.planners.solvers import grains
 
@@ -21,6 +23,22 @@ def in_percent(problem: Staged, cost_s: float) -> float:
     """Return seconds in percent of a step without recomputation."""
     base = problem.base_cost_s
     return COST_UNITS * cost_s / base if base > 0 else 0.0
+
+
+def overhead_of(objective: float) -> float:
+    """Return the overhead (a fraction) of an objective.
+
+    It is the sum of costs in percent of a step without recomputation: sum_t sum_i C_i R[t,i] in
+    Checkmate (equation 1a), the columns of r and delta in MONeT (equation 9).
+    """
+    if not math.isfinite(objective):
+        return math.inf if objective > 0 else 0.0
+    return max(0.0, objective / COST_UNITS - 1.0)
+
+
+def objective_of(overhead: float) -> float:
+    """Return the objective that means an overhead (a fraction)."""
+    return COST_UNITS * (1.0 + overhead)
 
 
 def grains_of(problem: Staged) -> list[int]:

@@ -17,7 +17,6 @@ from tightfit.planners.papers.stages.staged import Residency, Staged
 
 
 def kept_residency(problem: Staged) -> Residency:
-    """Return the residency of the values that are kept."""
     rows = [0] * (len(problem.nodes) + 1)
     for value, stored in problem.values.items():
         for stage in range(stored.begins, min(stored.forced_until, len(rows))):
