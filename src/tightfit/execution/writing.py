@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from tightfit.capture.captured import Call, Captured
-from tightfit.capture.nodes import base_of, is_getitem, is_view
+from tightfit.capture.nodes import base_of, is_getitem, is_traced_in_backward, is_view
 from tightfit.errors import InvalidPlan
 from tightfit.graph.ir import ValueId
 from tightfit.torch_private.direct import direct
@@ -147,6 +147,8 @@ class Writer:
             else self.literal(a)
             for a in call.args
         ]
+        if call.function in _OF_CONTIGUOUS:
+            arguments[0] += ".contiguous()"
         arguments += [f"{k}={self.literal(v)}" for k, v in call.kwargs.items()]
         return f"{self._constant(direct(call.function))}({', '.join(arguments)})"
 
@@ -215,6 +217,8 @@ class Writer:
             # values may have other strides than the trace saw: reshape as eager does
             viewed = node.target in (aten.view.default, aten._unsafe_view.default)
             target = aten.reshape.default if viewed else node.target
+            if target is aten.view_as_complex.default and is_traced_in_backward(node):
+                target = _view_as_complex_gradient
             expression = self.call(Call(target, node.args, dict(node.kwargs), (), False))  # type: ignore
         return self.function.emit_view(node, expression, self._captured.value_of.get(base_of(node)))
 
@@ -229,4 +233,14 @@ def _undone(node: fx.Node) -> fx.Node | None:
     return first if turned and isinstance(first, fx.Node) else None
 
 
+def _view_as_complex_gradient(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of an input of `torch.view_as_real`, as autograd does."""
+    return torch.view_as_complex(gradient.contiguous())
+
+
 _TURNS = (aten.t.default, aten.transpose.int)
+_OF_CONTIGUOUS = frozenset(
+    (aten._weight_norm_interface_backward.default, aten._cdist_backward.default)
+)
+"""Autograd makes the gradient contiguous before it calls these. A trace holds no copy where its own
+gradient is contiguous, and that of a step may have other strides."""
