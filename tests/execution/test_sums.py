@@ -121,7 +121,35 @@ class ComplexWeight(nn.Module):
         return torch.view_as_real(self.v * 2).flatten(3)
 
 
-@pytest.mark.parametrize("module", [NormedWeight, ComplexWeight])
+@torch.library.custom_op("tests_sums::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+@torch.library.custom_op("tests_sums::twice_backward", mutates_args=())
+def twice_backward(gradient: torch.Tensor) -> torch.Tensor:
+    """Reads memory as it is, as a kernel in C does."""
+    read = gradient.as_strided((gradient.numel(),), (1,))
+    return (2 * read).view(gradient.shape)
+
+
+twice.register_fake(torch.empty_like)
+twice_backward.register_fake(torch.empty_like)
+twice.register_autograd(lambda _, gradient: twice_backward(gradient.contiguous()))
+
+
+class WeightOfLibrary(nn.Module):
+    """Returns a weight that an operator of another library makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v = nn.Parameter(torch.randn(4, 3, 3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return twice(self.v)
+
+
+@pytest.mark.parametrize("module", [NormedWeight, ComplexWeight, WeightOfLibrary])
 def test_operators_that_need_a_contiguous_gradient_get_one(module: type[nn.Module]) -> None:
     """Code outside the plan gives the output a gradient with other strides than were traced."""
     torch.manual_seed(0)

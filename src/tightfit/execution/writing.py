@@ -17,6 +17,7 @@ from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import base_of, is_getitem, is_traced_in_backward, is_view
 from tightfit.errors import InvalidPlan
 from tightfit.graph.ir import ValueId
+from tightfit.torch_private import core as private
 from tightfit.torch_private.direct import direct
 
 aten = torch.ops.aten
@@ -141,15 +142,12 @@ class Writer:
 
     def call(self, call: Call, wrapped: fx.Node | None = None, around: str = "{}") -> str:
         """Return the code of a call, with something around one of its arguments."""
+        literal = self._like_traced if _relies_on_layout(call.function) else self.literal
         arguments = [
-            around.format(self.literal(a))
-            if wrapped is not None and a is wrapped
-            else self.literal(a)
+            around.format(literal(a)) if wrapped is not None and a is wrapped else literal(a)
             for a in call.args
         ]
-        if call.function in _OF_CONTIGUOUS:
-            arguments[0] += ".contiguous()"
-        arguments += [f"{k}={self.literal(v)}" for k, v in call.kwargs.items()]
+        arguments += [f"{k}={literal(v)}" for k, v in call.kwargs.items()]
         return f"{self._constant(direct(call.function))}({', '.join(arguments)})"
 
     def literal(self, value: Any) -> str:
@@ -165,6 +163,12 @@ class Writer:
         if isinstance(value, float) and math.isfinite(value):
             return repr(value)
         return self._constant(value)
+
+    def _like_traced(self, value: Any) -> str:
+        """Return the code of an argument that is contiguous if it was in the trace."""
+        traced = value.meta.get("val") if isinstance(value, fx.Node) else None
+        is_contiguous = isinstance(traced, torch.Tensor) and traced.is_contiguous()
+        return self.literal(value) + (".contiguous()" if is_contiguous else "")
 
     def reference(self, node: fx.Node) -> str:
         """Return the name of a node's result; a view is made if it is not there."""
@@ -242,5 +246,20 @@ _TURNS = (aten.t.default, aten.transpose.int)
 _OF_CONTIGUOUS = frozenset(
     (aten._weight_norm_interface_backward.default, aten._cdist_backward.default)
 )
-"""Autograd makes the gradient contiguous before it calls these. A trace holds no copy where its own
-gradient is contiguous, and that of a step may have other strides."""
+"""Autograd makes the gradient contiguous before it calls these."""
+
+
+def _relies_on_layout(function: Any) -> bool:
+    """Whether an operator may read memory of tensors as if they were contiguous.
+
+    Code around it has made them so. A trace holds no copy where its own tensors are contiguous, and
+    gradients of a step may have other strides. Operators of other libraries are taken to do so.
+    """
+    if function in _OF_CONTIGUOUS:
+        return True
+    is_other = isinstance(function, private.OpOverload) and function.namespace not in _OWN
+    return is_other and not function._schema.is_mutable
+
+
+_OWN = ("aten", "prims", "tightfit")
+"""Libraries whose operators take tensors with any strides."""
