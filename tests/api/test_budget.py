@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from itertools import chain
 
+import pytest
 import torch
 from torch import nn
 
@@ -73,6 +74,17 @@ def test_a_gan_trains_inside_one_budget() -> None:
     meter.reset_peak()
     train(*own, (first, second), steps=1)
     assert meter.peak_bytes() - start + lasting <= budget.size_bytes
+
+
+def test_tensors_made_between_two_fits_count_for_both() -> None:
+    budget = tightfit.Budget("3MiB")
+    generator, critic = networks()
+    tightfit.fit(generator, budget, cache=False)
+    held = torch.zeros(1 << 19)  # 2 MiB
+    tightfit.fit(critic, budget, cache=False)
+    critic(torch.randn(16, 16)).sum().backward()
+    with pytest.raises(RuntimeError, match="no room"):
+        held = held, torch.zeros(1 << 18)
 
 
 def test_members_leave_with_unfit_and_size_is_checked() -> None:

@@ -67,6 +67,16 @@ def test_a_budget_far_below_is_refused_and_nothing_has_changed() -> None:
     assert all(map(torch.equal, net.state_dict().values(), before.values()))
 
 
+def test_where_it_does_not_fit_either_no_code_of_its_graph_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(optimistic.LessExpected, "plain_bytes", lambda *args: 0)
+    with pytest.raises(InfeasibleBudget):
+        train(tightfit.fit(model(), "4MiB", cache=False))
+    printed = capsys.readouterr().err
+    assert "It runs as plain PyTorch" in printed and "Traceback" not in printed
+
+
 def test_another_budget_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
     _, budget = plain_bytes()
     net = tightfit.fit(model(), budget, cache=False)

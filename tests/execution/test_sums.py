@@ -96,3 +96,67 @@ def test_gradients_of_calls_meet_in_order_where_the_input_has_another_layout() -
         state.square().sum().backward()
         found.append(source.grad)
     assert torch.equal(*found)
+
+
+class NormedWeight(nn.Module):
+    """Returns the weight of a convolution, as `torch.nn.utils.weight_norm` leaves it behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v = nn.Parameter(torch.randn(4, 3, 3, 3))
+        self.g = nn.Parameter(torch.ones(4, 1, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch._weight_norm(self.v, self.g, 0)
+
+
+class ComplexWeight(nn.Module):
+    """Returns a complex parameter as real numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v = nn.Parameter(torch.randn(4, 3, 8, 4, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(self.v * 2).flatten(3)
+
+
+@torch.library.custom_op("tests_sums::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+@torch.library.custom_op("tests_sums::twice_backward", mutates_args=())
+def twice_backward(gradient: torch.Tensor) -> torch.Tensor:
+    """Reads memory as it is, as a kernel in C does."""
+    read = gradient.as_strided((gradient.numel(),), (1,))
+    return (2 * read).view(gradient.shape)
+
+
+twice.register_fake(torch.empty_like)
+twice_backward.register_fake(torch.empty_like)
+twice.register_autograd(lambda _, gradient: twice_backward(gradient.contiguous()))
+
+
+class WeightOfLibrary(nn.Module):
+    """Returns a weight that an operator of another library makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v = nn.Parameter(torch.randn(4, 3, 3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return twice(self.v)
+
+
+@pytest.mark.parametrize("module", [NormedWeight, ComplexWeight, WeightOfLibrary])
+def test_operators_that_need_a_contiguous_gradient_get_one(module: type[nn.Module]) -> None:
+    """Code outside the plan gives the output a gradient with other strides than were traced."""
+    torch.manual_seed(0)
+    plain, x = module(), torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    model = copy.deepcopy(plain)
+    tightfit.fit(model, "64MiB", costs="unit", cache=False)
+    for net in (plain, model):
+        nn.functional.conv2d(x, net(x)).square().sum().backward()
+    for ours, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, expected.grad)

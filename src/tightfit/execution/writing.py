@@ -14,9 +14,10 @@ import torch
 from torch import fx
 
 from tightfit.capture.captured import Call, Captured
-from tightfit.capture.nodes import base_of, is_getitem, is_view
+from tightfit.capture.nodes import base_of, is_getitem, is_traced_in_backward, is_view
 from tightfit.errors import InvalidPlan
 from tightfit.graph.ir import ValueId
+from tightfit.torch_private import core as private
 from tightfit.torch_private.direct import direct
 
 aten = torch.ops.aten
@@ -141,13 +142,12 @@ class Writer:
 
     def call(self, call: Call, wrapped: fx.Node | None = None, around: str = "{}") -> str:
         """Return the code of a call, with something around one of its arguments."""
+        literal = self._like_traced if _relies_on_layout(call.function) else self.literal
         arguments = [
-            around.format(self.literal(a))
-            if wrapped is not None and a is wrapped
-            else self.literal(a)
+            around.format(literal(a)) if wrapped is not None and a is wrapped else literal(a)
             for a in call.args
         ]
-        arguments += [f"{k}={self.literal(v)}" for k, v in call.kwargs.items()]
+        arguments += [f"{k}={literal(v)}" for k, v in call.kwargs.items()]
         return f"{self._constant(direct(call.function))}({', '.join(arguments)})"
 
     def literal(self, value: Any) -> str:
@@ -163,6 +163,12 @@ class Writer:
         if isinstance(value, float) and math.isfinite(value):
             return repr(value)
         return self._constant(value)
+
+    def _like_traced(self, value: Any) -> str:
+        """Return the code of an argument that is contiguous if it was in the trace."""
+        traced = value.meta.get("val") if isinstance(value, fx.Node) else None
+        is_contiguous = isinstance(traced, torch.Tensor) and traced.is_contiguous()
+        return self.literal(value) + (".contiguous()" if is_contiguous else "")
 
     def reference(self, node: fx.Node) -> str:
         """Return the name of a node's result; a view is made if it is not there."""
@@ -215,6 +221,8 @@ class Writer:
             # values may have other strides than the trace saw: reshape as eager does
             viewed = node.target in (aten.view.default, aten._unsafe_view.default)
             target = aten.reshape.default if viewed else node.target
+            if target is aten.view_as_complex.default and is_traced_in_backward(node):
+                target = _view_as_complex_gradient
             expression = self.call(Call(target, node.args, dict(node.kwargs), (), False))  # type: ignore
         return self.function.emit_view(node, expression, self._captured.value_of.get(base_of(node)))
 
@@ -229,4 +237,29 @@ def _undone(node: fx.Node) -> fx.Node | None:
     return first if turned and isinstance(first, fx.Node) else None
 
 
+def _view_as_complex_gradient(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of an input of `torch.view_as_real`, as autograd does."""
+    return torch.view_as_complex(gradient.contiguous())
+
+
 _TURNS = (aten.t.default, aten.transpose.int)
+_OF_CONTIGUOUS = frozenset(
+    (aten._weight_norm_interface_backward.default, aten._cdist_backward.default)
+)
+"""Autograd makes the gradient contiguous before it calls these."""
+
+
+def _relies_on_layout(function: Any) -> bool:
+    """Whether an operator may read memory of tensors as if they were contiguous.
+
+    Code around it has made them so. A trace holds no copy where its own tensors are contiguous, and
+    gradients of a step may have other strides. Operators of other libraries are taken to do so.
+    """
+    if function in _OF_CONTIGUOUS:
+        return True
+    is_other = isinstance(function, private.OpOverload) and function.namespace not in _OWN
+    return is_other and not function._schema.is_mutable
+
+
+_OWN = ("aten", "prims", "tightfit")
+"""Libraries whose operators take tensors with any strides."""

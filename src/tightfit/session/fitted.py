@@ -115,7 +115,7 @@ class Fitted:
     @classmethod
     def as_a_whole(cls, callee: Callee, options: Options, copies: Copies | None = None) -> Fitted:
         """Return a fitted callable that runs as one graph, as long as that can be captured."""
-        tally = copies.tally if copies is not None else None
+        tally = copies.tally if copies is not None else options.known_tally(callee.modules)
         account = Account(callee.modules, options.optimizer, tally)
         account.optimizers.step_in_backward(options.steps)
         addresses = addresses_for(callee.name, account, options)

@@ -138,7 +138,8 @@ def attach_by_parts(
         raise BadInput("a model with sharded parameters cannot be copied")
 
     callee = _callee_of(model)
-    account = Account(callee.modules, options.optimizer)
+    tally = options.known_tally(callee.modules)
+    account = Account(callee.modules, options.optimizer, tally)
     route = ShardedModel(callee, parts, options, account, group=group, late_bytes=late_bytes)
     fitted = Fitted(callee, options, account, route, addresses_for(callee.name, account, options))
     attach(model, fitted, refit)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from tightfit.allocator.tally import Tally
 from tightfit.capture.calls.structure import Arguments, flatten, unflatten
 from tightfit.costs import refuse_unknown_costs
 from tightfit.errors import BadInput
@@ -20,7 +21,7 @@ from tightfit.plan.plan import Far, Plan
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT, find_planner
 from tightfit.progress import SILENT, Progress, announce
-from tightfit.session.memory.account import Account
+from tightfit.session.memory.account import Account, device_of_modules
 from tightfit.session.memory.budget import Budget, usable_bytes
 from tightfit.session.memory.in_backward import StepsInBackward
 from tightfit.session.processes import Ranks
@@ -125,6 +126,10 @@ class Options:
     def others_in_budget(self, account: Account) -> list[Account]:
         """Return the accounts of the others within the same budget."""
         return self.shared.others(account) if self.shared is not None else []
+
+    def known_tally(self, modules: Mapping[str, nn.Module]) -> Tally | None:
+        """Return what counts for those that share the budget on the device of some modules."""
+        return self.shared.tally(device_of_modules(modules)) if self.shared is not None else None
 
 
 _NO_PLANS = (None,) * 4

@@ -403,11 +403,20 @@ def place_of_graph() -> str:
 
 
 def without_hooks(module: fx.GraphModule) -> fx.GraphModule:
-    """Have neither a graph nor those inside it call the hooks of all modules; return it."""
+    """Have neither a graph nor those inside it call the hooks of all modules; return it.
+
+    Nor do they print their code where a request is refused in it.
+    """
     for each in module.modules():
         if isinstance(each, fx.GraphModule):  # each has a class of its own
-            type(each).__call__ = lambda self, *args, **kwargs: self.forward(*args, **kwargs)
+            kind: Any = type(each)
+            kind.__call__ = _forward_of
+            kind._wrapped_call = staticmethod(_forward_of)  # once its code is compiled again
     return module
+
+
+def _forward_of(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return module.forward(*args, **kwargs)
 
 
 def module_of(node: fx.Node) -> int | None:

@@ -7,6 +7,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch
+
+from tightfit.allocator.tally import Tally
 from tightfit.errors import BadInput
 from tightfit.session.memory.account import Account
 from tightfit.session.step.window import Window
@@ -79,6 +82,10 @@ class Budget:
 
     def others(self, account: Account) -> list[Account]:
         return [member for member in self._members if member is not account]
+
+    def tally(self, device: torch.device) -> Tally | None:
+        """Return what counts the bytes given out since its first member; None: it has none."""
+        return next((m.tally for m in self._members if m.device == device), None)
 
     def close_steps(self) -> None:
         """End the measured steps of all that share the budget."""
