@@ -182,3 +182,49 @@ def test_inputs_from_before_fit_are_outside_of_the_limit() -> None:
         optimizer.zero_grad()
     measured = tightfit.report(model).measured_peak_bytes
     assert measured is not None and measured <= 500 * 2**10
+
+
+class Carrying(nn.Module):
+    """Takes most of its memory between two graphs, and lets go of what it carries before that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 4)
+        self.carried: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x).tanh()
+        self.work()
+        return self.b(x)
+
+    @torch.compiler.disable
+    def work(self) -> None:
+        self.carried = None
+        torch.ones(1 << 20).sum()
+
+
+def test_a_step_foreseen_a_little_above_its_budget_runs_within_it_and_is_measured_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What is carried into a step is foreseen to stay."""
+
+    def loop(run: Run) -> None:
+        model = Carrying()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run.fit(model, None, optimizer=optimizer)
+        for step in range(run.steps):
+            model.carried = torch.zeros(2048) if step else None
+            loss = model(torch.randn(256, 64)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.note(loss)
+            del loss
+        run.trained(model)
+
+    plain = live(loop, Run(None, steps=5, small=True))
+    fitted = live(loop, Run(plain.whole_bytes, steps=5, small=True, cache=False))
+    assert not fitted.error
+    assert "more than the budget. The step runs by them" in capsys.readouterr().err
+    assert (fitted.losses, fitted.parameters) == (plain.losses, plain.parameters)
+    assert fitted.largest_bytes <= (fitted.budget_bytes or 0)
