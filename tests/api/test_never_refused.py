@@ -159,3 +159,20 @@ def test_what_has_no_room_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> N
         loss.backward()
         optimizer.step()
     assert len(searched) <= 1  # also with the costs that its first steps have shown
+
+
+def test_no_step_waits_for_a_search_where_plain_pytorch_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Gradients that the forward finds are expected to stay, and the loop clears them in time."""
+    waited: list[str] = []
+    search = planning._any_outcome
+
+    def noted(*args: Any) -> Outcome:
+        waited.append("for a plan")
+        return search(*args)
+
+    monkeypatch.setattr(planning, "_any_outcome", noted)
+    plain, fitted = lives(LIFETIMES["gradients_cleared_late"].function)
+    assert_trained_alike(plain, fitted)
+    assert not waited

@@ -130,3 +130,21 @@ def test_a_model_with_such_an_operator_trains_with_the_bits_of_plain_pytorch(lie
             optimizer.zero_grad()
     pairs = zip(plain.parameters(), model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_the_gradient_through_dropout_is_laid_out_as_the_kernel_lays_it_out() -> None:
+    model = DropsWeights()
+    captured = capture(TracedCall(model, {"model": model}, (torch.randn(8, 8, 2, 4),), {}))
+    assert not measured_costs(captured, SILENT).strides
+
+
+class DropsWeights(nn.Module):
+    """An attention whose weights are dropped in an order other than that of its products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.randn(2, 4, 8, 3))
+
+    def forward(self, scores: torch.Tensor) -> torch.Tensor:
+        weights = nn.functional.dropout(scores * self.values.sum(), 0.5)
+        return (weights.permute(2, 3, 0, 1) @ self.values).sum()

@@ -83,10 +83,14 @@ _CPU_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def _as_computed(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-    """Return results of the types that kernels return.
+    """Return results of the types and strides that kernels return.
 
-    A CPU's attention in double precision keeps its sums so, which PyTorch 2.11 does not tell.
+    A CPU's attention in double precision keeps its sums so, which PyTorch 2.11 does not tell. Its
+    backward of dropout is a product: PyTorch's own fake kernel has the strides of a GPU's.
     """
+    if func is aten.native_dropout_backward.default and args[0].device.type == "cpu":
+        gradient, mask, *_ = args
+        return gradient * mask
     if func is _CPU_ATTENTION and result[0].dtype is torch.float64:
         output, sums = result
         return output, sums.to(torch.float64)

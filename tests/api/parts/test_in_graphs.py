@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import tightfit
-from benchmarks.training_loops import Run, live
+from benchmarks.training_loops import Life, Run, live
 from tightfit.execution.attach import attached
 from tightfit.session.parts import planning
 
@@ -182,3 +182,91 @@ def test_inputs_from_before_fit_are_outside_of_the_limit() -> None:
         optimizer.zero_grad()
     measured = tightfit.report(model).measured_peak_bytes
     assert measured is not None and measured <= 500 * 2**10
+
+
+class Carrying(nn.Module):
+    """Takes most of its memory between two graphs, and lets go of what it carries before that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 4)
+        self.carried: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x).tanh()
+        self.work()
+        return self.b(x)
+
+    @torch.compiler.disable
+    def work(self) -> None:
+        self.carried = None
+        torch.ones(1 << 20).sum()
+
+
+def test_a_step_foreseen_a_little_above_its_budget_runs_within_it_and_is_measured_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What is carried into a step is foreseen to stay."""
+
+    def loop(run: Run) -> None:
+        model = Carrying()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run.fit(model, None, optimizer=optimizer)
+        for step in range(run.steps):
+            model.carried = torch.zeros(2048) if step else None
+            loss = model(torch.randn(256, 64)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.note(loss)
+            del loss
+        run.trained(model)
+
+    plain = live(loop, Run(None, steps=5, small=True))
+    fitted = live(loop, Run(plain.whole_bytes, steps=5, small=True, cache=False))
+    assert not fitted.error
+    assert "more than the budget. The step runs by them" in capsys.readouterr().err
+    assert (fitted.losses, fitted.parameters) == (plain.losses, plain.parameters)
+    assert fitted.largest_bytes <= (fitted.budget_bytes or 0)
+
+
+class PartlyEager(nn.Module):
+    """A layer that keeps most of its memory for the backward outside of any graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.b(self.kept(self.a(x).tanh()))
+
+    @torch.compiler.disable
+    def kept(self, x: torch.Tensor) -> torch.Tensor:
+        return x.tanh().tanh().tanh()
+
+
+def test_the_first_budget_that_is_advised_has_room_for_layers_that_have_not_run_yet() -> None:
+    def loop(run: Run) -> None:
+        model = nn.Sequential(*(PartlyEager() for _ in range(5)), nn.Linear(64, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run.fit(model, None, optimizer=optimizer)
+        for _ in range(run.steps):
+            loss = model(torch.randn(512, 64)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.note(loss)
+            del loss
+        run.trained(model)
+
+    def within(budget_bytes: int | None) -> Life:
+        gc.collect()
+        return live(loop, Run(budget_bytes, steps=3, small=True, cache=False))
+
+    plain = within(None)
+    refused = within(plain.whole_bytes * 6 // 10)
+    assert refused.advised_bytes is not None
+    assert refused.advised_bytes <= 1.1 * plain.whole_bytes
+    fitted = within(refused.advised_bytes)
+    assert not fitted.error
+    assert (fitted.losses, fitted.parameters) == (plain.losses, plain.parameters)

@@ -84,6 +84,11 @@ class Part:
             return False
         return not isinstance(given, GraphArguments) or self._calls.is_as_it_was(given, key[0])
 
+    @property
+    def member(self) -> tuple[int, ...]:
+        """Tells its modules from those of other parts: several graphs may be of the same."""
+        return (*map(id, self.modules.values()),)
+
     def is_of_class(self, other: Part) -> bool:
         """Whether both are modules of the same class."""
         return [*map(type, self.modules.values())] == [*map(type, other.modules.values())]

@@ -59,7 +59,11 @@ class StepPlans:
         self._guard = guard
         self._way_out = circumstances.way_out
         self._latest: dict[Part, Kind] = {}
-        self._called: set[Part] = set()
+        self._holdings: dict[Part, list[Holding]] = {}  # of the calls of this step
+        self._base_bytes = 0  # held at its begin, with memory that will come and stay
+        self._ended: StepLedger[Kind] | None = None  # the last complete step
+        # Held in this step as the first graph of each module began
+        self._held_before: dict[Any, int] = {}
         self._situations = Situations()
         self._situation = Situation(None, 0)
         self._order = CallOrder()
@@ -85,9 +89,10 @@ class StepPlans:
 
     def forget_absent(self) -> None:
         """Forget parts that have not run in the last step: others run in their place now."""
-        self._latest = {part: kind for part, kind in self._latest.items() if part in self._called}
-        self._situations.keep(self._called)
-        self._order.keep(self._called)
+        self._latest = {part: kind for part, kind in self._latest.items() if part in self._holdings}
+        called = set(self._holdings)
+        self._situations.keep(called)
+        self._order.keep(called)
 
     # -- steps --------------------------------------------------------------------------------
 
@@ -102,7 +107,9 @@ class StepPlans:
         alike_bytes = max(round(_ALIKE * self.limit_bytes), self.late_bytes)
         self._situation = self._situations.of(signature, held, alike_bytes)
         self._possible = {}
-        self._called = set()
+        self._holdings = {}
+        self._held_before.clear()
+        self._base_bytes = held
         ledger = self._situation.ledger
         if ledger is not None:
             self._possible = self._may_run(ledger)
@@ -145,6 +152,7 @@ class StepPlans:
 
     def ended(self, ledger: StepLedger[Kind]) -> None:
         """Learn from a complete step, as far as its peaks were seen."""
+        self._ended = ledger
         if self._guard.is_learning:
             self._situation.ended(ledger)
         else:
@@ -269,7 +277,7 @@ class StepPlans:
         """
         holding = self._chosen(part, kind)
         self._latest[part] = kind
-        self._called.add(part)
+        self._holdings.setdefault(part, []).append(holding)
         return holding
 
     def _chosen(self, part: Part, kind: Kind) -> Holding:
@@ -279,6 +287,7 @@ class StepPlans:
         if self.options.ranks is not None:
             return planned or by_kind or kind.least  # ranks decide together, between steps
         left = self.limit_bytes - self._coming_bytes - self._guard.held_bytes()
+        self._held_before.setdefault(part.member, self.limit_bytes - left)
         found = self._fitting(part, kind, planned, by_kind, left)
         if found is None:
             release_retained()
@@ -293,6 +302,7 @@ class StepPlans:
         following = self._following_bytes(part) + self._unseen_bytes(part, kind)
         least = max(held + needed, held + kind.least.staying_bytes + following)
         least = max(least, self._stepping_bytes)
+        least = max(least, self._needed_as_before(part, held))
         raise InfeasibleBudget(
             f"part {part.name!r} needs {format_bytes(needed)} with its least plan, and "
             f"{format_bytes(held)} are held when it starts: more than the budget of "
@@ -322,19 +332,56 @@ class StepPlans:
         held_bytes = self._guard.held_bytes() + self._coming_bytes
         return self._situation.is_as_foreseen(held_bytes, self.limit_bytes)
 
+    def _needed_as_before(self, part: Part, held_bytes: int) -> int:
+        """Return the least peak of a step like the last, as far as that is known.
+
+        If more is held as a part begins than by the plans that have run, modules of its class to
+        come are expected to hold as much more as those before it.
+        """
+        ledger = self._ended
+        if ledger is None or part not in ledger.parts:
+            return 0
+        ledger = ledger.with_base(self._base_bytes)
+        ran = {p: iter(holdings) for p, holdings in self._holdings.items()}
+        pairs = [*zip(ledger.parts, ledger.calls, strict=True)]
+        now = [next(ran.get(own, iter(())), kind.least) for own, kind in pairs]
+        turns = [turn for turn, own in enumerate(ledger.parts) if own is part]
+        turn = turns[min(len(self._holdings.get(part, ())), len(turns) - 1)]
+        more_bytes = max(0, held_bytes - ledger.begin_of(turn, now))
+        modules = [own.member for own in ledger.parts if own.is_of_class(part)]
+        gone = {own.member for own in ledger.parts[:turn] if own.is_of_class(part)} - {part.member}
+        if gone:
+            more_bytes = more_bytes * len({*modules}) // len(gone)
+        least_bytes = max(ledger.peak_of([kind.least for _, kind in pairs]), ledger.outside_bytes)
+        return least_bytes + more_bytes
+
     def _unseen_bytes(self, part: Part, kind: Kind) -> int:
-        """Return the bytes that parts of the same class keep and that no step has called yet."""
-        seen = sum(other.is_of_class(part) for other in {*self._latest, part})
-        return max(0, part.alike - seen) * kind.least.staying_bytes
+        """Return the bytes that modules of the same class keep and that no step has called yet.
+
+        Each is expected to keep as much as those before it, with code between their graphs.
+        """
+        parts = [other for other in {*self._latest, part} if other.is_of_class(part)]
+        modules = {other.member for other in parts}
+        if len(modules) < 2:
+            return max(0, part.alike - len(parts)) * kind.least.staying_bytes
+        held = {own: held for own, held in self._held_before.items() if own in modules}
+        each = max(_growth(held), kind.least.staying_bytes)
+        return max(0, part.alike - len(modules)) * each
 
     def _following_bytes(self, part: Part) -> int:
         """Return the peak of the parts that have not run in this step, with their least plans."""
         held = peak = 0
         for other, kind in self._latest.items():
-            if other is not part and other not in self._called:
+            if other is not part and other not in self._holdings:
                 peak = max(peak, held + kind.least.needed_bytes)
                 held += kind.least.staying_bytes
         return peak
+
+
+def _growth(held_bytes: Mapping[Any, int]) -> int:
+    """Return by how much more was held from one module to the next."""
+    held = held_bytes.values()
+    return (max(held) - min(held)) // (len(held) - 1) if len(held) > 1 else 0
 
 
 def _peak_at_least(ledger: StepLedger[Kind]) -> int:

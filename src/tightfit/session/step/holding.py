@@ -65,6 +65,11 @@ def holding_of(graph: Graph, plan: Plan) -> Holding:
     )
 
 
+def forward_peak_bytes(graph: Graph, plan: Plan) -> int:
+    """Return the most that the forward of a plan holds, constants included."""
+    return graph.constant_bytes + holding_of(graph, plan).forward_bytes
+
+
 def overhead_of(holdings: Sequence[Holding]) -> float:
     """Return the extra cost of calls over nothing recomputed, a fraction."""
     least_s = sum(holding.baseline_cost_s for holding in holdings)

@@ -23,7 +23,7 @@ from tightfit.planners.questions.minimum import proven_least_bytes
 from tightfit.session.memory.account import Account, Standing
 from tightfit.session.memory.surroundings import Surroundings, expected_outside_bytes
 from tightfit.session.options import Options
-from tightfit.session.step.holding import holding_of
+from tightfit.session.step.holding import forward_peak_bytes, holding_of
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
@@ -77,7 +77,7 @@ class Passing:
 
     def _held(self, graph: Graph, plan: Plan) -> int:
         """Return the most that a plan holds, memory that passes included."""
-        forward_bytes = graph.constant_bytes + holding_of(graph, plan).forward_bytes
+        forward_bytes = forward_peak_bytes(graph, plan)
         return max(simulate(graph, plan).peak_bytes, forward_bytes + self.passing_bytes)
 
 
@@ -154,9 +154,11 @@ class LessExpected:
         """
 
         def fits(planned: Planned | None, way: Passing) -> bool:
-            return planned is not None and (
-                _forward_bytes(planned) + way.passing_bytes <= budget_bytes
-            )
+            if planned is None:
+                return False
+            assert planned.outcome.plan is not None
+            forward_bytes = forward_peak_bytes(planned.graph, planned.outcome.plan)
+            return forward_bytes + way.passing_bytes <= budget_bytes
 
         for way in self._by_room(spec):
             around = way.around
@@ -195,7 +197,8 @@ class LessExpected:
 
     def _by_room(self, spec: Specialisation) -> Iterator[Passing]:
         """Yield steps to plan, with ever more memory that may pass before the backward."""
-        yield Passing(self.unseen, 0)
+        if self.unseen != self.around:  # for that none was found
+            yield Passing(self.unseen, 0)
         passed_bytes = 0
         for way in (self.stale, self.likely, self.all):
             if way.passing_bytes > passed_bytes:
@@ -215,8 +218,7 @@ class LessExpected:
     def plain_forward_bytes(self, spec: Specialisation) -> int:
         """Return the memory of plain PyTorch up to the end of the forward."""
         graph = self.unseen.around(spec.captured)
-        kept = everything_kept(graph, self.unseen.gradients)
-        return graph.constant_bytes + holding_of(graph, kept).forward_bytes
+        return forward_peak_bytes(graph, everything_kept(graph, self.unseen.gradients))
 
     def plain_bytes_now(self, spec: Specialisation) -> int:
         """Return the same with all that is held now."""
@@ -304,10 +306,3 @@ def _thrifty(spec: Specialisation, graph: Graph, gradients: Gradients, crowd_byt
     """
     crowded = graph.with_outside(crowd_bytes)
     return spec.least_budgets.find(crowded, gradients, _QUICKLY).plan
-
-
-def _forward_bytes(planned: Planned) -> int:
-    """Return the peak of a plan's forward."""
-    assert planned.outcome.plan is not None
-    graph = planned.graph
-    return graph.constant_bytes + holding_of(graph, planned.outcome.plan).forward_bytes

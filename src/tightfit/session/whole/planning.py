@@ -31,6 +31,7 @@ from tightfit.session.memory.surroundings import Surroundings, handed_out_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
 from tightfit.session.stages import cached_outcome, key_of, plan_at_once, plan_step
+from tightfit.session.step.holding import forward_peak_bytes
 from tightfit.session.step.presumed import KeptRange
 from tightfit.session.whole.compiling import fastest_plan
 from tightfit.session.whole.earlier import earlier_plan, store_least_plan, store_plan
@@ -39,6 +40,7 @@ from tightfit.session.whole.specialisation import Moves, Planned, Specialisation
 _QUICKLY = Limits(seconds=1.0)
 _AT_ONCE = Limits(seconds=0.15)
 _MOST_OPS_AT_ONCE = 2500  # in which a moment is enough to find a smaller budget
+_MOST_TIGHTENED = 4  # smaller budgets to ask for a plan at once
 _ANY_GAP = 1e3  # of overhead: more than any plan has
 _WORTH_A_WORD = 0.001  # of overhead that a plan saves
 _GOOD_ENOUGH = 0.1  # of overhead, for the few seconds until a search has found a better plan
@@ -55,7 +57,8 @@ class PlanRequest:
     `inputs`: the tensors of the placeholders, for trial runs of compiled plans. `others`: returns
     plans of the same callable at other shapes. `waits`: whether to search now and not in the
     background, before training. `least`: whether to begin with the plan that holds least, of those
-    known. `once`: whether the plan is for this call alone: no better one is searched.
+    known. `once`: whether the plan is for this call alone: no better one is searched. `instead`:
+    asked for a plan before a search that the step would wait for; None: it waits.
     """
 
     inputs: Sequence[Any]
@@ -65,6 +68,7 @@ class PlanRequest:
     waits: bool = False
     least: bool = False
     once: bool = False
+    instead: Callable[[], Planned | None] = lambda: None
 
 
 def planned_for(spec: Specialisation, around: Surroundings, request: PlanRequest) -> Planned:
@@ -116,8 +120,49 @@ def _first_planned(spec: Specialisation, around: Surroundings, request: PlanRequ
             return planned
         outcome = _leaving_room(spec, around, options, at_hand, once=request.once)
     if outcome is None:
-        outcome = _first_outcome(spec, around, task, at_hand, request)
+        outcome = _outcome_at_once(spec, around, task, at_hand, request)
+    if outcome is None:
+        instead = request.instead()
+        if instead is not None:
+            return instead
+        outcome = _any_outcome(spec, around, task, request)
     return spec.take(around, _lowered(spec, task.graph, outcome, options))
+
+
+def planned_at_once(
+    spec: Specialisation, around: Surroundings, options: Options, passing_bytes: int
+) -> Planned | None:
+    """Return the best known plan, or one that is found at once; None: none fits.
+
+    A better one is searched in the background. `passing_bytes`: held in its forward in addition. A
+    plan that leaves no room for that is made for a smaller budget.
+    """
+    task = around.task(spec.captured)
+    kept = everything_kept(task.graph, task.gradients)
+    over_bytes = 0
+    for _ in range(_MOST_TIGHTENED):
+        around = dataclasses.replace(around, budget_bytes=around.budget_bytes - over_bytes)
+        own = around.task(spec.captured)
+        outcome, is_final = _quick_outcome(spec, own, options, (kept, *spec.known.all()))
+        if outcome is None:
+            return None
+        assert outcome.plan is not None
+        forward_bytes = forward_peak_bytes(own.graph, outcome.plan)
+        over_bytes = forward_bytes + passing_bytes - task.budget_bytes
+        if over_bytes <= 0:
+            if not is_final:
+                _search(spec, around, own, options)
+            return spec.take(around, _lowered(spec, own.graph, outcome, options))
+    return None
+
+
+def improved(spec: Specialisation, planned: Planned, request: PlanRequest) -> Planned:
+    """Return the better plan that a search has found where a plan was made for, or that plan."""
+    made_for = next((around for around, known in spec.plans.items() if known is planned), None)
+    ended = None if made_for is None else spec.ended_search(made_for)
+    if ended is None:
+        return planned
+    return _better(spec, *ended, planned, request.options, request.name)
 
 
 def planned_as(
@@ -209,15 +254,17 @@ def _leaving_room(
     return outcome
 
 
-def _first_outcome(
+def _outcome_at_once(
     spec: Specialisation,
     around: Surroundings,
     task: Task,
     at_hand: Sequence[Plan],
     request: PlanRequest,
-) -> Outcome:
-    """Return a plan to start with: the best known plan while a search goes on, else a searched
-    plan."""
+) -> Outcome | None:
+    """Return a plan to start with: the best known plan while a search goes on; None: none fits.
+
+    Where the user waits for a search, that of the search.
+    """
     options = request.options
     asked = request.waits or options.planner != DEFAULT
     if asked and not spec.is_further:
@@ -230,20 +277,23 @@ def _first_outcome(
     )
     if outcome is None and spec.postponed is not None:
         raise NeedsComparing
-    if outcome is None:
-        if spec.is_further:
-            announce(f"{request.name}: no known plan fits the new inputs; searching one")
-        outcome, is_final = _any_outcome(spec, task, options), False
-    if not is_final and not request.once:
+    if outcome is not None and not is_final and not request.once:
         _search(spec, around, task, options)
     return outcome
 
 
-def _any_outcome(spec: Specialisation, task: Task, options: Options) -> Outcome:
-    """Search until there is a plan, at any cost: a step waits for it."""
+def _any_outcome(
+    spec: Specialisation, around: Surroundings, task: Task, request: PlanRequest
+) -> Outcome:
+    """Search until there is a plan, at any cost: a step waits for it, not for a better one."""
+    options = request.options
+    if spec.is_further:
+        announce(f"{request.name}: no known plan fits the new inputs; searching one")
     limits = msgspec.structs.replace(options.limits, gap=_ANY_GAP)
     first = _searching(spec, task, dataclasses.replace(options, limits=limits))(options.progress)
     assert first.plan is not None
+    if not request.once:
+        _search(spec, around, task, options)
     return judged(task, first.plan)
 
 

@@ -13,6 +13,7 @@ from tightfit.errors import InfeasibleBudget
 from tightfit.plan.plan import Gradients, Plan
 from tightfit.planners.questions.infeasible import NoPlan
 from tightfit.planners.questions.minimum import MinimumBudget
+from tightfit.planners.registry import DEFAULT
 from tightfit.progress import announce
 from tightfit.session.callee import Callee
 from tightfit.session.default_addresses import DefaultAddresses
@@ -20,6 +21,7 @@ from tightfit.session.memory.account import Account, Standing
 from tightfit.session.memory.limit import refuses
 from tightfit.session.memory.surroundings import Surroundings
 from tightfit.session.options import Options
+from tightfit.session.step.holding import forward_peak_bytes
 from tightfit.session.whole.advice import advised, needed_by_steps
 from tightfit.session.whole.call_shares import CallShares
 from tightfit.session.whole.captures import Captures
@@ -29,13 +31,19 @@ from tightfit.session.whole.optimistic import LessExpected, less_expected, witho
 from tightfit.session.whole.planning import (
     NeedsComparing,
     PlanRequest,
+    improved,
     planned_as,
+    planned_at_once,
     planned_for,
     smallest_budget,
 )
 from tightfit.session.whole.specialisation import Planned, Specialisation
 
 _NEARLY = 1.03  # of the budget: plain PyTorch may take so much less than expected
+
+
+class _NoneAtOnce(Exception):
+    """A call leaves room for another that may come, and no plan that does is found at once."""
 
 
 class FitsPlainly(Exception):
@@ -91,6 +99,7 @@ class Plans:
         self._monitor = monitor
         self._comparing = Comparing(account, addresses)
         self._settled: _LastChoice | None = None  # of the last call
+        self._leaves_less: weakref.WeakSet[Specialisation] = weakref.WeakSet()  # it was announced
         self._last: tuple[weakref.ref[Specialisation], Surroundings] | None = None
 
     def chosen(
@@ -186,12 +195,13 @@ class Plans:
             return optimistic
         try:
             is_new = self.shares.is_new(spec, options)
-            first = replace(request, least=is_new, once=self.shares.looks)
+            likely = partial(self._likely, spec, around, request)
+            first = replace(request, least=is_new, once=self.shares.looks, instead=likely)
             planned = planned_for(spec, around, first)
+        except _NoneAtOnce:
+            self.shares.stop_expecting_call()
+            return self._fitting(spec, inputs, options, waits=waits)
         except InfeasibleBudget as error:
-            if self.shares.looks:
-                self.shares.stop_expecting_call()
-                return self._fitting(spec, inputs, options, waits=waits)
             return self._with_less_expected(spec, around, request, error)
         self.more_bytes = spec.held_more(planned, around) + share.reserved_bytes
         return planned
@@ -208,11 +218,59 @@ class Plans:
         standing = self._standing(spec, request.inputs, request.options)
         own = without_expected(around, standing)
         known = spec.optimistic(own)
-        if known is not None or not was_refused:
-            return known
+        if known is not None:
+            return self._improved(spec, around, known, request)
+        if not was_refused:
+            return None
         less = less_expected(spec, around, self._account, standing, request.options)
         planned = self._leaving_less(spec, less, request)
         return None if planned is None else spec.take_optimistic(own, planned)
+
+    def _improved(
+        self, spec: Specialisation, around: Surroundings, known: Planned, request: PlanRequest
+    ) -> Planned:
+        """Return a plan that leaves less room than may be needed, or a better one found since."""
+        better = improved(spec, known, request)
+        if better is known:
+            return known
+        standing = self._standing(spec, request.inputs, request.options)
+        less = less_expected(spec, around, self._account, standing, request.options)
+        passing_bytes = less.likely_to_come().passing_bytes
+        assert better.outcome.plan is not None
+        forward_bytes = forward_peak_bytes(better.graph, better.outcome.plan)
+        if forward_bytes + passing_bytes > request.options.planned_bytes:
+            return known
+        return spec.take_optimistic(without_expected(around, standing), better)
+
+    def _likely(
+        self, spec: Specialisation, around: Surroundings, request: PlanRequest
+    ) -> Planned | None:
+        """Return a plan found at once with room for what the loop is likely to hold; None: none.
+
+        The alternative is to wait for the search of a plan that has room for all that may come.
+        Raises `_NoneAtOnce` where room is left only to see whether another call comes.
+        """
+        if self.shares.looks:
+            raise _NoneAtOnce
+        options = request.options
+        if request.waits or self.shares.has_company or not self._is_limited(options):
+            return None
+        standing = self._standing(spec, request.inputs, options)
+        less = less_expected(spec, around, self._account, standing, options)
+        coming = less.likely_to_come()
+        if coming.around.room_bytes <= around.room_bytes or options.planner != DEFAULT:
+            return None
+        planned = planned_at_once(spec, coming.around, options, coming.passing_bytes)
+        if planned is None:
+            return None
+        if spec not in self._leaves_less:
+            self._leaves_less.add(spec)
+            announce(
+                f"{self._name}: it runs by a plan without room for all of {less.in_words()}: of "
+                "that, loops like this one free some in time. Requests beyond the budget are "
+                "refused"
+            )
+        return spec.take_optimistic(without_expected(around, standing), planned)
 
     def _with_less_expected(
         self,
