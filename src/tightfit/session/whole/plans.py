@@ -198,10 +198,10 @@ class Plans:
             likely = partial(self._likely, spec, around, request)
             first = replace(request, least=is_new, once=self.shares.looks, instead=likely)
             planned = planned_for(spec, around, first)
-        except _NoneAtOnce:
-            self.shares.stop_expecting_call()
-            return self._fitting(spec, inputs, options, waits=waits)
-        except InfeasibleBudget as error:
+        except (_NoneAtOnce, InfeasibleBudget) as error:
+            if not isinstance(error, InfeasibleBudget) or self.shares.looks:
+                self.shares.stop_expecting_call()
+                return self._fitting(spec, inputs, options, waits=waits)
             return self._with_less_expected(spec, around, request, error)
         self.more_bytes = spec.held_more(planned, around) + share.reserved_bytes
         return planned
