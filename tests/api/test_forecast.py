@@ -149,3 +149,28 @@ def test_the_budget_named_for_a_step_has_room_for_numbers_that_a_loop_keeps() ->
     named = train(plan_bytes)
     assert named is not None
     assert train(named) is None
+
+
+def test_the_budget_named_for_a_step_has_room_for_the_steps_of_others() -> None:
+    """Of two models that share a budget: the second has not stepped yet."""
+
+    def train(size: int) -> int | None:
+        torch.manual_seed(0)
+        budget = tightfit.Budget(size)
+        models = nn.Linear(256, 256), nn.Linear(256, 512)
+        optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+        for model, optimizer in zip(models, optimizers, strict=True):
+            tightfit.fit(model, budget, optimizer=optimizer, costs="unit", cache=False)
+        try:
+            for _ in range(3):
+                for model, optimizer in zip(models, optimizers, strict=True):
+                    optimizer.zero_grad()
+                    model(torch.randn(8, 256)).square().mean().backward()
+                    optimizer.step()
+        except BudgetExceeded as error:
+            return error.measured_bytes
+        return None
+
+    named = train(1400 << 10)  # no room for the state of the first
+    assert named is not None
+    assert train(named) is None

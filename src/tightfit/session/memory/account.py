@@ -343,6 +343,15 @@ class Account:
         """Return gradients and state that will exist of all that keep to its limit."""
         return expected_bytes_of([self, *self._limited_with])
 
+    def later_steps_bytes(self) -> int:
+        """Return bytes held in a later optimizer's step, with what is held now.
+
+        Gradients and state of all that keep to its limit will exist: some may not have stepped yet.
+        """
+        within = (self, *self._limited_with)
+        passing_bytes = max(each.optimizers.passing_bytes() for each in within)
+        return self.held_bytes() + expected_bytes_of(within) + passing_bytes
+
     def growing_within_limit_bytes(self) -> int:
         """Return by how much the optimizers' state of all these will grow beyond that."""
         training = (k for k in (self, *self._limited_with) if k._trains)

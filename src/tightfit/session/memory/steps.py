@@ -38,7 +38,7 @@ def refuse_step(
         return
     room_bytes = limit_bytes - held_bytes
     own_bytes = with_numbers(needed_bytes)
-    named_bytes = max(own_bytes, coming())
+    named_bytes = max(own_bytes, coming(), with_numbers(keeper.later_steps_bytes()))
     helps = [_text(way) for way in _WAYS if _fits(way, account, optimizer, room_bytes)]
     helps = helps if named_bytes == own_bytes else []
     advice = f"{' or '.join(helps)} fits; else " if helps else ""
