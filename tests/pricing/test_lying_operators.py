@@ -138,6 +138,16 @@ def test_the_gradient_through_dropout_is_laid_out_as_the_kernel_lays_it_out() ->
     assert not measured_costs(captured, SILENT).strides
 
 
+def test_a_product_with_a_number_is_laid_out_as_the_kernel_lays_it_out() -> None:
+    model = nn.Linear(4, 4)
+
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        return (model(x).as_strided((1, 8, 4), (1, 4, 1)) * 0.5).transpose(0, 1).tanh().sum()
+
+    captured = capture(TracedCall(halved, {"model": model}, (torch.randn(8, 4),), {}))
+    assert not measured_costs(captured, SILENT).strides
+
+
 class DropsWeights(nn.Module):
     """An attention whose weights are dropped in an order other than that of its products."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 
@@ -79,6 +80,25 @@ def _with_float_statistics(func: Any, args: Any, _kwargs: Any, result: Any) -> A
     return output, *(s.new_empty(s.shape, dtype=torch.float32) for s in statistics)
 
 
+_BY_NUMBERS = frozenset(getattr(aten, name).Tensor for name in ("add", "sub", "mul", "div"))
+
+
+def _as_iterated(func: Any, args: Any, result: Any) -> Any:
+    """Return the result of a tensor and a number with the strides that kernels give it.
+
+    Of a contiguous tensor PyTorch's own fake kernel makes another stride for a dimension of one
+    element. The kernel on the meta device has the true one for a tensor of no dimensions.
+    """
+    x, *numbers = args
+    is_by_number = isinstance(x, torch.Tensor) and all(type(n) in (int, float) for n in numbers)
+    if not is_by_number or 1 not in result.shape or x.stride() == result.stride():
+        return result
+    with _disable_current_modes():
+        meta = torch.empty_strided(x.shape, x.stride(), device="meta")
+        strides = func(meta, torch.empty((), device="meta")).stride()
+    return result.new_empty_strided(result.shape, strides)
+
+
 _CPU_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
@@ -91,6 +111,8 @@ def _as_computed(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     if func is aten.native_dropout_backward.default and args[0].device.type == "cpu":
         gradient, mask, *_ = args
         return gradient * mask
+    if func in _BY_NUMBERS:
+        return _as_iterated(func, args, result)
     if func is _CPU_ATTENTION and result[0].dtype is torch.float64:
         output, sums = result
         return output, sums.to(torch.float64)
