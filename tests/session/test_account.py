@@ -1,0 +1,23 @@
+"""Bytes that a fitted callable holds around its steps."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
+
+from tightfit.session.memory.account import Account
+from tightfit.torch_private.core import FunctionalTensor
+
+
+def test_stand_ins_of_a_trace_are_counted_as_what_they_stand_for() -> None:
+    layer = nn.Linear(64, 64)
+    account = Account({"": layer}, None)
+    account.keep_to(1 << 20)
+    real, before = layer.weight, account.before_bytes()
+    fake = FakeTensorMode(allow_non_fake_inputs=True).from_tensor(real.detach())
+    with FunctionalTensorMode():
+        layer._parameters["weight"] = FunctionalTensor.to_functional(fake)  # as in a trace
+    account.count_again()  # as before a request is refused
+    assert account.before_bytes() == before >= real.nbytes
+    account.keep_to(None)
