@@ -156,6 +156,20 @@ def planned_at_once(
     return None
 
 
+def planned_meanwhile(
+    spec: Specialisation, around: Surroundings, plan: Plan, options: Options
+) -> Planned | None:
+    """Return a step that runs by a given plan until a search has found a better one; None: invalid.
+
+    See `planned_as`.
+    """
+    planned = planned_as(spec, around, plan, options)
+    if planned is None:
+        return None
+    _search(spec, around, around.task(spec.captured), options)
+    return spec.take(around, planned)
+
+
 def improved(spec: Specialisation, planned: Planned, request: PlanRequest) -> Planned:
     """Return the better plan that a search has found where a plan was made for, or that plan."""
     made_for = next((around for around, known in spec.plans.items() if known is planned), None)

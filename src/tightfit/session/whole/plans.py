@@ -35,6 +35,7 @@ from tightfit.session.whole.planning import (
     planned_as,
     planned_at_once,
     planned_for,
+    planned_meanwhile,
     smallest_budget,
 )
 from tightfit.session.whole.specialisation import Planned, Specialisation
@@ -261,6 +262,11 @@ class Plans:
         if coming.around.room_bytes <= around.room_bytes or options.planner != DEFAULT:
             return None
         planned = planned_at_once(spec, coming.around, options, coming.passing_bytes)
+        if planned is None:
+            least = coming.least(spec)
+            if least.needed_bytes > options.planned_bytes:
+                return None
+            planned = planned_meanwhile(spec, coming.around, least.plan, options)
         if planned is None:
             return None
         if spec not in self._leaves_less:
