@@ -184,6 +184,17 @@ def test_inputs_from_before_fit_are_outside_of_the_limit() -> None:
     assert measured is not None and measured <= 500 * 2**10
 
 
+def noted_step(
+    run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, samples: int
+) -> torch.Tensor:
+    loss = model(torch.randn(samples, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    run.note(loss)
+    return loss.detach()
+
+
 class Carrying(nn.Module):
     """Takes most of its memory between two graphs, and lets go of what it carries before that."""
 
@@ -214,12 +225,7 @@ def test_a_step_foreseen_a_little_above_its_budget_runs_within_it_and_is_measure
         run.fit(model, None, optimizer=optimizer)
         for step in range(run.steps):
             model.carried = torch.zeros(2048) if step else None
-            loss = model(torch.randn(256, 64)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            run.note(loss)
-            del loss
+            noted_step(run, model, optimizer, samples=256)
         run.trained(model)
 
     plain = live(loop, Run(None, steps=5, small=True))
@@ -254,13 +260,7 @@ def test_the_first_budget_that_is_advised_has_room_for_layers_that_have_not_run_
         run.fit(model, None, optimizer=optimizer)
         kept = []
         for _ in range(run.steps):
-            loss = model(torch.randn(512, 64)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            run.note(loss)
-            kept.append(loss.detach())
-            del loss
+            kept.append(noted_step(run, model, optimizer, samples=512))
         run.trained(model)
 
     def within(budget_bytes: int | None) -> Life:

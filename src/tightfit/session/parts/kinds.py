@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,7 +85,7 @@ class Part:
             return False
         return not isinstance(given, GraphArguments) or self._calls.is_as_it_was(given, key[0])
 
-    @property
+    @functools.cached_property
     def member(self) -> tuple[int, ...]:
         """Tells its modules from those of other parts: several graphs may be of the same."""
         return (*map(id, self.modules.values()),)

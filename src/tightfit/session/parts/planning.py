@@ -301,9 +301,9 @@ class StepPlans:
         needed = kind.least.needed_bytes
         held = self.limit_bytes - left
         following = self._following_bytes(part) + self._unseen_bytes(part, kind)
-        least = max(held + needed, held + kind.least.staying_bytes + following)
-        least = max(least, self._stepping_bytes)
-        least = with_numbers(max(least, self._needed_as_before(part, held)))
+        whole = max(self._stepping_bytes, self._needed_as_before(part, held))
+        least = max(held + needed, held + kind.least.staying_bytes + following, whole)
+        least = with_numbers(least)
         raise InfeasibleBudget(
             f"part {part.name!r} needs {format_bytes(needed)} with its least plan, and "
             f"{format_bytes(held)} are held when it starts: more than the budget of "

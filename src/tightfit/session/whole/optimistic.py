@@ -72,6 +72,12 @@ class Passing:
         graph = self._graph(spec)
         return self._held(graph, everything_kept(graph, self.around.gradients))
 
+    def fits_with(self, planned: Planned, budget_bytes: int) -> bool:
+        """Whether the forward of a plan and memory that passes keep to a budget together."""
+        assert planned.outcome.plan is not None
+        forward_bytes = forward_peak_bytes(planned.graph, planned.outcome.plan)
+        return forward_bytes + self.passing_bytes <= budget_bytes
+
     def _graph(self, spec: Specialisation) -> Graph:
         return self.around.around(spec.hoped.with_predicted(_PREDICTED))
 
@@ -154,11 +160,7 @@ class LessExpected:
         """
 
         def fits(planned: Planned | None, way: Passing) -> bool:
-            if planned is None:
-                return False
-            assert planned.outcome.plan is not None
-            forward_bytes = forward_peak_bytes(planned.graph, planned.outcome.plan)
-            return forward_bytes + way.passing_bytes <= budget_bytes
+            return planned is not None and way.fits_with(planned, budget_bytes)
 
         for way in self._by_room(spec):
             around = way.around

@@ -21,7 +21,6 @@ from tightfit.session.memory.account import Account, Standing
 from tightfit.session.memory.limit import refuses
 from tightfit.session.memory.surroundings import Surroundings
 from tightfit.session.options import Options
-from tightfit.session.step.holding import forward_peak_bytes
 from tightfit.session.whole.advice import advised, needed_by_steps
 from tightfit.session.whole.call_shares import CallShares
 from tightfit.session.whole.captures import Captures
@@ -200,9 +199,10 @@ class Plans:
             first = replace(request, least=is_new, once=self.shares.looks, instead=likely)
             planned = planned_for(spec, around, first)
         except (_NoneAtOnce, InfeasibleBudget) as error:
-            if not isinstance(error, InfeasibleBudget) or self.shares.looks:
+            if self.shares.looks:
                 self.shares.stop_expecting_call()
                 return self._fitting(spec, inputs, options, waits=waits)
+            assert isinstance(error, InfeasibleBudget)
             return self._with_less_expected(spec, around, request, error)
         self.more_bytes = spec.held_more(planned, around) + share.reserved_bytes
         return planned
@@ -236,10 +236,7 @@ class Plans:
             return known
         standing = self._standing(spec, request.inputs, request.options)
         less = less_expected(spec, around, self._account, standing, request.options)
-        passing_bytes = less.likely_to_come().passing_bytes
-        assert better.outcome.plan is not None
-        forward_bytes = forward_peak_bytes(better.graph, better.outcome.plan)
-        if forward_bytes + passing_bytes > request.options.planned_bytes:
+        if not less.likely_to_come().fits_with(better, request.options.planned_bytes):
             return known
         return spec.take_optimistic(without_expected(around, standing), better)
 
@@ -254,12 +251,14 @@ class Plans:
         if self.shares.looks:
             raise _NoneAtOnce
         options = request.options
-        if request.waits or self.shares.has_company or not self._is_limited(options):
+        if request.waits or options.planner != DEFAULT:
+            return None
+        if self.shares.has_company or not self._is_limited(options):
             return None
         standing = self._standing(spec, request.inputs, options)
         less = less_expected(spec, around, self._account, standing, options)
         coming = less.likely_to_come()
-        if coming.around.room_bytes <= around.room_bytes or options.planner != DEFAULT:
+        if coming.around.room_bytes <= around.room_bytes:
             return None
         planned = planned_at_once(spec, coming.around, options, coming.passing_bytes)
         if planned is None:
