@@ -75,6 +75,10 @@ class Account:
         self._before_now = 0
         self._given_at_count = -1
         self._known: tuple[Any, Standing] | None = None
+        # Bytes that others held when so many were given out
+        self._counted: weakref.WeakKeyDictionary[Account, tuple[int, int]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._trains = True
         self.since = SinceLastCall()
 
@@ -198,7 +202,11 @@ class Account:
         limit_bytes = keeper._limit_bytes or 0
         if keeper is self or keeper._state == "running" or self._tally is None:
             return limit_bytes
-        return min(limit_bytes, self._tally.counted_bytes(keeper._own()))
+        given = self._tally.given_bytes()
+        counted = self._counted.get(keeper)
+        if counted is None or counted[0] != given:
+            counted = self._counted[keeper] = given, self._tally.counted_bytes(keeper._own())
+        return min(limit_bytes, counted[1])
 
     def _keepers(self) -> list[Account]:
         return [k for k in _KEEPERS.now() if k.device == self.device]
