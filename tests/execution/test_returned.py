@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import tightfit
+from tightfit.allocator.meter import measure_peak
+from tightfit.torch_private import engine
 
 
 class Model(nn.Module):
@@ -281,3 +283,15 @@ def test_views_of_what_the_plan_reads_are_announced(capsys: pytest.CaptureFixtur
     model = fitted(Model(lambda m, x: (lambda z: (z.T, z.square(), z))(m.linear(x))))
     weighted(model(leaf()), model, leaf()).backward()
     assert "are views of one tensor" in capsys.readouterr().err
+
+
+def test_to_ask_what_a_backward_is_for_holds_no_memory() -> None:
+    leaf = torch.ones(8, requires_grad=True)
+    asked: list[bool] = []
+    loss = (leaf * 2).sum()
+    loss.backward(retain_graph=True)  # its gradient exists from now on
+    assert loss.grad_fn is not None
+    loss.grad_fn.register_prehook(lambda _: asked.append(engine.is_differentiated_by(leaf)))
+    engine.node_elsewhere.cache_clear()
+    _, peak = measure_peak(lambda: loss.backward(retain_graph=True))
+    assert peak.growth_bytes == 0 and asked == [False]

@@ -59,7 +59,7 @@ def is_differentiated_by(tensor: torch.Tensor) -> bool:
 
     The engine does not tell: its caller, in this thread or the one that waits for it, does.
     """
-    if runs_in_this_backward(_node_elsewhere()):  # it comes to every node: asked for all leaves
+    if runs_in_this_backward(node_elsewhere()):  # it comes to every node: asked for all leaves
         return False
     edge = gradient_edge(tensor)
     return any(
@@ -82,10 +82,10 @@ _INPUTS = 3
 
 
 @functools.cache
-def _node_elsewhere() -> Any:
+def node_elsewhere() -> Any:
     """Return a node of autograd that no backward comes to."""
     with torch.enable_grad():
-        return torch.empty((), requires_grad=True).view(()).grad_fn
+        return torch.empty(0, requires_grad=True).view(0).grad_fn  # that holds no memory
 
 
 def asks_for_gradient(node: Any) -> bool:

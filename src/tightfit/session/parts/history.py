@@ -95,9 +95,21 @@ class Situation:
         `held_bytes`: with memory that will come and stay. `limit_bytes`: of the whole step: other
         memory may use as much of it as the plans leave.
         """
+        return self._unforeseen_bytes(held_bytes) <= limit_bytes - self.planned_bytes
+
+    def peak_from_here(self, held_bytes: int) -> int:
+        """Return the peak if that call runs as planned, and later ones by least plans.
+
+        What is held and was not foreseen is expected to stay.
+        """
         assert self.plans is not None
-        expected_bytes = self.planned.begin_of(self._turn - 1, self.plans.calls)
-        return held_bytes - expected_bytes <= limit_bytes - self.planned_bytes
+        later = (kind.least for kind in self.planned.calls[self._turn :])
+        peak_bytes = self.planned.peak_of([*self.plans.calls[: self._turn], *later])
+        return peak_bytes + self._unforeseen_bytes(held_bytes)
+
+    def _unforeseen_bytes(self, held_bytes: int) -> int:
+        assert self.plans is not None
+        return held_bytes - self.planned.begin_of(self._turn - 1, self.plans.calls)
 
 
 class Situations:

@@ -320,18 +320,24 @@ class StepPlans:
         chosen = planned or by_kind or kind.least
         for holding in (chosen, kind.least):
             fits = holding.needed_bytes <= left
-            if fits and (holding is planned or holding is kind.least):
+            if fits and holding is kind.least:
                 return holding
-            if holding is planned and holding.forward_bytes <= left and self._is_as_foreseen():
-                return holding
-            if fits and holding.staying_bytes + self._following_bytes(part) <= left:
+            if holding is planned:
+                if holding.forward_bytes <= left and self._goes_on_as_planned(left, fits):
+                    return holding
+            elif fits and holding.staying_bytes + self._following_bytes(part) <= left:
                 return holding
         return None
 
-    def _is_as_foreseen(self) -> bool:
-        """Whether no more is held now than was foreseen for the call that begins."""
-        held_bytes = self._guard.held_bytes() + self._coming_bytes
-        return self._situation.is_as_foreseen(held_bytes, self.limit_bytes)
+    def _goes_on_as_planned(self, left: int, fits: bool) -> bool:
+        """Whether a call may run by the plan that was chosen for it when the step began.
+
+        It may where no more is held than was foreseen, or later calls can make up for that.
+        """
+        held_bytes, situation = self.limit_bytes - left, self._situation
+        if situation.is_as_foreseen(held_bytes, self.limit_bytes):
+            return True
+        return fits and situation.peak_from_here(held_bytes) <= self.limit_bytes
 
     def _needed_as_before(self, part: Part, held_bytes: int) -> int:
         """Return the least peak of a step like the last, as far as that is known.
