@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from tightfit.capture.calls.signature import input_signature, modes_and_settings, tensor_signature
-from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import GraphArguments, HandedGraphs
 from tightfit.torch_private import core as private
 from tightfit.torch_private.storages import shares_storage
@@ -26,17 +25,17 @@ class GraphCalls:
         self._graphs = graphs
         self._around: dict[tuple[int, bool], Any] = {}
 
-    def failed_guards(self, given: Arguments) -> str:
+    def failed_guards(self, given: GraphArguments) -> str:
         """Return which guards failed when the graph of a call was made; "" if it was the first."""
         return self._graphs.graph(given.leaves[-1]).failed_guards
 
-    def signature(self, given: Arguments) -> tuple[Any, Any]:
+    def signature(self, given: GraphArguments) -> tuple[Any, Any]:
         """Return the signature of a call: inputs, then modes and members of modules."""
         graph = given.leaves[-1], private.autocast_nesting() > 0
         around = self._around.get(graph)
         if around is None:
             around = (*modes_and_settings(), *self._held(given.leaves))
-            if isinstance(given, GraphArguments) and self._is_guarded(given):
+            if self._is_guarded(given):
                 self._around[graph] = around
         if shared := self._shared_with_members(given.leaves):
             around = (*around, shared)

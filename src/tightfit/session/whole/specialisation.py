@@ -13,7 +13,7 @@ from typing import Any, get_args
 import msgspec
 
 from tightfit.allocator.resident import element_bytes
-from tightfit.capture.captured import Captured, WrittenMembers
+from tightfit.capture.captured import Captured, StepGuards
 from tightfit.execution.far.copier import copying_cpu_s
 from tightfit.execution.far.step import Moved
 from tightfit.execution.guard import StepPeaks
@@ -99,15 +99,15 @@ class Specialisation:
     holds them until its end. `tuner`: times the first steps; None when costs are final. `used`: the
     number of the last call that used it. `postponed`: alternatives that are still to be compared;
     None: there are none. `places`: which inputs of a handed graph its placeholders are, where all
-    are; None: not known yet. `members`: the parameters and buffers that it was captured with.
+    are; None: not known yet. `guards`: what it depends on in addition to the signature.
     """
 
     def __init__(
-        self, key: Any, captured: Captured, members: WrittenMembers, *, is_further: bool = False
+        self, key: Any, captured: Captured, guards: StepGuards, *, is_further: bool = False
     ) -> None:
         self.key = key
         self.captured = captured
-        self.members = members
+        self.guards = guards
         self.is_further = is_further
         self.user_code = UserCode(assumed_outside_bytes(captured))
         self.surplus_bytes = 0
