@@ -260,7 +260,7 @@ class Sums:
         Once a gradient has passed on, its memory may have been freed and be another's
         now. Storages are not asked: autograd adds in place only where Python has never seen them.
         """
-        if private.is_zero_tensor(gradient):
+        if not private.has_memory(gradient):
             return False
         noted = self._noted.get(gradient.data_ptr())
         if noted is None:

@@ -95,11 +95,6 @@ def local_tensor(tensor: Any) -> Any:
     return getattr(tensor, "_local_tensor", tensor)
 
 
-def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has memory: autograd makes gradients of zeros that have none."""
-    return not tensor._is_zerotensor()
-
-
 _CUBLAS_BYTES: dict[tuple[torch.device, int], int] = {}
 
 

@@ -25,7 +25,6 @@ from tightfit.session.memory.forecast import growing_bytes
 from tightfit.session.memory.optimizers import Optimizers, parameters_of
 from tightfit.session.memory.since import SinceLastCall
 from tightfit.session.processes import Replicas
-from tightfit.torch_private.core import FunctionalTensor
 from tightfit.torch_private.tools import cublas_workspace_bytes
 
 
@@ -219,12 +218,11 @@ class Account:
     def _existing(self) -> list[torch.Tensor]:
         """Return the own tensors, with first members that others are in the place of for a while.
 
-        `torch.func.functional_call` puts weights of the caller there, a trace its stand-ins, which
-        have no memory: a request may be refused while a module runs that is measured.
+        `torch.func.functional_call` puts weights of the caller there, a trace its stand-ins: a
+        request may be refused while a module runs that is measured.
         """
         own = self._own()
-        with_memory = (t for t in own if not isinstance(t, FunctionalTensor))
-        return [*with_memory, *self._first.others(own)]
+        return [*own, *self._first.others(own)]
 
     def _gradients(self) -> list[torch.Tensor]:
         return [p.grad for p in parameters_of(self.modules) if p.is_leaf and p.grad is not None]

@@ -190,8 +190,22 @@ def _holds_any(optimizer: Any, parameters: Iterable[nn.Parameter]) -> bool:
     return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
 
 
-_BEFORE: Living[Any] = Living()
-_AFTER: Living[Any] = Living()
+class BeforeStep(Protocol):
+    """A listener to the steps of all optimizers."""
+
+    def before_step(self, optimizer: Any) -> None:
+        """Note that an optimizer is about to step."""
+
+
+class AfterStep(Protocol):
+    """A listener to the steps of all optimizers."""
+
+    def after_step(self, optimizer: Any) -> None:
+        """Note that an optimizer has stepped."""
+
+
+_BEFORE: Living[BeforeStep] = Living()
+_AFTER: Living[AfterStep] = Living()
 
 
 @functools.cache
@@ -201,14 +215,14 @@ def _listen() -> Any:
     return before, register_optimizer_step_post_hook(_after_step)
 
 
-def before_every_step(listener: Any) -> None:
-    """Call `before_step` of a listener with an optimizer that is about to step, of any."""
+def before_every_step(listener: BeforeStep) -> None:
+    """Tell a listener of every optimizer that is about to step, for as long as it lives."""
     _listen()
     _BEFORE.add(listener)
 
 
-def after_every_step(listener: Any) -> None:
-    """Call `after_step` of a listener with an optimizer that has stepped, of any."""
+def after_every_step(listener: AfterStep) -> None:
+    """Tell a listener of every optimizer that has stepped, for as long as it lives."""
     _listen()
     _AFTER.add(listener)
 
