@@ -142,7 +142,7 @@ class Assembly:
         )
 
     def _add_extra(self, extra: Extra, exactness: Exactness) -> None:
-        """Make an optional op of an extra, behind the last of the ops it reads or ahead of one."""
+        """Make an optional op of an extra, behind the last op that it reads, or ahead of one."""
         reads = self._reads(extra.args)
         last = max((self._maker[v] for v in reads if v in self._maker), default=0)
         neighbour = self._ops[last if extra.before is None else self._number[extra.before]]

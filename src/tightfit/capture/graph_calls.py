@@ -17,8 +17,8 @@ from tightfit.torch_private.storages import shares_storage
 class GraphCalls:
     """The signatures of calls of handed graphs.
 
-    A graph is called with modules and modes as in its first call only: they are looked at then.
-    Which inputs share memory, and whether casts are kept, is checked only here.
+    A graph is only called with the modules and modes of its first call: they are looked at once.
+    Which inputs share memory, and whether casts are kept, is checked here and nowhere else.
     """
 
     def __init__(self, graphs: HandedGraphs) -> None:
@@ -52,7 +52,7 @@ class GraphCalls:
         return tuple((i, places[key]) for i, key in several if key in places)
 
     def _held(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the signature of the tensors of modules, and which of them are one."""
+        """Return the signature of the tensors of modules, and which are the same tensor."""
         number = leaves[-1]
         tensors = self._graphs.held(number)
         places: dict[int, int] = {}
@@ -63,7 +63,7 @@ class GraphCalls:
 
     def _is_guarded(self, given: GraphArguments) -> bool:
         """Whether the graph is called with these modules and modes only."""
-        # a parameter that is no module's here may be one in another call
+        # a parameter that no module holds here may be a module's in another call
         is_foreign = any(isinstance(x, nn.Parameter) for x in given.leaves)
         return not is_foreign and not self._graphs.leaves(given.leaves[-1])
 

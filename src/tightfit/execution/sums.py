@@ -167,7 +167,7 @@ class Sums:
         _OPEN.add(self)
 
     def watch(self, position: int, owner: torch.Tensor) -> None:
-        """Say it if a gradient that is a sum is added to one that came from outside the plan.
+        """Say it if a gradient that is a sum is added to a gradient from outside the plan.
 
         Plain PyTorch adds one term after the other, so the result may differ in its last bit. A
         gradient that came later was added into ours, as plain PyTorch does.

@@ -323,7 +323,7 @@ def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor
 
 
 def fake_mode_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Return the context in which tensors are made fake as a given one; none for a real one."""
+    """Return the context in which tensors are made fake as a given tensor is, if it is fake."""
     return getattr(tensor, "fake_mode", None) or contextlib.nullcontext()
 
 

@@ -74,7 +74,7 @@ for _frame in (WithoutDynamo.__enter__, WithoutDynamo.__exit__):
 
 
 def active_wrapper() -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel whose forward is running, if there is one."""
+    """Return the DistributedDataParallel whose forward is running, if there is any."""
     return DistributedDataParallel._active_ddp_module
 
 

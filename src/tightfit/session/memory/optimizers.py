@@ -39,9 +39,9 @@ class InBackward(Protocol):
 class Optimizers:
     """The optimizers that hold any of some modules' parameters.
 
-    `given`: one that the user has named; others are found when they exist. `granularity_bytes`: the
-    unit that the device's allocator rounds to. `looked`: how often it was looked for optimizers in
-    vain.
+    `given`: that which the user has named; others are found when they exist. `granularity_bytes`:
+    the unit that the device's allocator rounds to. `looked`: how often it was looked for optimizers
+    in vain.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class Optimizers:
         """Return the bytes of state that will exist and does not yet.
 
         Which optimizer will come is unknown where none is there: Adam's two copies are assumed
-        until two calls have passed without one.
+        until two calls have passed without an optimizer.
 
-        `device`: ``"cpu"`` or ``"cuda"``. `counted`: those whose state is counted elsewhere: one
-        may hold parameters of several models. `counted_parameters`: identities of parameters whose
-        copies are counted elsewhere where copies are assumed.
+        `device`: ``"cpu"`` or ``"cuda"``. `counted`: optimizers whose state is counted elsewhere,
+        as they may hold parameters of several models. `counted_parameters`: identities of
+        parameters whose copies are counted elsewhere where copies are assumed.
         """
         if not self._now():
             return self._copies_bytes(counted_parameters) if self.looked < 2 else 0

@@ -40,7 +40,7 @@ _MOST_ALIKE = 1024  # parts of one signature, each for all that it has read so f
 class Part:
     """Modules whose graphs are planned by themselves: most often a single module.
 
-    `modules`: a single one by the name ``"part"``, which all such parts share, or those of the
+    `modules`: a single module by the name ``"part"``, which all such parts share, or those of the
     whole callable. `alike`: how many modules of the model are of its class. `is_gathered`: whether
     its parameters are there while it runs only: it cannot be run again.
     """

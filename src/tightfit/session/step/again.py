@@ -39,7 +39,7 @@ _Any = TypeVar("_Any", bound=Step, contravariant=True)
 
 
 class CallRepeater(Protocol[_Any]):
-    """Knows how calls are run again: of a callable that is one graph, or of parts of one."""
+    """Knows how calls are run again: of a callable that is one graph, or of parts of another."""
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class CallRepeater(Protocol[_Any]):
         """Plan a call by the latest knowledge of gradients of its outputs."""
 
     def planned_once_more(self, step: _Any, inputs: list[Any]) -> Planned:
-        """Plan a call, on tensors, for one backward more, with memory held now."""
+        """Plan a call, on tensors, for a further backward, with memory held now."""
 
     def planned_forward(self, step: _Any, inputs: list[Any]) -> Planned:
         """Plan a call, on tensors, of which only the forward runs."""

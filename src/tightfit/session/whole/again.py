@@ -24,8 +24,8 @@ PlanOnceMore: TypeAlias = Callable[[Specialisation, list[Any]], Planned]
 class StepRepeater:
     """Knows how whole steps of a callee are run again.
 
-    `replan`, `plan_once_more`: plan a call, for other gradients of outputs or for one backward
-    more.
+    `replan`, `plan_once_more`: plan a call, for other gradients of outputs or for a further
+    backward.
     """
 
     def __init__(

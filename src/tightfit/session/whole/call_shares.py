@@ -72,8 +72,8 @@ _Window: TypeAlias = Window[_Kind]
 class CallShares:
     """Divides a budget among the calls of one step, those of other callables included.
 
-    Each call works in addition to tensors kept by others, in whichever order their backwards come,
-    and to the gradients that another backward of the callable has made. Calls that were seen to
+    Each call works in addition to tensors kept by others, in whichever order their backwards come.
+    Gradients that another backward of the callable has made come on top. Calls that were seen to
     follow have room left; so have a few more after the very first call, where that can be.
     """
 
@@ -122,10 +122,10 @@ class CallShares:
         *,
         looks: bool,
     ) -> None:
-        """Find out which calls are to come before the backward of one that begins.
+        """Find out which calls are to come before the backward of a call that begins.
 
         `alone`: returns the memory resident around it, independent of the budget. `looks`: whether
-        a first call may leave room for a second one to see whether it comes.
+        a first call may leave room for a second call to see whether it comes.
         """
         window, kind = self.window(options), self._kind(spec)
         is_known = window.knows(kind)
@@ -239,7 +239,7 @@ class CallShares:
         return Share(budget_bytes, others_bytes, reserved_bytes, part)
 
     def open_calls(self, spec: Specialisation, alone: Surroundings, options: Options) -> OpenCalls:
-        """Return the other open calls of one; with memory of gradients of another."""
+        """Return the calls that are open along with a call, and the gradients that they add to."""
         own, kinds = self._own(self._open), [*self._to_come]
         if not self._open and not kinds:
             return OpenCalls(0, 0, 0)
@@ -338,7 +338,7 @@ def _of_one_callable(one: _Kind, other: _Kind) -> bool:
 
 
 def _fitting_calls(room_bytes: int, found: KeptRange, input_bytes: int) -> int:
-    """Return how many calls fit if each keeps as little as it can; inputs of one are there."""
+    """Return how many calls fit if each keeps as little as it can; inputs of one call are there."""
     room_bytes += input_bytes - found.working_bytes
     return room_bytes // max(1, found.least_bytes + input_bytes)
 

@@ -2,7 +2,7 @@
 
 Before a step has run, the bytes of a loss outside and of the optimizer's state are unknown. So is
 whether memory held now is freed before the backward. Where no plan has room for the worst of it,
-the step runs by one that counts on less. The limit holds all the same: the allocator refuses
+the step runs by a plan that counts on less. The limit holds all the same: the allocator refuses
 requests above it.
 """
 
@@ -110,7 +110,7 @@ class LessExpected:
         return proven_least_bytes(known, self._certain.gradients, _QUICKLY)
 
     def held_by(self, step: Passing) -> Mapping[str, int]:
-        """Return expected bytes other than the step's, by holder, of one as it is likely."""
+        """Return expected bytes other than the step's, by holder, around a likely step."""
         coming_bytes = self.around.others_bytes - self.unseen.others_bytes
         return {
             _USER_CODE: self.outside_bytes,
@@ -155,8 +155,8 @@ class LessExpected:
         """Return a plan that leaves as much room as can be; None: no plan fits however little.
 
         `plan`: plans the step for some surroundings, at least as well as a known plan. `plan_as`:
-        returns a given plan for some surroundings, ready to run, if it is one. `budget_bytes`: the
-        limit at any time.
+        returns a given plan for some surroundings, ready to run, if it is valid. `budget_bytes`:
+        the limit at any time.
         """
 
         def fits(planned: Planned | None, way: Passing) -> bool:
