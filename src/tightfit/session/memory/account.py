@@ -218,7 +218,7 @@ class Account:
         return [t for m in self.modules.values() for t in (*m.parameters(), *m.buffers())]
 
     def _existing(self) -> list[torch.Tensor]:
-        """Return the own tensors, with first members that others are in the place of for a while.
+        """Return the own tensors, and first members in whose place others are for a while.
 
         `torch.func.functional_call` puts weights of the caller there, a trace its stand-ins: a
         request may be refused while a module runs that is measured.

@@ -145,7 +145,7 @@ class Optimizers:
     # -- steps --------------------------------------------------------------------------------
 
     def step_in_backward(self, steps: InBackward | None) -> None:
-        """Have the steps of one of them taken in backward, by this; None: of none."""
+        """Have the steps of one of them taken in backward; None: of none."""
         self._steps = steps
 
     @property

@@ -18,7 +18,7 @@ Together: TypeAlias = tuple[Any, ...]
 
 
 class Awaited(Protocol):
-    """A call."""
+    """A call that may await its backward."""
 
     @property
     def is_open(self) -> bool:

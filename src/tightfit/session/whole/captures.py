@@ -56,7 +56,7 @@ class Captures(RepeatedCalls):
         return (spec for alike in self._by_signature.values() for spec in alike)
 
     def __len__(self) -> int:
-        """Return for how many signatures steps were captured."""
+        """Return the number of signatures that steps were captured for."""
         return len(self._by_signature)
 
     def signature(self, given: GraphArguments) -> Any:
@@ -74,7 +74,7 @@ class Captures(RepeatedCalls):
         return found
 
     def find(self, key: Any, given: GraphArguments) -> Specialisation | None:
-        """Return the captured step of a signature, where inputs decide the same again."""
+        """Return the captured step of a signature whose guards hold for a call."""
         recent = self._recent
         if recent is not None and recent.key == key:
             alike = [recent]
@@ -119,7 +119,7 @@ class Captures(RepeatedCalls):
         return None
 
     def varies(self, key: Any, given: GraphArguments) -> bool:
-        """Note that nothing serves a call; return whether numbers are others in every call."""
+        """Note that no step serves a call; return whether its numbers change in every call."""
         last = max(self._by_signature.get(key, ()), key=lambda spec: spec.used, default=None)
         if last is None:
             return False
@@ -134,7 +134,7 @@ class Captures(RepeatedCalls):
     def traced_call(self, key: Any, given: GraphArguments, *, compiled: bool = False) -> TracedCall:
         """Return the call to capture, with earlier findings.
 
-        Where this was captured before, numbers have changed that it reads: they may be inputs. A
+        Where it was captured before, numbers that it reads have changed: they may be inputs. A
         compiled step takes tensors only.
         """
         return TracedCall(
@@ -210,7 +210,7 @@ class Captures(RepeatedCalls):
         return captured
 
     def _neighbour(self, key: Any) -> Graph | None:
-        """Return the graph of the same call on other sizes or answers, its own costs preferred."""
+        """Return the graph of the same call on other sizes or numbers, its own costs preferred."""
         alike = [
             (not spec.is_further, spec.used, other)
             for other, specialisations in self._by_signature.items()

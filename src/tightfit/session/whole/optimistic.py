@@ -49,7 +49,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Passing:
-    """A step during which something is released: between its forward and its backward."""
+    """A step in which memory is released between its forward and its backward."""
 
     around: Surroundings  # of its backward
     passing_bytes: int  # held in its forward in addition
@@ -123,7 +123,7 @@ class LessExpected:
         }
 
     def likely_to_come(self) -> Passing:
-        """Return the step as steps like it are to be expected, the optimizer's state included."""
+        """Return the step as later steps are expected to be, the optimizer's state included."""
         around = replace(
             self.likely.around,
             state_bytes=self.around.state_bytes,
