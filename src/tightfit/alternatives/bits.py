@@ -76,23 +76,21 @@ def pack(flags: torch.Tensor, out: torch.Tensor) -> None:
         out[-1:].copy_(rest.bitwise_left_shift_(places).sum(dtype=torch.uint8).view(1))
 
 
-def alike_strides(node: fx.Node, gradient: fx.Node) -> tuple[int, ...] | None:
-    """Return the strides of a dense tensor, if its gradient has the same; None if not."""
-    value = node.meta["val"]
-    strides = tuple(value.stride())
-    is_alike = is_dense(value) and tuple(gradient.meta["val"].stride()) == strides
-    return strides if is_alike else None
-
-
 def bits_of(
     view: OpView,
     name: str,
     function: Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor],
     node: fx.Node,
-    strides: tuple[int, ...],
-) -> Extra:
-    """Return an op that makes a bit for each element of a dense tensor of these strides."""
+    gradient: fx.Node,
+) -> Extra | None:
+    """Return an op that makes a bit for each element of a dense tensor, of it and its strides.
+
+    None: its gradient has other strides.
+    """
     value = node.meta["val"]
+    strides = tuple(value.stride())
+    if not is_dense(value) or tuple(gradient.meta["val"].stride()) != strides:
+        return None
     made = value.new_empty(bit_bytes(value.numel()), dtype=torch.uint8)
     return view.extra(name, function, node, strides, made=made)
 

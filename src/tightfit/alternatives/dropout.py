@@ -5,15 +5,7 @@ from __future__ import annotations
 import torch
 
 from tightfit.alternatives.base import Extension, OpView, Way
-from tightfit.alternatives.bits import (
-    alike_strides,
-    bit_bytes,
-    bits_of,
-    flat,
-    packed,
-    stretches,
-    unpack,
-)
+from tightfit.alternatives.bits import bit_bytes, bits_of, flat, packed, stretches, unpack
 from tightfit.alternatives.kernels import runs_on
 from tightfit.capture.operators.dropout import scaled_dropout
 
@@ -58,10 +50,9 @@ def dropout_gradient(view: OpView) -> Extension | None:
     """Offer the gradient of a dropout from bits."""
     gradient, mask, scale = view.call.args
     forward = view.maker_of(mask, (aten.native_dropout.default, scaled_dropout))
-    strides = alike_strides(mask, gradient)
-    if forward is None or strides is None or mask.meta["val"].dtype != torch.bool:
+    bits = bits_of(view, "dropout.bits", kept, mask, gradient)
+    if forward is None or bits is None or mask.meta["val"].dtype != torch.bool:
         return None
-    bits = bits_of(view, "dropout.bits", kept, mask, strides)
-    args = (gradient, bits.node, strides, scale)
+    args = (gradient, bits.node, bits.args[1], scale)
     way = Way("dropout.from_bits", gradient_of_kept, args, rests_on=(forward,))
     return Extension((way,), extras=(bits,))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from tightfit.alternatives.base import Extension, OpView, Way
-from tightfit.alternatives.bits import alike_strides, bits_of, flat, packed, stretches, unpack
+from tightfit.alternatives.bits import bits_of, flat, packed, stretches, unpack
 
 aten = torch.ops.aten
 
@@ -40,12 +40,11 @@ def slope_marked(
 def hardsigmoid_gradient(view: OpView) -> Extension | None:
     """Offer the gradient of a hardsigmoid from bits, where only it reads the input then."""
     gradient, x = view.call.args
-    strides = alike_strides(x, gradient)
-    if strides is None:
-        return None
     forward = view.reader_of(x, (aten.hardsigmoid.default,))
     if forward is None or view.is_kept_for_others(x):
         return None
-    bits = bits_of(view, "hardsigmoid.bits", sloped, x, strides)
-    way = Way("hardsigmoid.from_bits", slope_marked, (gradient, bits.node, strides))
+    bits = bits_of(view, "hardsigmoid.bits", sloped, x, gradient)
+    if bits is None:
+        return None
+    way = Way("hardsigmoid.from_bits", slope_marked, (gradient, bits.node, bits.args[1]))
     return Extension((way,), extras=(bits,))

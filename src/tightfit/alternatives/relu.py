@@ -11,15 +11,7 @@ import dataclasses
 import torch
 
 from tightfit.alternatives.base import Extension, OpView, Way
-from tightfit.alternatives.bits import (
-    alike_strides,
-    bit_bytes,
-    bits_of,
-    flat,
-    packed,
-    stretches,
-    unpack,
-)
+from tightfit.alternatives.bits import bit_bytes, bits_of, flat, packed, stretches, unpack
 from tightfit.alternatives.kernels import runs_on
 
 aten = torch.ops.aten
@@ -82,14 +74,13 @@ def relu_gradient(view: OpView) -> Extension | None:
     gradient, output, threshold = view.call.args
     value = output.meta["val"]
     plain = threshold == 0 and value.element_size() in _NUMBERS and value.is_floating_point()
-    strides = alike_strides(output, gradient)
-    if not plain or strides is None:
-        return None
     forward = view.maker_of(output, (aten.relu.default,))
-    if forward is None or view.is_kept_for_others(output):
+    if not plain or forward is None or view.is_kept_for_others(output):
         return None
-    bits = bits_of(view, "relu.bits", passed, output, strides)
-    args = (gradient, bits.node, strides)
+    bits = bits_of(view, "relu.bits", passed, output, gradient)
+    if bits is None:
+        return None
+    args = (gradient, bits.node, bits.args[1])
     way = Way("relu.from_bits", pass_marked, args, rests_on=(forward,))
     ways = [way]
     if view.fits_over(gradient, way):
