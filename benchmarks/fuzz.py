@@ -124,10 +124,7 @@ def lives(seed: int) -> Iterator[dict[str, Any]]:
         run.fit(model, optimizer=optimizer)
         for _ in range(run.steps):
             loss = model(*args)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            run.note(loss)
+            run.step(loss, optimizer)
             del loss
         run.trained(model)
 

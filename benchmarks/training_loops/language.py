@@ -98,10 +98,7 @@ def state_in_an_attribute(run: Run) -> None:
         text = torch.randint(0, WORDS, (batch, length + 1))
         logits = model(text[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        run.note(loss)
+        run.step(loss, optimizer)
     run.trained(model)
 
 

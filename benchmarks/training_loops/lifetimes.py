@@ -42,10 +42,7 @@ def old_output_held(run: Run) -> None:
     run.fit(net, optimizer=optimizer)
     for _ in range(run.steps):
         out, loss = net(torch.randn(width, width))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        run.note(loss)
+        run.step(loss, optimizer)
     del out
     run.trained(net)
 
@@ -86,10 +83,7 @@ def features_outside(run: Run) -> None:
     run.fit(net, optimizer=optimizer)
     for _ in range(run.steps):
         loss = torch.stack([a[:8].square().mean() for a in net(torch.randn(rows, 64))]).sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        run.note(loss)
+        run.step(loss, optimizer)
     run.trained(net)
 
 
@@ -137,10 +131,7 @@ def calls_without_backward(run: Run) -> None:
         for _ in range(3):
             net(torch.randn(1, 4)).argmax()
         loss = net(torch.randn(128, 4)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        run.note(loss)
+        run.step(loss, optimizer)
     run.trained(net)
 
 

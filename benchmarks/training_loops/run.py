@@ -157,6 +157,13 @@ class Run:
         self._began_s = time.perf_counter()
         return model
 
+    def step(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        """Take a step: backward, optimizer, no gradients any more; note its loss."""
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        self.note(loss)
+
     def note(self, *losses: Tensor | float) -> None:
         """End a step: note its losses, its seconds and the most it held."""
         now_s = time.perf_counter()

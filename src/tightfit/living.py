@@ -21,7 +21,7 @@ class Living(Generic[T]):
     def now(self) -> list[T]:
         if not self._references:
             return []
-        # of a copy: one that dies meanwhile is taken out of the list
+        # of a copy: an object that dies meanwhile is taken out of the list
         return [member for known in tuple(self._references) if (member := known()) is not None]
 
     def are_only(self, member: T) -> bool:

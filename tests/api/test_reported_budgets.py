@@ -95,10 +95,7 @@ def convolutions(run: Run) -> None:
     run.fit(net, optimizer=optimizer)
     for _ in range(run.steps):
         loss = net(torch.randn(4, 3, 32, 32)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        run.note(loss)
+        run.step(loss, optimizer)
     run.trained(net)
 
 
@@ -216,10 +213,7 @@ def test_plans_are_near_their_bound_or_use_the_budget(
         run.fit(model, optimizer=optimizer)
         for _ in range(run.steps):
             loss = model(inputs_of(model)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            run.note(loss)
+            run.step(loss, optimizer)
             del loss
         run.trained(model)
         if run.budget_bytes is not None:

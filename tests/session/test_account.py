@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
 from tightfit.session.memory.account import Account
-from tightfit.torch_private.core import FunctionalTensor
 
 
 def test_stand_ins_of_a_trace_are_counted_as_what_they_stand_for() -> None:

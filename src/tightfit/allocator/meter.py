@@ -150,7 +150,7 @@ class CudaMeter:
         return peak_bytes
 
     def _known_bytes(self, peak_bytes: int) -> int:
-        """Return this meter's peak, as far as it is known where the shared one is so much."""
+        """Return this meter's peak, as far as it is known where the shared peak is so much."""
         if peak_bytes == self._stale_bytes:
             return max(self._least_bytes, self._statistic("current"))
         return max(self._least_bytes, peak_bytes)

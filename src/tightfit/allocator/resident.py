@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from tightfit.torch_private import core as private
 from tightfit.torch_private import tools
 from tightfit.torch_private.storages import in_use
 from tightfit.units import rounded_up
@@ -69,9 +70,9 @@ def element_bytes(tensors: Iterable[Any]) -> int:
 def _strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return the tensors with a tensor's numbers: itself, or indices and values if it is sparse.
 
-    Nothing for a gradient that is zero everywhere and has no memory, as autograd makes them.
+    Nothing for a tensor without memory.
     """
-    if not tools.has_memory(tensor):
+    if not private.has_memory(tensor):
         return ()
     if tensor.layout == torch.sparse_coo:
         return tensor._indices(), tensor._values()

@@ -108,9 +108,9 @@ class CpuTally:
     def make_room_by(self, free: Callable[[int], bool] | int | None) -> None:
         """Call a function where the limit would be exceeded; refuse if it frees nothing.
 
-        `free`: a function, or the address of one in C, of the bytes that lack; returns whether it
-        freed any. Runs inside the allocator, in any thread that allocates: it must not raise. None:
-        refuse at once.
+        `free`: a function, or the address of a function in C, of the bytes that lack; returns
+        whether it freed any. Runs inside the allocator, in any thread that allocates: it must not
+        raise. None: refuse at once.
         """
         asked = MAKE_ROOM() if free is None else MAKE_ROOM(free)
         self._hook.tightfit_hook_tally_make_room(self._slot, asked)

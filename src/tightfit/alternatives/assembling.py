@@ -67,9 +67,10 @@ class Assembly:
                 other = self._number[node]
                 pairs.append((other, self._append(other, (way,))))
             self._linked.append(pairs)
-        self._change(op.id, default_use=extension.default_use, unpins=extension.unpins)
+        self._change_default(op.id, extension)
         for node in extension.optional:
-            self._change(self._number[node], required=False)
+            number = self._number[node]
+            self._ops[number] = msgspec.structs.replace(self._ops[number], required=False)
         return ways
 
     def _append(self, op: OpId, ways: Sequence[Way]) -> int:
@@ -84,19 +85,15 @@ class Assembly:
         self._calls[op] = (*self._calls[op], *calls)
         return position
 
-    def _change(
-        self, op: OpId, *, required: bool = True, default_use: str = "any", unpins: bool = False
-    ) -> None:
+    def _change_default(self, op: OpId, extension: Extension) -> None:
+        """Let the default be used as an extension says."""
         old = self._ops[op]
         default, *others = old.alternatives
-        if default_use == "first":
+        if extension.default_use == "first":
             default = msgspec.structs.replace(default, use="first")
-        self._ops[op] = msgspec.structs.replace(
-            old,
-            alternatives=(default, *others),
-            required=old.required and required,
-            pinned=None if unpins else old.pinned,
-        )
+        pinned = None if extension.unpins else old.pinned
+        alternatives = default, *others
+        self._ops[op] = msgspec.structs.replace(old, alternatives=alternatives, pinned=pinned)
 
     def finished(self) -> Captured:
         ops: list[Op] = []
@@ -142,7 +139,7 @@ class Assembly:
         )
 
     def _add_extra(self, extra: Extra, exactness: Exactness) -> None:
-        """Make an optional op of an extra, behind the last of the ops it reads or ahead of one."""
+        """Make an optional op of an extra, behind the last op that it reads, or ahead of one."""
         reads = self._reads(extra.args)
         last = max((self._maker[v] for v in reads if v in self._maker), default=0)
         neighbour = self._ops[last if extra.before is None else self._number[extra.before]]

@@ -44,7 +44,7 @@ class Way:
     use: Use = "any"  # ``"again"``: only for computing the op once more
     # How its bits compare with the default's. Tested on the device before it is used.
     exactness: Exactness = "bitwise"
-    # Ops of the trace whose results fit each other (the forward op of a backward one): where it is
+    # Ops of the trace whose results fit each other (the forward op of a backward op): where it is
     # compared with the default they run, and their inputs are drawn
     rests_on: tuple[fx.Node, ...] = ()
     compiles: bool = True  # whether it is of use to a compiler, which would unroll a loop over rows
@@ -62,7 +62,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Extra:
-    """An op that only alternatives read: a mask, places of maxima. Run only if one is chosen."""
+    """An op that only alternatives read: a mask, say. Run only if such an alternative is chosen."""
 
     name: str  # such as ``"relu.bits"``
     # function, args: the call, behind the last of the ops it reads

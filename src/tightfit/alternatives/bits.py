@@ -6,9 +6,12 @@ byte, and another spreads a byte over eight. Little-endian: element i of eight i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
+from torch import fx
+
+from tightfit.alternatives.base import Extra, OpView, is_dense
 
 _ON_CPU = 1 << 18  # elements at once: a megabyte of temporaries
 _ON_GPU = 1 << 25  # fewer and larger kernels
@@ -44,6 +47,20 @@ def stretches(tensor: torch.Tensor) -> Iterator[tuple[slice, slice]]:
         yield slice(start, end), slice(start // 8, bit_bytes(end))
 
 
+def packed(
+    tensor: torch.Tensor, strides: tuple[int, ...], flags: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Return a bit for each element of a dense tensor, in the order of memory.
+
+    `flags`: makes booleans of some of the elements, in memory of their own.
+    """
+    elements = flat(tensor, strides)
+    bits = torch.empty(bit_bytes(tensor.numel()), dtype=torch.uint8, device=tensor.device)
+    for part, its_bits in stretches(elements):
+        pack(flags(elements[part]), bits[its_bits])
+    return bits
+
+
 def pack(flags: torch.Tensor, out: torch.Tensor) -> None:
     """Write flags as bits; the memory of the flags is used on the way.
 
@@ -57,6 +74,25 @@ def pack(flags: torch.Tensor, out: torch.Tensor) -> None:
         rest = flags[whole:]
         places = torch.arange(rest.numel(), dtype=torch.uint8, device=rest.device)
         out[-1:].copy_(rest.bitwise_left_shift_(places).sum(dtype=torch.uint8).view(1))
+
+
+def bits_of(
+    view: OpView,
+    name: str,
+    function: Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor],
+    node: fx.Node,
+    gradient: fx.Node,
+) -> Extra | None:
+    """Return an op that makes a bit for each element of a dense tensor, of it and its strides.
+
+    None: its gradient has other strides.
+    """
+    value = node.meta["val"]
+    strides = tuple(value.stride())
+    if not is_dense(value) or tuple(gradient.meta["val"].stride()) != strides:
+        return None
+    made = value.new_empty(bit_bytes(value.numel()), dtype=torch.uint8)
+    return view.extra(name, function, node, strides, made=made)
 
 
 def unpack(bits: torch.Tensor, elements: int) -> torch.Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tightfit.alternatives.base import Extension, OpView, Way, is_dense
-from tightfit.alternatives.bits import bit_bytes, flat, pack, stretches, unpack
+from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.bits import bit_bytes, bits_of, flat, packed, stretches, unpack
 from tightfit.alternatives.kernels import runs_on
 from tightfit.capture.operators.dropout import scaled_dropout
 
@@ -14,16 +14,14 @@ aten = torch.ops.aten
 
 def kept(mask: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """Return a mask as bits, in the order of its elements in memory."""
-    elements = flat(mask, strides)
-    bits = torch.empty(bit_bytes(mask.numel()), dtype=torch.uint8, device=mask.device)
     if runs_on(mask):
         from tightfit.alternatives.kernels.bits import pack_kept
 
+        elements = flat(mask, strides)
+        bits = torch.empty(bit_bytes(mask.numel()), dtype=torch.uint8, device=mask.device)
         pack_kept(elements, bits)
         return bits
-    for part, its_bits in stretches(elements):
-        pack(elements[part].clone(), bits[its_bits])
-    return bits
+    return packed(mask, strides, torch.clone)
 
 
 def gradient_of_kept(
@@ -52,14 +50,9 @@ def dropout_gradient(view: OpView) -> Extension | None:
     """Offer the gradient of a dropout from bits."""
     gradient, mask, scale = view.call.args
     forward = view.maker_of(mask, (aten.native_dropout.default, scaled_dropout))
-    value = mask.meta["val"]
-    strides = tuple(value.stride())
-    if forward is None or not is_dense(value) or value.dtype != torch.bool:
+    bits = bits_of(view, "dropout.bits", kept, mask, gradient)
+    if forward is None or bits is None or mask.meta["val"].dtype != torch.bool:
         return None
-    if tuple(gradient.meta["val"].stride()) != strides:
-        return None
-    made = value.new_empty(bit_bytes(value.numel()), dtype=torch.uint8)
-    bits = view.extra("dropout.bits", kept, mask, strides, made=made)
-    args = (gradient, bits.node, strides, scale)
+    args = (gradient, bits.node, bits.args[1], scale)
     way = Way("dropout.from_bits", gradient_of_kept, args, rests_on=(forward,))
     return Extension((way,), extras=(bits,))

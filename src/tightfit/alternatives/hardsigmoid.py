@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import torch
 
-from tightfit.alternatives.base import Extension, OpView, Way, is_dense
-from tightfit.alternatives.bits import bit_bytes, flat, pack, stretches, unpack
+from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.bits import bits_of, flat, packed, stretches, unpack
 
 aten = torch.ops.aten
 
 
 def sloped(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """Return a bit for each element of a hardsigmoid's input: is it inside?"""
-    elements = flat(x, strides)
-    bits = torch.empty(bit_bytes(x.numel()), dtype=torch.uint8, device=x.device)
-    for part, its_bits in stretches(elements):
-        inside = elements[part] > -3
-        pack(inside.logical_and_(elements[part] < 3), bits[its_bits])
-    return bits
+    return packed(x, strides, lambda part: (part > -3).logical_and_(part < 3))
 
 
 def slope_marked(
@@ -45,14 +40,11 @@ def slope_marked(
 def hardsigmoid_gradient(view: OpView) -> Extension | None:
     """Offer the gradient of a hardsigmoid from bits, where only it reads the input then."""
     gradient, x = view.call.args
-    value = x.meta["val"]
-    strides = tuple(value.stride())
-    if not is_dense(value) or tuple(gradient.meta["val"].stride()) != strides:
-        return None
     forward = view.reader_of(x, (aten.hardsigmoid.default,))
     if forward is None or view.is_kept_for_others(x):
         return None
-    made = value.new_empty(bit_bytes(value.numel()), dtype=torch.uint8)
-    bits = view.extra("hardsigmoid.bits", sloped, x, strides, made=made)
-    way = Way("hardsigmoid.from_bits", slope_marked, (gradient, bits.node, strides))
+    bits = bits_of(view, "hardsigmoid.bits", sloped, x, gradient)
+    if bits is None:
+        return None
+    way = Way("hardsigmoid.from_bits", slope_marked, (gradient, bits.node, bits.args[1]))
     return Extension((way,), extras=(bits,))

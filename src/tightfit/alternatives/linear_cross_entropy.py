@@ -40,7 +40,7 @@ def loss_and_gradients(
     [classes]: of the last layer. `target` [N]: classes. `reduction`, `ignored`: as in
     ``nll_loss_forward``: the mean or the sum, and the class that does not count. `rows`: how many
     rows of logits are there at once. Returns the loss, how many rows count, the gradients of `x`,
-    [N, width], of the weight's transpose, [classes, width], and of the bias if there is one, [1,
+    [N, width], of the weight's transpose, [classes, width], and of the bias if there is any, [1,
     classes].
     """
     counts = target != ignored

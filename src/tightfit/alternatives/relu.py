@@ -10,8 +10,8 @@ import dataclasses
 
 import torch
 
-from tightfit.alternatives.base import Extension, OpView, Way, is_dense
-from tightfit.alternatives.bits import bit_bytes, flat, pack, stretches, unpack
+from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.bits import bit_bytes, bits_of, flat, packed, stretches, unpack
 from tightfit.alternatives.kernels import runs_on
 
 aten = torch.ops.aten
@@ -24,16 +24,14 @@ def passed(output: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 
     It does where the output is positive, and as in PyTorch where it is not a number.
     """
-    elements = flat(output, strides)
-    bits = torch.empty(bit_bytes(output.numel()), dtype=torch.uint8, device=output.device)
     if runs_on(output):
         from tightfit.alternatives.kernels.bits import pack_passed
 
+        elements = flat(output, strides)
+        bits = torch.empty(bit_bytes(output.numel()), dtype=torch.uint8, device=output.device)
         pack_passed(elements, bits)
         return bits
-    for part, its_bits in stretches(elements):
-        pack((elements[part] <= 0).logical_not_(), bits[its_bits])
-    return bits
+    return packed(output, strides, lambda part: (part <= 0).logical_not_())
 
 
 def pass_marked(
@@ -75,16 +73,14 @@ def relu_gradient(view: OpView) -> Extension | None:
     """Offer the gradient of a ReLU from bits, where only it reads the output in the backward."""
     gradient, output, threshold = view.call.args
     value = output.meta["val"]
-    strides = tuple(value.stride())
     plain = threshold == 0 and value.element_size() in _NUMBERS and value.is_floating_point()
-    if not plain or not is_dense(value) or tuple(gradient.meta["val"].stride()) != strides:
-        return None
     forward = view.maker_of(output, (aten.relu.default,))
-    if forward is None or view.is_kept_for_others(output):
+    if not plain or forward is None or view.is_kept_for_others(output):
         return None
-    made = value.new_empty(bit_bytes(value.numel()), dtype=torch.uint8)
-    bits = view.extra("relu.bits", passed, output, strides, made=made)
-    args = (gradient, bits.node, strides)
+    bits = bits_of(view, "relu.bits", passed, output, gradient)
+    if bits is None:
+        return None
+    args = (gradient, bits.node, bits.args[1])
     way = Way("relu.from_bits", pass_marked, args, rests_on=(forward,))
     ways = [way]
     if view.fits_over(gradient, way):

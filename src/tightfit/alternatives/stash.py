@@ -101,7 +101,7 @@ def _most(elements: int) -> int:
 
 
 def _parts(packed: torch.Tensor, elements: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return how many are stored, room for them and one more, and the bits, as views."""
+    """Return how many are stored, room for one more than these, and the bits, as views."""
     sizes = [_HEADER_BYTES, 4 * (_most(elements) + 1), bit_bytes(elements)]
     header, values, bits = packed.split(sizes)
     return header.view(torch.int64), values.view(torch.float32), bits
@@ -113,7 +113,7 @@ def _halves(packed: torch.Tensor, elements: int) -> torch.Tensor:
 
 
 def kept_in_fewer_bytes(view: OpView) -> Extension | None:
-    """Offer backward ops that read an op's result one that is made again of fewer bytes."""
+    """Offer backward ops an op's result that is made again of fewer bytes."""
     node = view.output_node(0) if isinstance(view.node.meta.get("val"), tuple) else view.node
     if node is None or not view.is_forward(view.node) or not _may_be_kept(view, node):
         return None

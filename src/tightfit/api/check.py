@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tightfit.errors import BadInput
+from tightfit.api.asked import asked_bytes
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
 from tightfit.layout.within import plan_within
@@ -21,9 +21,6 @@ from tightfit.planners.registry import DEFAULT, find_planner, plan_with
 from tightfit.progress import SILENT, Progress
 from tightfit.studies.dry_step import graph_of
 from tightfit.studies.model import Target
-from tightfit.units import parse_bytes
-
-MINIMUM = "minimum"
 
 ENOUGH = 0.005
 """The gap, a fraction, at which a question whether it fits has been answered."""
@@ -117,12 +114,8 @@ def check(
         If the model cannot be captured; names the module, the reason and a way out.
     """
     started = time.perf_counter()
-    if (budget is None) == (budget_ratio is None):
-        raise BadInput(
-            "give either a budget, such as '8GiB' or 'minimum', or a budget ratio, such as 0.5"
-        )
+    asked = asked_bytes(budget, budget_ratio)
     find_planner(planner)  # before the capture, which takes long
-    asked = None if budget is None or budget == MINIMUM else parse_bytes(budget)
     limits = limits or Limits(gap=ENOUGH)
     graph = graph_of(
         target,

@@ -7,20 +7,18 @@ time of a step is compared in interleaved rounds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import torch
 
+from tightfit.api.asked import MINIMUM, asked_bytes
 from tightfit.errors import BadInput
 from tightfit.progress import SILENT, Progress, shown
 from tightfit.studies.comparison import Comparison, Proof
 from tightfit.studies.model import ModelSettings, Target, load_example, name_of
-from tightfit.units import parse_bytes
 
-MINIMUM = "minimum"
 _PARTS = 6
 """Of the time of a proof; plain PyTorch's steps are one, planning and timing are the others."""
 
@@ -77,7 +75,7 @@ def prove(
     NothingToTrain
         If plain PyTorch trains nothing: no parameter moves.
     """
-    budget_bytes = _checked_budget(budget, budget_ratio)
+    budget_bytes = asked_bytes(budget, budget_ratio)
     if rounds < 0:
         raise BadInput(f"the number of timing rounds must not be negative, got {rounds}")
     if threads is not None and threads < 1:
@@ -99,16 +97,3 @@ def prove(
             budget_bytes = comparison.budget_of(budget_ratio)
         assert budget_bytes is not None
         return comparison.at(budget_bytes, rounds=rounds)
-
-
-def _checked_budget(budget: int | str | None, budget_ratio: float | None) -> int | None:
-    """Return the bytes asked for; None if they are known only after eager has run."""
-    if (budget is None) == (budget_ratio is None):
-        raise BadInput(
-            "give either a budget, such as '8GiB' or 'minimum', or a budget ratio, such as 0.5"
-        )
-    if budget_ratio is not None and not (math.isfinite(budget_ratio) and budget_ratio > 0):
-        raise BadInput(
-            f"the budget ratio must be a positive number such as 0.5, got {budget_ratio!r}"
-        )
-    return None if budget is None or budget == MINIMUM else parse_bytes(budget)

@@ -247,7 +247,7 @@ class Arena:
         return self._replay
 
     def _another(self, height_bytes: int) -> Replay:
-        """Return a new arena; the old one ends when it is empty."""
+        """Return a new arena; the old arena ends when it is empty."""
         if self._replay is not None:
             height_bytes = max(height_bytes, self._replay.height_bytes)
             self._replay.close()

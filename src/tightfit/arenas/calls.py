@@ -42,7 +42,7 @@ class CallArena:
             self._thread.end_step()
 
     def begin_step(self, shape: Hashable, caller: Caller) -> None:
-        """End the step before, and begin one that is called by its shape."""
+        """End the step before, and begin a step that is called by its shape."""
         if self._thread is not None and not self._thread.is_current:
             return
         try:

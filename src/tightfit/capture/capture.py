@@ -57,7 +57,7 @@ def capture(
 
 
 def _joint(call: TracedCall, strides: TrueStrides | None, *, recalls: bool) -> JointGraph:
-    """Return the traced step: of a handed graph the stored one, if there is one."""
+    """Return the traced step: of a handed graph the stored step, if there is any."""
     handed = is_handed(call.function)
     stored = StoredTrace.of(call, strides, in_files=recalls) if handed else None
     found = stored.find() if stored is not None else None
@@ -155,7 +155,7 @@ def _refuse_sparse(joint: JointGraph) -> None:
 def _refuse_shared_memory(call: TracedCall, joint: JointGraph) -> None:
     """Refuse to change an input in place that shares its storage with another tensor.
 
-    Where they overlap may be another place at the next call.
+    They may overlap elsewhere in the next call.
     """
     tensors = placeholder_tensors(joint, call.modules, _leaves(call))
     owners: dict[int, set[int]] = {}

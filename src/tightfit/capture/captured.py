@@ -171,15 +171,19 @@ def _with_workspace(op: Op, times: float) -> Op:
     return msgspec.structs.replace(op, alternatives=tuple(map(changed, op.alternatives)))
 
 
-class WrittenMembers:
-    """Which parameters and buffers of a step share memory, where it writes some of them.
+class StepGuards:
+    """What a captured step depends on in addition to the signature of its call.
 
-    What is written shows in another then: the step holds as long as the same share memory.
+    It read values in Python. Where it writes parameters or buffers, it also depends on which of
+    them share memory: a write into one shows in another.
 
-    `tensors`: of the placeholders, when it was captured.
+    `leaves`, `modules`: inputs and modules of the call that was captured.
     """
 
-    def __init__(self, joint: JointGraph, tensors: Sequence[Any]) -> None:
+    def __init__(
+        self, joint: JointGraph, leaves: Sequence[Any], modules: Mapping[str, nn.Module]
+    ) -> None:
+        self._decisions = joint.decisions
         members = (i for i, s in enumerate(joint.sources) if s.kind in ("parameter", "buffer"))
         self._members = (*members,)
         written = {position for _, position in joint.write_backs}
@@ -187,10 +191,23 @@ class WrittenMembers:
         self._addresses: list[int] = []
         self._shared: tuple[int, ...] = ()
         if self._are_written:
+            tensors = placeholder_tensors(joint, modules, leaves)
             self._addresses, self._shared = self._look(tensors), self._sharing(tensors)
 
-    def share_alike(self, tensors: Callable[[], Sequence[Any]]) -> bool:
-        """Whether the same share memory in a call; looked at again where any has moved."""
+    def hold(
+        self,
+        leaves: Sequence[Any],
+        modules: Mapping[str, nn.Module],
+        tensors: Callable[[], Sequence[Any]],
+    ) -> bool:
+        """Whether a call reads the same values, and its members share memory alike.
+
+        `tensors`: returns those of its placeholders.
+        """
+        return self._decisions.hold(leaves, modules) and self._share_alike(tensors)
+
+    def _share_alike(self, tensors: Callable[[], Sequence[Any]]) -> bool:
+        """Whether the same members share memory; looked at again where any has moved."""
         if not self._are_written:
             return True
         now = tensors()

@@ -32,7 +32,7 @@ _FORWARD, _BACKWARD = 0, 1
 
 @dataclass(frozen=True)
 class ForeignGraph:
-    """The planner's graph, and which node of the foreign one holds each value."""
+    """The planner's graph, and which node of the foreign graph holds each value."""
 
     graph: Graph
     node_of: tuple[fx.Node, ...]

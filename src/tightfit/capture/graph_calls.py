@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from tightfit.capture.calls.signature import input_signature, modes_and_settings, tensor_signature
-from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import GraphArguments, HandedGraphs
 from tightfit.torch_private import core as private
 from tightfit.torch_private.storages import shares_storage
@@ -18,25 +17,25 @@ from tightfit.torch_private.storages import shares_storage
 class GraphCalls:
     """The signatures of calls of handed graphs.
 
-    A graph is called with modules and modes as in its first call only: they are looked at then.
-    Which inputs share memory, and whether casts are kept, is checked only here.
+    A graph is only called with the modules and modes of its first call: they are looked at once.
+    Which inputs share memory, and whether casts are kept, is checked here and nowhere else.
     """
 
     def __init__(self, graphs: HandedGraphs) -> None:
         self._graphs = graphs
         self._around: dict[tuple[int, bool], Any] = {}
 
-    def failed_guards(self, given: Arguments) -> str:
+    def failed_guards(self, given: GraphArguments) -> str:
         """Return which guards failed when the graph of a call was made; "" if it was the first."""
         return self._graphs.graph(given.leaves[-1]).failed_guards
 
-    def signature(self, given: Arguments) -> tuple[Any, Any]:
+    def signature(self, given: GraphArguments) -> tuple[Any, Any]:
         """Return the signature of a call: inputs, then modes and members of modules."""
         graph = given.leaves[-1], private.autocast_nesting() > 0
         around = self._around.get(graph)
         if around is None:
             around = (*modes_and_settings(), *self._held(given.leaves))
-            if isinstance(given, GraphArguments) and self._is_guarded(given):
+            if self._is_guarded(given):
                 self._around[graph] = around
         if shared := self._shared_with_members(given.leaves):
             around = (*around, shared)
@@ -53,7 +52,7 @@ class GraphCalls:
         return tuple((i, places[key]) for i, key in several if key in places)
 
     def _held(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the signature of the tensors of modules, and which of them are one."""
+        """Return the signature of the tensors of modules, and which are the same tensor."""
         number = leaves[-1]
         tensors = self._graphs.held(number)
         places: dict[int, int] = {}
@@ -64,7 +63,7 @@ class GraphCalls:
 
     def _is_guarded(self, given: GraphArguments) -> bool:
         """Whether the graph is called with these modules and modes only."""
-        # a parameter that is no module's here may be one in another call
+        # a parameter that no module holds here may be a module's in another call
         is_foreign = any(isinstance(x, nn.Parameter) for x in given.leaves)
         return not is_foreign and not self._graphs.leaves(given.leaves[-1])
 

@@ -39,7 +39,8 @@ class HandedGraph:
     modules: Mapping[fx.Node, int] = field(default_factory=dict)
     # Which of its outputs the callable returns along with a loss
     returned_with_loss: frozenset[int] = frozenset()
-    returned_inputs: Mapping[int, int] = field(default_factory=dict)  # by its outputs that are one
+    # Inputs that it returns unchanged, by the output
+    returned_inputs: Mapping[int, int] = field(default_factory=dict)
 
     @cached_property
     def called(self) -> tuple[Any, ...]:
@@ -55,7 +56,7 @@ class HandedGraph:
 
     @cached_property
     def hides_leaf_calls(self) -> bool:
-        """Whether such calls are in a graph inside of it, such as one that is checkpointed."""
+        """Whether such calls are in a graph inside of it, such as that of a checkpoint."""
         inside = (m for m in self.module.modules() if m is not self.module)
         graphs = (m.graph for m in inside if isinstance(m, fx.GraphModule))
         return any(dynamo.is_leaf_call(n) for graph in graphs for n in graph.nodes)
@@ -69,7 +70,7 @@ class HandedGraph:
     def with_inputs(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
         """Return outputs of a call, with the inputs that are among them.
 
-        AOTAutograd returns a view of one that shares memory with another and is written.
+        AOTAutograd returns a view of an input that is written and shares memory with another.
         """
         if not self.returned_inputs:
             return outputs
@@ -100,8 +101,8 @@ class HandedGraph:
 class _CallsPython(fx.Interpreter):
     """Runs a graph whose leaves and functions of autograd are called as Python calls them.
 
-    The op that Dynamo put there refuses leaves that write to their buffers, and its gradients of
-    parameters that a call did not use are none of plain PyTorch's.
+    The op that Dynamo put there refuses leaves that write to their buffers. It also makes gradients
+    of parameters that a call did not use, which plain PyTorch does not.
     """
 
     def __init__(self, graph: HandedGraph) -> None:
@@ -164,7 +165,7 @@ class _Placed:
         return tuple(m.index for m in self.members if m.holder == "_parameters")
 
     def serves(self, inputs: Sequence[Any], leaves: tuple[nn.Module, ...]) -> bool:
-        """Whether a call of the graph is one with the same modules, and parameters of their own."""
+        """Whether a call of the graph has the same modules, with parameters of their own."""
         holders, names, places = self._held
         held = map(dict.get, holders, names)
         return (
@@ -176,7 +177,7 @@ class _Placed:
     def recurrent(self) -> dict[fx.Node, nn.RNNBase]:
         """Return the modules that call recurrent kernels: they hold one of the weights.
 
-        Raises `CaptureError` if one holds none, or its input is packed.
+        Raises `CaptureError` if no module holds any of them, or the input is packed.
         """
         if not self.graph.recurrent_calls:
             return {}
@@ -209,7 +210,7 @@ class HandedGraphs:
         self._by_graph: dict[HandedGraph, list[_Placed]] = {}
 
     def arguments(self, graph: HandedGraph, inputs: Sequence[Any]) -> GraphArguments:
-        """Return the arguments of this for a call of a graph: its number comes last.
+        """Return the arguments for a call of a graph: its number comes last.
 
         Raises `CaptureError` if it takes a tensor whose class decides what operators do.
         """
@@ -318,7 +319,7 @@ def _as_tensor(number: Any) -> torch.Tensor:
 
 
 def takes_numbers(function: Any, args: Sequence[Any]) -> bool:
-    """Whether a call is one of a handed graph that takes numbers which may change."""
+    """Whether a call runs a handed graph that takes numbers which may change."""
     return isinstance(function, HandedGraphs) and function.has_numbers(args[-1])
 
 

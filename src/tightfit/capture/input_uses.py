@@ -1,8 +1,8 @@
 """Gradients of an input, one for each of its uses, in the order in which autograd adds them.
 
 Autograd adds the gradients of a tensor one after the other, wherever they come from. A part of a
-model that added up those of its own uses first would round differently from eager as soon as the
-tensor is used elsewhere too. Examples are a skip connection, and an encoder's output that every
+model may not add up those of its own uses first: if the tensor is used elsewhere too, the sum would
+round differently. Examples are a skip connection, and an encoder's output that every
 layer of a decoder reads. So each use is traced as an input of its own, and autograd adds their
 gradients.
 """
@@ -42,7 +42,7 @@ def captured_by_uses(
 
 
 def _in_turn(captured: Captured, uses: _Uses) -> dict[int, int]:
-    """Return for each placeholder of a use that of the use before, if there is one."""
+    """Return the placeholder of the use before, by that of a use; first uses are left out."""
     joint = captured.joint
     with_gradient = {position for _, position in joint.gradients}
     places = {
@@ -64,8 +64,8 @@ def _in_turn(captured: Captured, uses: _Uses) -> dict[int, int]:
 class _Uses:
     """A call in whose forward every use of an input is an input of its own.
 
-    `order`: for each use, the last first: the place of the input among the flattened ones. Empty:
-    they are only found out. `given`: how many flattened inputs the call has.
+    `order`: for each use, the last first, the place of its input among the flattened inputs.
+    Empty: uses are only noted. `given`: how many flattened inputs the call has.
     """
 
     def __init__(self, call: TracedCall, order: Sequence[int]) -> None:
@@ -82,7 +82,7 @@ class _Uses:
         ]
 
     def noted(self, call: TracedCall) -> TracedCall:
-        """Return the call such that its uses are noted; it is held nowhere here."""
+        """Return a call that notes its uses; it is not held here."""
         leaves = flatten((call.args, call.kwargs))[0]
         again = [leaves[place].detach().requires_grad_() for place in self.repeated]
         given = (call.args, call.kwargs, again)
@@ -103,7 +103,7 @@ class _Uses:
 
 
 class _EachUse(TorchFunctionMode):
-    """Notes the uses of tensors, and puts others in their place: for the last use the first."""
+    """Notes the uses of tensors, and puts others in their place: the first for the last use."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ _DECIDING = (
     torch.ops.aten.nonzero,
 )
 """Operators that choose places by values. Computed again from values that round differently, a near
-tie would go the other way, and a router would send a token elsewhere than its gradient says."""
+tie would go the other way. A router would send a token elsewhere than its gradient says."""
 
 
 def lift(joint: JointGraph, device: Device, name: str, tied: Sequence[Sequence[int]]) -> Captured:

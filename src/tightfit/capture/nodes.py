@@ -73,7 +73,7 @@ def is_op(node: fx.Node) -> bool:
 
 
 def base_of(node: fx.Node) -> fx.Node:
-    """Return the node whose storage a node shares: an op, a getitem of one, a placeholder."""
+    """Return the node whose storage a node shares: an op, a getitem of an op, a placeholder."""
     while is_view(node):
         node = node.all_input_nodes[0]
     return node
@@ -161,7 +161,7 @@ def ancestors_of(
 ) -> set[fx.Node]:
     """Return some nodes and all that they are computed from.
 
-    `reads`: which nodes one is computed from: all that it reads, unless given.
+    `reads`: the nodes that a node is computed from; unless given, all that it reads.
     """
     found: set[fx.Node] = set()
     waiting = list(roots)

@@ -66,9 +66,8 @@ class Origins:
 class ModuleTrail:
     """Follows module calls while a step is traced.
 
-    Autograd numbers the nodes it makes; every traced operator carries that number. The trail
-    notes which module was running from which number on, so that an operator (and its backward,
-    which carries the same number) finds its module.
+    Autograd numbers the nodes it makes; every traced operator carries that number, and so does its
+    backward. The trail notes which module was running from which number on: so both find it.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:

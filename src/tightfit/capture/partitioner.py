@@ -2,8 +2,8 @@
 
 Two ways: the min-cut partitioner of ``torch.compile`` (with ``activation_memory_budget``, a share
 of the saved bytes, not a bound on the peak), and ``torch.utils.checkpoint`` around modules. A
-schedule is an ordered list of computes, which `tightfit.plan.assemble` makes a plan of like any
-planner's, so that the same verifier and simulator judge it.
+schedule is an ordered list of computes. `tightfit.plan.assemble` makes a plan of it, like any
+planner's: the same verifier and simulator judge it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def min_cut_schedule(captured: Captured, share: float = 1.0) -> Schedule:
     and 1, the default. Returns the forward pass in the graph's order; the backward pass,
     recomputations among it, in the order in which the partitioner's backward module runs. Merging
     equal operators is off, so that its operators are those of the graph. Raises `BadInput` if it
-    would compute an op again that may not be, such as one that updates a buffer.
+    would compute an op again that may run once only, such as an update of a buffer.
     """
     module, forward_outputs = _joint_module(captured)
     forward, backward = private.min_cut_partition(module, forward_outputs, share)
@@ -95,7 +95,7 @@ class _Computes:
         self._visited: set[OpId] = set()
 
     def add(self, op: OpId) -> None:
-        """Compute an op once more; one without readers is left out."""
+        """Compute an op once more; without readers it is left out."""
         if op in self._visited:
             self.done.append(self._again(op))
         elif op in self.first:

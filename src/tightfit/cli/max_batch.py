@@ -60,13 +60,10 @@ def max_batch(
             budget=budget,
             max_overhead=max_overhead,
             reserve=reserve,
-            optimizer=options.optimizer,
-            costs=options.costs or "cpu",
-            gradients=options.gradients,
             planner=planner,
             limits=limits,
             progress=progress,
-            **options.keywords(),
+            **options.step_keywords(),
         )
     outcome = found.outcome
     return print_result(

@@ -137,6 +137,11 @@ class StepOptions(ModelOptions):
     gradients: Literal["fresh", "accumulated"] = "fresh"
     costs: str | None = None
 
+    def step_keywords(self) -> dict[str, Any]:
+        """Return the options as `tightfit.studies.dry_step.captured_step` takes them."""
+        own = {"optimizer": self.optimizer, "gradients": self.gradients}
+        return {**own, "costs": self.costs or "cpu", **self.keywords()}
+
 
 @Parameter(name="*")
 @dataclass(frozen=True)

@@ -69,12 +69,9 @@ def load_model(
 
     return captured_step(
         target,
-        optimizer=options.optimizer,
-        costs=options.costs or "cpu",
-        gradients=options.gradients,
         progress=progress,
         alternatives=Offered(exactness, alternatives),
-        **options.keywords(),
+        **options.step_keywords(),
     )
 
 

@@ -47,7 +47,7 @@ class Core(ABC):
     @property
     @abstractmethod
     def room_maker(self) -> Callable[[int], bool] | int:
-        """The function that the allocator calls for room, or the address of one in C."""
+        """The function that the allocator calls for room, or the address of a function in C."""
 
     @abstractmethod
     def make_room(self, lacking_bytes: int) -> bool:

@@ -1,6 +1,6 @@
 """The history of a region: contents of storages, and the calls that made them.
 
-A storage that is written in place gets a new content; the old one can be computed again into
+A storage that is written in place gets a new content; the old content can be computed again into
 memory of its own. Views are not remembered: they share the storage that they view.
 
 One of each is made for every operator, so a field that is seldom set is an attribute of the class

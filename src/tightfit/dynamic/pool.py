@@ -260,7 +260,7 @@ def _children(content: Content) -> Iterator[Content]:
 
 
 def _calls_before(call: Call) -> list[Call]:
-    """The calls that would have to run before one: each once, and no more than 512 of them."""
+    """The calls that would have to run before a call: each once, and no more than 512 of them."""
     found: dict[Call, None] = {}
     front = [call]
     while front and len(found) < _MOST_ANCESTORS:

@@ -182,7 +182,7 @@ class Recorder(private.TorchDispatchMode):
         return [Result(name, tensor.untyped_storage().nbytes(), keys.index(key))]
 
     def _named(self, tensor: torch.Tensor, func: Any) -> str:
-        """The name of an input; one that no operator made exists from the beginning."""
+        """The name of an input; an input that no operator made exists from the beginning."""
         _check(tensor, func)
         known = self._known.get(private.storage_key(tensor))
         if known is None:

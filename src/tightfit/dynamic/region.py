@@ -155,7 +155,7 @@ class Online:
         BadInput
             Outside the region.
         BudgetExceeded
-            If one was evicted and has no room.
+            If a tensor was evicted and has no room.
         """
         if self._runtime is None:
             raise BadInput("tensors can be kept inside the region only")

@@ -62,7 +62,7 @@ class Room(ABC):
     def keep(self, free: Callable[[int], bool] | int) -> None:
         """Keep to the limit from now on; a function frees something when it is reached.
 
-        `free`: the function, or the address of one in C.
+        `free`: the function, or the address of a function in C.
         """
 
     @abstractmethod

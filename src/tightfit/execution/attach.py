@@ -31,7 +31,7 @@ _PLANNED: WeakSet[Any] = WeakSet()
 _KEY = "__tightfit"
 _WAS_FITTED = "__tightfit_was_fitted"
 _COPYING = ("__reduce_ex__", "__deepcopy__")
-"""Of a fitted module's own: it is saved as the plain one and copied as itself."""
+"""Of a fitted module's own: it is saved as the plain module and copied as itself."""
 
 
 class Attached(Protocol):
@@ -153,7 +153,7 @@ def own_methods(kind: type) -> list[str]:
 
 
 def original_forward(module: nn.Module) -> Callable[..., Any]:
-    """Return the forward a module has without tightfit, its own if it has been given one."""
+    """Return the forward a module has without tightfit, its own if it has been given any."""
     own = module.__dict__.get("forward")
     if own is not None and _planned_function(module) is None:
         return own
@@ -246,7 +246,7 @@ def _put(module: nn.Module, attachment: _Attachment) -> None:
 
 
 def _put_copying(module: nn.Module) -> None:
-    """Let a fitted module be pickled as the plain one, and copied with its attachment.
+    """Let a fitted module be pickled as the plain module, and copied with its attachment.
 
     `pickle` and `copy` ask the object for these methods, before its class.
     """
@@ -279,7 +279,7 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 def was_fitted(module: nn.Module) -> bool:
-    """Whether a plain module was loaded from a file into which a fitted one was saved."""
+    """Whether a plain module was loaded from a file into which a fitted module was saved."""
     return _WAS_FITTED in module.__dict__
 
 

@@ -46,6 +46,6 @@ def goes_on_through(node: Any, run: Chained) -> bool:
 
 
 def _run_of(node: Any) -> Chained | None:
-    """Return the call whose chain of nodes one is of; None if it is of none."""
+    """Return the call whose chain a node belongs to; None if it belongs to none."""
     run = getattr(node, "run", None)
     return run if isinstance(run, Chained) else None

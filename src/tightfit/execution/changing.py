@@ -46,7 +46,7 @@ class ChangingBuffers:
         self._may_change.difference_update(same)
 
     def expect(self, position: int) -> None:
-        """Copy a buffer from now on, if the placeholder is one: it has changed."""
+        """Copy the buffer of a placeholder from now on, if it is any: it has changed."""
         self._may_change.update({position} & self._buffers)
 
 
@@ -149,7 +149,7 @@ class LateReads:
         ]
 
     def check(self, group: int) -> None:
-        """Raise `TightfitError` if one was changed that is read for some group or later ones."""
+        """Raise `TightfitError` if a buffer was changed that is read for some group or later."""
         for last, reference, version, name in self._read:
             tensor = reference()
             if group <= last and tensor is not None and tensor._version != version:

@@ -234,7 +234,7 @@ class _Lowering:
         return before <= self.handed | positions
 
     def _cross(self) -> None:
-        """End the forward function: update buffers, fix outputs, go on in the backward one."""
+        """End the forward function: update buffers, fix outputs, go on in the backward function."""
         joint, writer = self.captured.joint, self.writer
         for pairs in self._write_backs_together():
             buffers = ", ".join(f"p{position}" for _, position in pairs)

@@ -15,8 +15,8 @@ class Reached:
     """The outputs that the backwards of one call have reached.
 
     `backwards`: how many have begun. `is_retained`: whether the last of them keeps the graph.
-    `missing`, `unplanned`: the outputs without a gradient that were planned to have one in the last
-    backward, and those with one that were not.
+    `missing`, `unplanned`: the outputs without a gradient that were planned to have a gradient in
+    the last backward, and those with a gradient that were not.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Reached:
         self._outputs = 0
         self._before: frozenset[int] = frozenset()
         self._freed: Freed = frozenset()
-        self._may_follow = False  # another backward, after one that keeps no graph
+        self._may_follow = False  # another backward, after a backward that keeps no graph
 
     def begin(
         self,
@@ -41,7 +41,7 @@ class Reached:
         """Note the gradients with which a backward begins.
 
         `came`: the gradients of the raw outputs. `planned`: the raw outputs that are planned to
-        receive one. `outputs`: how many outputs the call has; further raw ones are bases that
+        receive one. `outputs`: how many outputs the call has; further raw outputs are bases that
         several of them view. `retained`: whether it keeps the graph.
         """
         if self.backwards:

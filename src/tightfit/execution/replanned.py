@@ -24,7 +24,7 @@ Begun: TypeAlias = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 class Planned(Protocol):
-    """A program of a plan; `execution.runtime.Runner` is one."""
+    """A program of a plan, such as `execution.runtime.Runner`."""
 
     program: Program
     tangents: list[tuple[int, torch.Tensor]]

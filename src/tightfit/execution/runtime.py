@@ -46,7 +46,7 @@ class Runner:
     """Calls a program: placeholders in, outputs with gradients attached out.
 
     `changing`: buffers that code outside may change before the backward, which then reads copies;
-    shared by runners of one captured step, or of this one.
+    shared by runners of one captured step, or of this runner.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Runner:
     def without_gradient(self, missing: frozenset[int]) -> frozenset[int]:
         """Return the positions of placeholders that have no gradient where some outputs have none.
 
-        Where others have one, the missing gradients are zero.
+        Where others have a gradient, the missing gradients are zero.
         """
         if missing not in self._without:
             reached = self.joint.made_from_gradients(self.differentiable - missing)

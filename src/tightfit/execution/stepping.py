@@ -17,7 +17,7 @@ _OTHERWISE = "Way out: fit the model without update_in_backward. Nothing has bee
 
 
 class Steps(Protocol):
-    """Runs a plan with steps of parameters; `execution.runtime.Runner` is one."""
+    """Runs a plan with steps of parameters, as `execution.runtime.Runner` does."""
 
     captured: Captured
     differentiable: frozenset[int]

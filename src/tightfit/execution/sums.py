@@ -167,7 +167,7 @@ class Sums:
         _OPEN.add(self)
 
     def watch(self, position: int, owner: torch.Tensor) -> None:
-        """Say it if a gradient that is a sum is added to one that came from outside the plan.
+        """Say it if a gradient that is a sum is added to a gradient from outside the plan.
 
         Plain PyTorch adds one term after the other, so the result may differ in its last bit. A
         gradient that came later was added into ours, as plain PyTorch does.
@@ -260,7 +260,7 @@ class Sums:
         Once a gradient has passed on, its memory may have been freed and be another's
         now. Storages are not asked: autograd adds in place only where Python has never seen them.
         """
-        if private.is_zero_tensor(gradient):
+        if not private.has_memory(gradient):
             return False
         noted = self._noted.get(gradient.data_ptr())
         if noted is None:

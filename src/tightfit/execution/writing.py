@@ -75,11 +75,11 @@ class Function:
 
 
 class Writer:
-    """Writes a forward function and then a backward one.
+    """Writes a forward function and then a backward function.
 
     `names`: those that the code takes from outside; constants that turn up are added. `forward`,
     `backward`, `function`: both functions, and that which is being written. `saved`: the values
-    that the forward function keeps for the backward one: name, and how kept.
+    that the forward function keeps for the backward function: name, and how kept.
     """
 
     def __init__(self, captured: Captured, names: Mapping[str, Any]) -> None:
@@ -135,7 +135,7 @@ class Writer:
             self.function.emit_release(names)
 
     def keep_for_backward(self, name: str, expression: str) -> None:
-        """Let the forward function keep something for the backward one, once."""
+        """Let the forward function keep something for the backward function, once."""
         self.saved.setdefault(name, expression)
 
     # -- expressions --------------------------------------------------------------------------

@@ -123,6 +123,12 @@ def extra_bytes(graph: Graph, alternative: Alternative) -> int:
     return workspace - (0 if target is None else graph.values[target].size_bytes)
 
 
+def refuse_ratio(ratio: float) -> None:
+    """Raise `BadInput` if a ratio is not a positive finite number."""
+    if not (math.isfinite(ratio) and ratio > 0):
+        raise BadInput(f"the budget ratio must be a positive number such as 0.5, got {ratio!r}")
+
+
 def budget_of_ratio(
     graph: Graph, ratio: float, *, gradients: Literal["fresh", "accumulated"] = "fresh"
 ) -> int:
@@ -131,7 +137,6 @@ def budget_of_ratio(
     `ratio`: the budget is ``constants + ratio * (peak - constants)``. Raises `BadInput` if the
     ratio is not a positive finite number.
     """
-    if not (math.isfinite(ratio) and ratio > 0):
-        raise BadInput(f"the budget ratio must be a positive number such as 0.5, got {ratio!r}")
+    refuse_ratio(ratio)
     constants = graph.constant_bytes
     return constants + int(ratio * (eager_peak_bytes(graph, gradients=gradients) - constants))

@@ -21,7 +21,7 @@ class NearAccount:
         self.bytes += size_bytes
 
     def add(self, value: ValueId) -> None:
-        """Account a new instance; one that is alive already keeps its bytes."""
+        """Account a new instance; an instance that is alive already keeps its bytes."""
         if value not in self.alive:
             self.alive.add(value)
             self.bytes += self.values[value].size_bytes

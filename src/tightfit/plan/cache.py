@@ -182,7 +182,7 @@ class PlanCache:
         return plan
 
     def store(self, key: PlanKey, outcome: Outcome) -> None:
-        """Keep an outcome that has a plan; one without is not kept.
+        """Keep an outcome if it has a plan.
 
         A folder that cannot be written to gives a warning, not an error.
         """

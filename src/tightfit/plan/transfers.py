@@ -50,7 +50,7 @@ class Link:
         self.transfers.append(Transfer(value, direction, size_bytes, begin_s, end_s))
 
     def wait(self, value: ValueId, cost_s: float) -> None:
-        """Stall until the value's transfer has ended, if one is running."""
+        """Stall until the value's transfer has ended, if it is running."""
         self._until(self._ends_s.pop(value, 0.0), cost_s)
 
     def wait_for_all(self, cost_s: float) -> None:

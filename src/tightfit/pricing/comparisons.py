@@ -69,7 +69,7 @@ class Comparisons:
         self.on_rows: set[str] = set()
 
     def verdicts(self, claims: Iterable[Claim], progress: Progress) -> dict[str, Verdict]:
-        """Return verdicts by keys and by kinds; without one: there was no room for it."""
+        """Return verdicts by keys and by kinds; what has none had no room."""
         found: dict[str, Verdict] = {}
         missing = list(self._representatives(claims))
         progress.start("comparing alternatives", len(missing))

@@ -84,7 +84,7 @@ class Tuner:
         self._last = self._now()
 
     def among(self, before: Graph, after: Graph) -> Tuner:
-        """Return one that has timed the same, for another graph of the step."""
+        """Return a tuner that has timed the same, for another graph of the step."""
         other = Tuner(self._is_disturbed, self._copying_s)
         other.steps = self.steps
         for (op, alternative), steps in self._times.items():

@@ -1,6 +1,6 @@
 """Real results of ops of a step, for ops that are measured on them.
 
-A fake kernel may say another type, device or layout than the real one gives. Values that belong
+A fake kernel may say another type, device or layout than the real kernel gives. Values that belong
 together (a maximum and its offset, a seed and where its draws begin) cannot be drawn one by one. So
 a backward operator is measured on the results of its own forward, wherever that runs.
 """

@@ -107,7 +107,7 @@ def _is_on_cpu(node: fx.Node) -> bool:
 
 
 def _materialised(fake: torch.Tensor, kind: str | None) -> torch.Tensor:
-    """Return a real tensor for a fake one, of another kind if that is known."""
+    """Return a real tensor for a fake tensor, of another kind if that is known."""
     *dtype, place = (kind or kind_of(fake)).split()
     device = fake.device if place == fake.device.type else torch.device(place)
     real: torch.dtype = getattr(torch, dtype[0]) if dtype else fake.dtype

@@ -1,4 +1,4 @@
-"""Answers of tightfit about its plans: the plain run gets those of the fitted one."""
+"""Answers of tightfit about its plans: the plain run gets those of the fitted run."""
 
 from __future__ import annotations
 

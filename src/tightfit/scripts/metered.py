@@ -23,7 +23,7 @@ from tightfit.units import parse_bytes, rounded_up
 
 @dataclass(frozen=True)
 class _Holder:
-    """What has a budget, its own or a shared one, and what runs when it is gone."""
+    """What has a budget, its own or a shared budget, and what runs when it is gone."""
 
     shared: Budget | None
     size_bytes: int
@@ -120,7 +120,7 @@ class Metered:
             self._counted.clear()
 
     def _forget(self, holder: int) -> bool:
-        """Drop the budget of an object; return whether it had one."""
+        """Drop the budget of an object; return whether it had any."""
         known = self._budgets.pop(holder, None)
         if known is not None:
             known.death.detach()

@@ -106,7 +106,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def differences(a: Record, b: Record) -> Iterator[Difference]:
-    """Yield where the first run differs from the second one; no more after another order."""
+    """Yield where the first run differs from the second; no more after another order."""
     step = 0
     for index, (one, other) in enumerate(itertools.zip_longest(a, b)):
         if isinstance(one, Step):

@@ -119,7 +119,7 @@ class Addresses(DefaultAddresses):
         if self._gave_way and needed_bytes > self.left_bytes:
             self._announce_excess(needed_bytes, "its plan is the least there is")
         is_close = needed_bytes <= self.left_bytes <= needed_bytes + 4 * spare_bytes
-        if is_close or self._gave_way or self._rounds == _MOST_ROUNDS:
+        if (is_close and not is_first) or self._gave_way or self._rounds == _MOST_ROUNDS:
             return options
         self._rounds += 1
         if is_first:

@@ -81,7 +81,7 @@ def _arrival(
 
 
 def _still_expecting(references: list[weakref.ref[Expecting]]) -> Expecting | None:
-    """Return callables that await their first call; None where one was called or is dead."""
+    """Return callables that await their first call; None where any was called or is dead."""
     expecting = [reference() for reference in references]
     if any(awaited is None or awaited.is_used for awaited in expecting):
         return None

@@ -26,11 +26,11 @@ class Callee:
 
     @property
     def root(self) -> nn.Module | None:
-        """The module fitted in place, if there is one."""
+        """The module fitted in place, if there is any."""
         return self.fitted() if self.fitted is not None else None
 
     def trains(self, given: Arguments) -> bool:
-        """Whether a backward may follow a call: gradients are on and something needs one."""
+        """Whether a backward may follow a call: gradients are on and something needs a gradient."""
         return torch.is_grad_enabled() and self.needs_gradient(given)
 
     def needs_gradient(self, given: Arguments) -> bool:

@@ -13,7 +13,7 @@ from tightfit.session.callee import Callee
 
 
 def announce_checkpoints(callee: Callee, step: JointGraph, before: Iterable[JointGraph]) -> None:
-    """Say where a step differs from one in which its checkpoints run again in backward.
+    """Say where a step differs from a step in which its checkpoints run again in backward.
 
     `before`: those captured before: a message about one of them is not repeated.
     """

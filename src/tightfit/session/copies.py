@@ -26,9 +26,9 @@ class Original(Protocol):
 class Copies:
     """State that a fitted model and its deep copies have in common, wherever they are by now.
 
-    A copy that trains shares the budget of the model; one that does not, such as averaged weights
-    or a teacher, is something else that is held. So is a model that only its copies train of. Bytes
-    against the budget are counted from where the model was fitted on.
+    A copy that trains shares the budget of the model; a copy that does not, such as averaged
+    weights or a teacher, is something else that is held. So is a model that only its copies train
+    of. Bytes against the budget are counted from where the model was fitted on.
 
     `original`: runs the model; it is not kept alive.
     """

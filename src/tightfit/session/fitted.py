@@ -252,7 +252,7 @@ class Fitted:
             self._switch_to_graphs()
 
     def _switch_to_graphs(self) -> None:
-        """Plan whole steps of several graphs from now on, if the call had more than one."""
+        """Plan whole steps of several graphs from now on, if the call had several."""
         if self._whole is not None and self._whole.in_graphs is not None:
             self.route = self._whole.in_graphs
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.handed import HandedGraph
+from tightfit.capture.handed import GraphArguments, HandedGraph
 from tightfit.capture.opaque.mark import is_opaque
 from tightfit.dynamo.backend import handing_over_to
 from tightfit.dynamo.compiled import Compiled, Following
@@ -69,7 +69,7 @@ class FollowedCalls(HandedCalls):
             except _RestartCall:
                 continue
 
-    def asked(self, given: Arguments, asks: Callable[[Arguments], Any]) -> Any:
+    def asked(self, given: Arguments, asks: Callable[[GraphArguments], Any]) -> Any:
         """Ask something of the only graph of a call, without running it.
 
         Raises `CaptureError` if the call is no single graph.

@@ -11,7 +11,7 @@ import torch
 
 from tightfit.capture.calls.signature import modes_and_settings, tensor_signature
 from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.handed import HandedGraph, HandedGraphs
+from tightfit.capture.handed import GraphArguments, HandedGraph, HandedGraphs
 from tightfit.capture.stored import graph_key
 from tightfit.dynamo.outside import Outside
 from tightfit.errors import CaptureError, NothingToTrain, OpaqueVaries
@@ -60,7 +60,7 @@ class HandedCalls:
         graph, *inputs = given.args
         return self._called(graph, inputs)
 
-    def asked(self, given: Arguments, asks: Callable[[Arguments], Any]) -> Any:
+    def asked(self, given: Arguments, asks: Callable[[GraphArguments], Any]) -> Any:
         """Ask something of the graph of a call, without running it."""
         graph, *inputs = given.args
         return asks(self.graphs.arguments(graph, inputs))

@@ -36,7 +36,7 @@ class Usage:
     def settled(self, key: Any, captured: Captured | None = None) -> frozenset[int]:
         """Return the outputs to plan without a gradient, now that a step's backwards have begun.
 
-        Those that were planned with one and have received none in this step and those before.
+        Those that were planned with a gradient and have received none in this step and before.
 
         `captured`: the step; outputs by which it would spare little keep their place in its plans.
         """

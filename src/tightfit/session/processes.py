@@ -2,7 +2,7 @@
 
 They meet in the key-value store that `torch.distributed` started with, not in collectives. A rank
 that needs something first makes it; every other rank that needs the same waits for it. So ranks may
-see different shapes, or in another order, and no rank waits for one that has no reason to come.
+see different shapes, or in another order, and no rank waits for another that has no reason to come.
 """
 
 from __future__ import annotations

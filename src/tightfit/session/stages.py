@@ -212,7 +212,7 @@ def _least(task: Task, without: Outcome, options: Options) -> Outcome:
 
 
 def _with_far_needed(task: Task, without: Outcome, options: Options) -> Outcome:
-    """Return an outcome without a plan that says whether more far memory would have one."""
+    """Return an outcome without a plan that says whether more far memory would allow a plan."""
     if task.far is None:
         return without
     ample = msgspec.structs.replace(task.far, capacity_bytes=_AMPLE_BYTES)
@@ -240,7 +240,7 @@ def _interruptible(
 def _searched(
     task: Task, options: Options, known: Plan | None, limits: Limits, apart: bool
 ) -> Outcome:
-    """Search a plan; a better one of a search that was interrupted counts."""
+    """Search a plan; a better plan of a search that was interrupted counts."""
     before = None
     if options.cache:
         before = PlanCache().load(key_of(task, options, interrupted=True), task.graph)

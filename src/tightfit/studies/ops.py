@@ -114,7 +114,7 @@ def _with_companions(graph: Graph, chosen: list[int]) -> list[int]:
 
 
 def _linked(graph: Graph, number: int) -> list[int]:
-    """Return the ops whose ways are chosen together with those of one."""
+    """Return the ops whose ways are chosen together with those of an op."""
     branches = [branch for choice in graph.choices for branch in choice.branches]
     return [op for branch in branches if number in dict(branch) for op, _ in branch]
 

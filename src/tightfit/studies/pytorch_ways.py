@@ -46,7 +46,7 @@ class PyTorch:
         self._partitions: dict[float, Schedule] = {}
 
     def row(self, name: str, task: Task, limits: Limits) -> ComparisonRow:
-        """Return the row of one way on the task, whose graph is the captured one."""
+        """Return the row of one way on the task, whose graph is that of the captured step."""
         started = time.perf_counter()
         try:
             outcome = self._outcome(name, task, limits, started)

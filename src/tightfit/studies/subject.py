@@ -71,7 +71,7 @@ class Subject:
 
     @contextlib.contextmanager
     def running(self, step: PlannedStep) -> Iterator[None]:
-        """Have a planned step run in the place of the plain one meanwhile."""
+        """Have a planned step run in the place of the plain step meanwhile."""
         before, self._runs = self._runs, step
         try:
             yield

@@ -27,7 +27,6 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._ops import OpOverload, OpOverloadPacket
-from torch._subclasses import functional_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -59,7 +58,6 @@ __all__ = [
     "BufferAOTInput",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
-    "FunctionalTensor",
     "GradAOTOutput",
     "InputMutationAOTOutput",
     "IntermediateBaseAOTOutput",
@@ -265,9 +263,12 @@ def is_wrapper(tensor: torch.Tensor) -> bool:
     return is_traceable_wrapper_subclass(tensor) or tensor.is_nested
 
 
-def is_zero_tensor(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is known to be zero throughout and has no memory, as some gradients are."""
-    return tensor._is_zerotensor()
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has memory.
+
+    Gradients of zeros that autograd makes have none, nor have the stand-ins of a trace.
+    """
+    return not tensor._is_zerotensor() and not isinstance(tensor, FunctionalTensor)
 
 
 @contextlib.contextmanager
@@ -322,7 +323,7 @@ def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor
 
 
 def fake_mode_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Return the context in which tensors are made fake as a given one; none for a real one."""
+    """Return the context in which tensors are made fake as a given tensor is, if it is fake."""
     return getattr(tensor, "fake_mode", None) or contextlib.nullcontext()
 
 
@@ -433,7 +434,7 @@ def is_tracing() -> bool:
 
 def is_traced(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a stand-in while a step is traced, and has no values."""
-    return isinstance(tensor, FakeTensor | functional_tensor.FunctionalTensor)
+    return isinstance(tensor, FakeTensor | FunctionalTensor)
 
 
 def call_parameter(tensor: torch.Tensor) -> None:

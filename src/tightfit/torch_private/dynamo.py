@@ -351,7 +351,7 @@ def _sizes(given: Any) -> tuple[torch.Size, ...]:
 
 
 def _module_of_frame(frame: Any) -> nn.Module | None:
-    """Return the module that a method is of; None while one is being made: it has nothing yet."""
+    """Return the module that a method is of; None while it is being made: it has nothing yet."""
     names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
     first = frame.f_locals.get(names[0]) if names else None
     is_made = isinstance(first, nn.Module) and "training" in vars(first)

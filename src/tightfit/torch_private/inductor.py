@@ -46,7 +46,7 @@ def new_fake_mode() -> FakeTensorMode:
 
 
 def fake_like(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    """Return a fake tensor of a mode with the geometry of a real or fake one."""
+    """Return a fake tensor of a mode with the geometry of a real or fake tensor."""
     with mode:
         return torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device

@@ -74,7 +74,7 @@ for _frame in (WithoutDynamo.__enter__, WithoutDynamo.__exit__):
 
 
 def active_wrapper() -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel whose forward is running, if there is one."""
+    """Return the DistributedDataParallel whose forward is running, if there is any."""
     return DistributedDataParallel._active_ddp_module
 
 
@@ -93,11 +93,6 @@ def local_tensor(tensor: Any) -> Any:
     while isinstance(tensor, torch.Tensor) and _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return getattr(tensor, "_local_tensor", tensor)
-
-
-def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has memory: autograd makes gradients of zeros that have none."""
-    return not tensor._is_zerotensor()
 
 
 _CUBLAS_BYTES: dict[tuple[torch.device, int], int] = {}

@@ -188,10 +188,7 @@ def noted_step(
     run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, samples: int
 ) -> torch.Tensor:
     loss = model(torch.randn(samples, 64)).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    run.note(loss)
+    run.step(loss, optimizer)
     return loss.detach()
 
 

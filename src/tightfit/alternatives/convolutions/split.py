@@ -25,7 +25,7 @@ _LARGE_SHARE = 0.5  # of the largest inputs of a convolution's gradients
 def gradients_of_weight(
     gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *rest: Any
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradient of the weight, and of the bias if there is one.
+    """Return the gradient of the weight, and of the bias if there is any.
 
     `gradient`, `x`, `weight`: of the output, the input, the kernel. `rest`: as in
     ``convolution_backward``.
@@ -93,7 +93,7 @@ def _of_each_side(setting: Sequence[int], sides: int) -> Sequence[int]:
 
 
 def split_gradient(view: OpView) -> Extension | None:
-    """Offer the two parts where they matter: to the last reader of a value, or a large one.
+    """Offer the two parts where they matter: to a value's last reader, or where it is large.
 
     Where another op reads the value later (the backward of the ReLU that made it), only the
     workspace shrinks, which matters for the largest.

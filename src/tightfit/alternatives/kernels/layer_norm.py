@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 LONGEST = 8192
-"""Numbers in a row: one program holds a whole one."""
+"""Numbers in a row: a program holds a whole row."""
 
 _ROWS = 16  # per program, which adds up their gradients of weight and bias
 

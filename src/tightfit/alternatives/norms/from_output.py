@@ -3,7 +3,7 @@
 The normalised input is the output less the bias, divided by the weight. The operators of the
 backward give the same from it with a mean of zero and a deviation of one. Where a weight is near
 zero compared with its bias nothing is left of it. Then these alternatives are not offered, and a
-step that used one is captured again (`FarFromZero`).
+step that used such a weight is captured again (`FarFromZero`).
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ class Structure:
     spec: Any  # how its leaves nest
     leaves: tuple[Any, ...]  # values other than tensors; None where a tensor is
     positions: tuple[int, ...]  # where the tensors are
-    which: tuple[int, ...]  # which tensor is in each of these places: one may be in several
+    which: tuple[int, ...]  # which tensor is in each of these places: a tensor may be in several
     numbers: tuple[int, ...] = ()  # places of tensors that hold a number of the step
 
     @cached_property

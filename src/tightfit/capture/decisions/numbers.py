@@ -54,7 +54,7 @@ class Numbers(TorchFunctionMode):
     plain number. A mark is its placeholder: a number that occurs nowhere else.
 
     `deciding`: those that decide which code runs, by the order in which numbers are asked for.
-    `placed`: the writes that are traced as those that a number places, whether one does or not.
+    `placed`: the writes that are traced as if a number placed them, whether it does or not.
     """
 
     def __init__(self, deciding: Container[int] = frozenset(), placed: Iterable[int] = ()) -> None:

@@ -75,7 +75,7 @@ class Decisions:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The value read."""
+        """The values read."""
         return tuple(step.value for step in self.steps if isinstance(step, Read))
 
     def hold(self, inputs: Sequence[Any], modules: Mapping[str, nn.Module]) -> bool:

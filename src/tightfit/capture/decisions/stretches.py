@@ -1,7 +1,7 @@
 """Writes to a slice of a tensor whose place is a number, such as a queue's pointer.
 
-A slice that begins at a symbol has no place that a trace could note; rows that are counted from
-there have: the step is one, wherever the stretch is. The pointer itself is such a write, too.
+A trace cannot note the place of a slice that begins at a symbol. It can note rows that are counted
+from there: the step is the same, wherever they are. The pointer itself is such a write, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Stretch:
     is_row: bool = False  # whether it is named as one row, without that dimension
 
     def write(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Write a value into the stretch; it may be one to be repeated, or of another type.
+        """Write a value into the stretch; it may have to be repeated, or be of another type.
 
         Raises `IndexError` if it is beyond the end, when the step runs.
         """
@@ -64,7 +64,7 @@ def _is_everything(part: Any) -> bool:
 class Writes:
     """The writes of a forward, by the order in which they come, and those that take numbers.
 
-    `placed`: those that are traced as if they took one, whether they do or not.
+    `placed`: the writes that are traced as if they took a number, whether they do or not.
     """
 
     def __init__(self, placed: Iterable[int] = ()) -> None:

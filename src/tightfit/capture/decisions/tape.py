@@ -154,7 +154,7 @@ class Tape:
 
 
 def has_values(value: Any) -> bool:
-    """Whether something is a tensor with values: a plain one, no fake or wrapped one."""
+    """Whether something is a tensor with values: neither fake nor wrapped."""
     if not isinstance(value, torch.Tensor) or value.device.type == "meta":
         return False
     return not private.is_traced(value)

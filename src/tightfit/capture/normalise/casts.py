@@ -1,8 +1,8 @@
 """Casts of weights under autocast: eager casts a weight once for all its readers.
 
-While a step is traced autocast keeps no casts, so a weight with several readers is cast for each
-of them and their gradients are added after the cast back. Eager adds them before, in low
-precision. Here the trace is changed to do the same as eager.
+While a step is traced autocast keeps no casts: a weight with several readers is cast for each of
+them, and their gradients are added after the cast back. Eager adds them before, in low precision.
+Here the trace is changed to do the same as eager.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ class OpaqueCall:
         retain: bool = False,
         sums: Mapping[int, torch.Tensor] = MappingProxyType({}),
     ) -> list[torch.Tensor | None]:
-        """Return the gradient of every operand that requires one, or None where it has none.
+        """Return the gradient of every operand that requires a gradient, or None where it has none.
 
         Each is added to an earlier gradient from outside, which `sums` has by its place among them.
         """
@@ -386,7 +386,7 @@ class OpaqueModules:
     """The opaque modules of a captured step."""
 
     calls: tuple[OpaqueCall, ...]  # kept here: the step's operators know them by their keys only
-    changes_state: bool  # whether one changes buffers or Python state when it runs
+    changes_state: bool  # whether any changes buffers or Python state when it runs
 
     def forget_examples(self) -> None:
         """Free the tensors they were measured with, once the step is priced."""

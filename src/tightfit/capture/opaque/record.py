@@ -1,7 +1,7 @@
 """Saved tensors of the autograd graph of an eagerly run module, as one value.
 
-Inputs and outputs that backward needs are not kept here but read again from the plan's own values,
-so that nothing is held twice or behind the plan's back.
+Inputs and outputs that backward needs are not kept here: they are read from the plan's own values.
+So nothing is held twice, and nothing that the plan does not know of.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Operand:
     requires_grad: bool  # whether a gradient is passed to it
     # The parameter's name inside the module; None: an argument of the call
     parameter: str | None = None
-    example: torch.Tensor | None = None  # a real tensor to measure with, if there is one
+    example: torch.Tensor | None = None  # a real tensor to measure with, if there is any
 
     def real(self) -> torch.Tensor:
         """Return a real tensor to measure with."""
@@ -161,7 +161,7 @@ class Profile:
     outputs: tuple[Geometry, ...]  # of each tensor it returns, those that it was given left out
     differentiable: tuple[bool, ...]  # which of them require a gradient
     structure: Structure  # its output without the tensors
-    # For each tensor it returns the operand it is, if it is one unchanged; these are no outputs
+    # For each tensor it returns, the unchanged operand that it is, if any; such are no outputs
     passed: tuple[int | None, ...]
     saved: tuple[int, ...]  # tensors read by backward, counted over operands, then outputs
     record_bytes: int  # other bytes that the autograd graph keeps
@@ -204,4 +204,4 @@ class Backward:
     """The memory layout of an opaque call's backward."""
 
     tangents: tuple[Geometry, ...]  # the gradients it is given, of outputs
-    gradients: tuple[Geometry | None, ...] = ()  # those it gives, of operands that require one
+    gradients: tuple[Geometry | None, ...] = ()  # those it gives, of operands that require any

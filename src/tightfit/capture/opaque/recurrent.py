@@ -97,7 +97,7 @@ class RecurrentLayers:
 
 
 def _names(module: nn.RNNBase, number: int) -> dict[str, str]:
-    """Return the names of the parameters of one layer, by those they have in a module of one."""
+    """Return the names of the parameters of one layer, by their names in a module of one layer."""
     ends = [f"_l{number}", f"_l{number}_reverse"]
     return {
         name.replace(end, end.replace(f"_l{number}", "_l0")): name

@@ -1,8 +1,8 @@
 """Opaque modules while a step is traced: each call is a single op of the step.
 
-While a step is traced, such a module's forward is replaced by a function that runs the module for
-real, on tensors of the right shapes. It sees the outputs and saved tensors of the module. The trace
-gets two operators with just those sizes: its forward and its backward.
+While a step is traced, a function takes the place of such a module's forward. It runs the module
+for real, on tensors of the right shapes, and sees the outputs and saved tensors of the module. The
+trace gets two operators with just those sizes: its forward and its backward.
 """
 
 from __future__ import annotations
@@ -359,7 +359,7 @@ def opaque_function(node: fx.Node) -> tuple[OpaqueForward | OpaqueBackward, tupl
 
 
 def is_record(node: fx.Node, index: int) -> bool:
-    """Whether an output of a traced operator is one that an opaque forward keeps for backward."""
+    """Whether an opaque forward keeps an output of a traced operator for its backward."""
     if node.target is not _FORWARD:
         return False
     profile = _CALLS[node.args[-1]].profile  # type: ignore[index]

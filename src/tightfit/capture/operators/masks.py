@@ -38,35 +38,36 @@ class MaskedAssignments(TorchFunctionMode):
         if func is torch.Tensor.__setitem__ and _is_differentiated(args[2]):
             found = _without_slices(args[0], args[1])
             if found is not None:
-                _assign(*found, _without_leading_ones(args[2]), False, in_place=True)
+                values = _without_leading_ones(args[2])
+                _assign(aten.index_put_.default, *found, values, accumulate=False)
                 return None
         if func in _PUTS:
             names = "input", "indices", "values", "accumulate"
             given = dict(zip(names, args, strict=False)) | kwargs
             indices, values = given.get("indices", ()), given.get("values")
             if _is_differentiated(values) and any(map(_is_mask, indices)):
-                how = given.get("accumulate", False)
-                return _assign(given["input"], indices, values, how, in_place=func in _IN_PLACE)
+                adds = given.get("accumulate", False)
+                put = aten.index_put_.default if func in _IN_PLACE else aten.index_put.default
+                return _assign(put, given["input"], indices, values, accumulate=adds)
         return func(*args, **kwargs)
 
 
 def _assign(
+    put: Any,
     x: torch.Tensor,
     indices: Sequence[torch.Tensor | None],
     values: torch.Tensor,
-    accumulate: bool,
     *,
-    in_place: bool,
+    accumulate: bool,
 ) -> torch.Tensor:
-    """Do the same as ``index_put``."""
+    """Do the same as ``index_put``; `put`: its operator, in place or not."""
     count = rows_of(x.dim(), indices, values.shape)
     if count is None:
         found = _Put.apply(x, values, accumulate, *indices)
-        return x.copy_(found) if in_place else found
+        return x.copy_(found) if put is aten.index_put_.default else found
     by_places: list[torch.Tensor | None] = []
     for index in indices:
         by_places += places(index, count).unbind(1) if _is_mask(index) else [index]
-    put = aten.index_put_.default if in_place else aten.index_put.default
     return put(x, by_places, values, accumulate)
 
 

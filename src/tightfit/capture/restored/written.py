@@ -144,7 +144,7 @@ def _loaded(code: types.CodeType) -> frozenset[str]:
 
 
 def _same(now: Any, before: Any) -> bool:
-    """Whether two objects are one, or equal plain data."""
+    """Whether two objects are the same object, or equal plain data."""
     if now is before:
         return True
     if type(now) is not type(before):

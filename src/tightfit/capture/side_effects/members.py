@@ -37,7 +37,7 @@ class RepeatedMembers:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Whether two are one, or tensors of the same shape, type and device."""
+    """Whether two are the same object, or tensors of the same shape, type and device."""
     if a is b:
         return True
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
@@ -59,8 +59,7 @@ def write_replaced(module: nn.Module, before: Mapping[str, Any]) -> None:
     """Write the stand-ins of buffers into them, and put those back.
 
     `before`: its parameters and buffers before. Raises `CaptureError` if a parameter was replaced,
-    or a buffer by something else than a tensor like it, or by one with a history, which would be
-    cut.
+    or a buffer that is no tensor like it now, or has a history, which would be cut.
     """
     after = members_of(module)
     for key in [key for key in before if after.get(key) is not before[key]]:

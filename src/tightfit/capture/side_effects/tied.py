@@ -18,7 +18,7 @@ _Slot = tuple[dict[str, Any], str]
 
 
 class TiedTensors:
-    """Which parameters and buffers of a module are one tensor.
+    """Which parameters and buffers of a module are the same tensor.
 
     Inputs of a graph of Dynamo's are not: each tensor is one input, and members are none.
 

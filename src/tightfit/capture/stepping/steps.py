@@ -359,7 +359,7 @@ class _Placing:
         return (len(self.values) - 1,)
 
     def _ordered(self, graph: Graph) -> list[_Added]:
-        """Return all ops, each added one right behind the last of those it has to follow."""
+        """Return all ops, each added op right behind the last of those it has to follow."""
         before, maker = need_before_changes(graph), producers(graph)
         followed = {
             added.op.id: {*before.get(added.op.id, ())}

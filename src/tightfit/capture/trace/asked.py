@@ -16,8 +16,8 @@ from tightfit.torch_private import engine
 class AskedGradients(TorchFunctionMode):
     """Receives the outputs of a traced forward, and then traces the gradients that are asked for.
 
-    `terms`: of the gradient of each input that may have one. `receives`: whether each output that
-    could receive a gradient may: of some it is known that they get none.
+    `terms`: of the gradient of each input that may have a gradient. `receives`: whether each output
+    that could receive a gradient may: of some it is known that they get none.
     """
 
     def __init__(self) -> None:

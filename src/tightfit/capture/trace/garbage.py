@@ -22,7 +22,7 @@ class _Before:
 
 _LOCK = threading.Lock()
 _FROZEN: list[bool] = []  # once the program was seen to have frozen objects
-_BEFORE: list[_Before] = []  # one while any is open
+_BEFORE: list[_Before] = []  # its only entry is there while any context is open
 
 
 @contextlib.contextmanager

@@ -76,8 +76,8 @@ def misreported(node: fx.Node, measured: tuple[Strides, ...]) -> TrueStrides:
 def _differs(node: fx.Node, index: int, fake: Any, strides: Strides) -> bool:
     """Whether strides that matter differ.
 
-    Those of a dimension of one element matter to the readers of the result, for kernels choose
-    between memory formats by them, but not to autograd, which takes a gradient.
+    Those of a dimension of one element matter to the readers of the result: kernels choose between
+    memory formats by them. They do not matter to autograd, which takes a gradient.
     """
     if not isinstance(fake, torch.Tensor) or strides is None or fake.numel() == 0:
         return False

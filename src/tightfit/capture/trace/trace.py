@@ -1,8 +1,8 @@
 """Trace one training step of a callable into a joint forward+backward ATen graph.
 
-Route B of the study: `aot_export_joint_with_descriptors`, undecomposed, under fake tensors, so
-that nothing is computed and nothing is allocated. The result is functional: mutations have become
-outputs, and the meaning of each placeholder and output is known from its descriptor.
+`aot_export_joint_with_descriptors` traces it on fake tensors, with no decompositions: nothing is
+computed, and nothing is allocated. The result is functional: mutations have become outputs. The
+descriptor of each placeholder and output tells its meaning.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -142,9 +142,9 @@ def trace(
 
     `call`: the callable with its modules and example inputs (real or fake tensors). `strides`:
     those of results for which fake kernels give wrong ones. `numbers`: takes numbers that are read
-    as inputs of the step. Raises `CaptureError` if the call branches on data, has outputs of
-    unknown shape, uses tensors that are no parameter, buffer or input, or does anything else the
-    tracer cannot follow. The error names the module that was running.
+    as inputs of the step. Raises `CaptureError` if the tracer cannot follow the call: it
+    branches on data, has outputs of unknown shape, or uses tensors that are no parameter, buffer or
+    input, for example. The error names the module that was running.
     """
     trail = ModuleTrail(call.modules)
     regions = CastRegions()
@@ -199,15 +199,39 @@ def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph
     _number_sums(module.graph)
     metadata = wrappers.metadata_of(joint)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-    output_node = next(iter(reversed(module.graph.nodes)))
+    outputs = _outputs_of(joint, placeholders, asked)
+    refuse_backward_writes(module, (node for node, _ in outputs.raw))
+    placeholders = _without_tangents(module.graph, placeholders, asked.receives)
+    return JointGraph(
+        module=module,
+        placeholders=tuple(placeholders),
+        sources=tuple(_sources(placeholders, [descriptor for _, descriptor in outputs.raw])),
+        write_backs=tuple(outputs.write_backs),
+        raw_outputs=tuple(node for node, _ in outputs.raw),
+        metadata=wrappers.runtime_metadata(metadata, outputs.inside),
+        gradients=tuple(outputs.gradients),
+        **kept,
+    )
+
+
+@dataclass
+class _Outputs:
+    """The outputs of a traced step, by what they are for; positions are those of placeholders."""
+
+    raw: list[tuple[Any, Any]] = field(default_factory=list)  # of the callable, with descriptors
+    write_backs: list[tuple[fx.Node, int]] = field(default_factory=list)
+    inside: set[int] = field(default_factory=set)  # inputs that write-backs alone change
+    gradients: list[tuple[fx.Node, int]] = field(default_factory=list)
+
+
+def _outputs_of(joint: Any, placeholders: Sequence[fx.Node], asked: AskedGradients) -> _Outputs:
+    """Return the outputs by what they are for; changed inputs come last among the raw ones."""
+    output_node = next(iter(reversed(joint.graph_module.graph.nodes)))
     flat = list(private.pytree.arg_tree_leaves(*output_node.args))
     descriptors = list(output_node.meta["desc"])
     position = {n.meta["desc"]: i for i, n in enumerate(placeholders)}
-    write_backs: list[tuple[fx.Node, int]] = []
-    inside: set[int] = set()
-    raw: list[tuple[Any, Any]] = []
+    outputs = _Outputs()
     changed: list[tuple[Any, Any]] = []
-    gradients: list[tuple[fx.Node, int]] = []
     count = iter(asked.terms)
     for node, descriptor in zip(flat, descriptors, strict=True):
         match descriptor:
@@ -215,17 +239,17 @@ def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph
                 place = position[given]
                 writes, left = _change_of(joint, placeholders[place], node, place)
                 if writes:
-                    write_backs.append((node, place))
+                    outputs.write_backs.append((node, place))
                 if left is None:
-                    inside.add(place)
+                    outputs.inside.add(place)
                 else:
                     changed.append((left, descriptor))
             case private.PlainAOTOutput() | private.IntermediateBaseAOTOutput():
-                raw.append((node, descriptor))
+                outputs.raw.append((node, descriptor))
             case private.GradAOTOutput():
                 arriving = next(count)
                 if node is not None:
-                    gradients.append((node, position[descriptor.grad_of]))
+                    outputs.gradients.append((node, position[descriptor.grad_of]))
                     note_terms(node, arriving)
             case private.MetadataMutationAOTOutput():
                 raise CaptureError(
@@ -239,19 +263,8 @@ def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph
                     f"the traced step has an output of an unknown kind ({descriptor}); please "
                     "report this with the model"
                 )
-    raw += changed
-    refuse_backward_writes(module, (node for node, _ in raw))
-    placeholders = _without_tangents(module.graph, placeholders, asked.receives)
-    return JointGraph(
-        module=module,
-        placeholders=tuple(placeholders),
-        sources=tuple(_sources(placeholders, [descriptor for _, descriptor in raw])),
-        write_backs=tuple(write_backs),
-        raw_outputs=tuple(node for node, _ in raw),
-        metadata=wrappers.runtime_metadata(metadata, inside),
-        gradients=tuple(gradients),
-        **kept,
-    )
+    outputs.raw += changed
+    return outputs
 
 
 def _with_histories(joint: JointGraph, leaves: Sequence[Any]) -> JointGraph:

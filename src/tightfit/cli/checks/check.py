@@ -97,13 +97,10 @@ def check(
             model,
             budget=budget,
             budget_ratio=budget_ratio,
-            optimizer=options.optimizer,
-            costs=options.costs or "cpu",
-            gradients=options.gradients,
             planner=planner,
             limits=limits,
             progress=progress,
-            **options.keywords(),
+            **options.step_keywords(),
         )
     outcome = found.outcome
     return print_result(

@@ -210,7 +210,7 @@ def _describe(
     sizes, strides, aliases = [], [], []
     for output in flat:
         is_tensor = isinstance(output, torch.Tensor)
-        holds = is_tensor and output.numel() > 0 and not private.is_zero_tensor(output)
+        holds = is_tensor and output.numel() > 0 and private.has_memory(output)
         pointer = output.untyped_storage().data_ptr() if holds else None
         sizes.append(output.untyped_storage().nbytes() if holds else 0)
         strides.append(tuple(output.stride()) if is_tensor else None)

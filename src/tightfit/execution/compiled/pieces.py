@@ -23,7 +23,7 @@ def cut(module: fx.GraphModule, groups: Sequence[Sequence[fx.Node]]) -> list[Pie
     """Cut a graph behind the last result of each group.
 
     `groups`: results in the order in which they are to be finished; operators behind the last
-    are left out. Returns one for each group, in order.
+    are left out. Returns a piece for each group, in order.
     """
     nodes = list(module.graph.nodes)
     place = {node: index for index, node in enumerate(nodes)}

@@ -102,7 +102,7 @@ def _late_reads(
 
 
 class _Forward:
-    """The compiled forward pass, in the shape of a lowered one."""
+    """The compiled forward pass, in the shape of a lowered pass."""
 
     def __init__(self, traced: TracedProgram) -> None:
         forward = traced.forward
@@ -129,7 +129,7 @@ class _Forward:
 
 
 class _Backward:
-    """The compiled pieces of the backward pass, in the shape of a lowered one."""
+    """The compiled pieces of the backward pass, in the shape of a lowered pass."""
 
     def __init__(self, traced: TracedProgram, ends: Sequence[int]) -> None:
         groups = [

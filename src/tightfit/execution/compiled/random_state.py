@@ -37,7 +37,7 @@ def set_state(device: torch.device, state: torch.Tensor) -> None:
 def draw(operator: OpOverload, state: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """Run a random operator from a given state.
 
-    `operator`: one that writes in place leaves its argument alone and returns the result instead.
+    `operator`: if it writes in place, it leaves its argument alone and returns the result instead.
     `state`: where the generator starts. Returns the next state, then the operator's outputs.
     """
     return _with_state(operator)(state, *args, **kwargs)

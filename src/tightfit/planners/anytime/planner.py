@@ -133,7 +133,7 @@ def _solve_small_in_others(
 
 
 def _better(found: Outcome, easy: Outcome | None) -> Outcome:
-    """Return the result, or one without recomputation that costs less.
+    """Return the result, or a plan without recomputation that costs less.
 
     That may be in an order in which nothing else was found.
     """

@@ -72,7 +72,7 @@ class _Near:
 
     @property
     def counts_seconds(self) -> bool:
-        """Whether the search may be cut by time: one that counts iterations is run once."""
+        """Whether the search may be cut by time: a search that counts iterations is run once."""
         return self.limits.iterations is None
 
     def left_s(self) -> float:
@@ -100,7 +100,7 @@ class _Near:
 
 
 def _order_of(outcome: Outcome, ops: int) -> tuple[OpId, ...]:
-    """The order of first computations of a plan, of all ops; the traced one without a plan."""
+    """The order of first computations of a plan, of all ops; the traced order without a plan."""
     steps = () if outcome.plan is None else outcome.plan.instructions
     computed = dict.fromkeys(step.op for step in steps if isinstance(step, Compute))
     if len(computed) < ops:

@@ -194,7 +194,7 @@ class MovesSearch:
         return replace(choice, shifts=tuple(sorted(shifts.items())))
 
     def _worth_moving(self, found: Found, offered: set[ValueId]) -> ValueId:
-        """A value that is not offered: mostly one that is computed again."""
+        """A value that is not offered: mostly a value that is computed again."""
         graph = self.judge.task.graph
         again = {op for op, _ in found.result.recomputed}
         made = sorted(

@@ -35,7 +35,7 @@ def least_peak(
     seconds: float | None = None,
     seed: int = 0,
 ) -> LeastPeak:
-    """Return the best of four orders, improved by local moves; never worse than the traced one.
+    """Return the best of four orders, improved by local moves; never worse than the traced order.
 
     The four are the traced order, the order that frees early, and two by list scheduling. These
     take the ready op that leaves the fewest bytes alive, from the first op on or from the last op

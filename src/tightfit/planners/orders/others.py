@@ -1,4 +1,4 @@
-"""The orders of first computations, other than the traced one, in which plans are looked for."""
+"""The orders of first computations, other than the traced order, in which plans are looked for."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def proven_batch(
 
 
 class _Search:
-    """The search over estimated steps, and the proof by a captured one."""
+    """The search over estimated steps, and the proof by a captured step."""
 
     def __init__(self, captured: GraphOf, request: PlanRequest) -> None:
         self.captured = functools.cache(captured)
@@ -98,7 +98,7 @@ class _Search:
         )
 
     def _planned(self, found: LargestBatch, graph: Graph, progress: Progress) -> Outcome | None:
-        """Plan the captured step; where that fails, try the plan of the estimated one."""
+        """Plan the captured step; where that fails, try the plan of the estimated step."""
         outcome = self.request.planned(graph, progress)
         if self.request.accepts(outcome):
             return outcome

@@ -37,7 +37,7 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def planners_named(names: str) -> tuple[str, ...]:
-    """Return the planners of a comma-separated list; ``"all"`` names every registered one.
+    """Return the planners of a comma-separated list; ``"all"`` names every registered planner.
 
     Raises `BadInput` for an unknown name.
     """

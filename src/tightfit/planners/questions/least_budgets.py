@@ -42,6 +42,6 @@ class LeastBudgets:
         return least.plan if least.found_bytes <= budget_bytes else None
 
     def learn(self, least: MinimumBudget) -> None:
-        """Begin later searches from the schedule of one that ended elsewhere."""
+        """Begin later searches from the schedule of a search that ended elsewhere."""
         if least.schedule is not None:
             self._found.append(least.schedule)

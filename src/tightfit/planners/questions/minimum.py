@@ -1,4 +1,4 @@
-"""The smallest budget: a proven lower limit, and the smallest one for which a plan is found."""
+"""The smallest budget: a proven lower limit, and the smallest budget for which a plan is found."""
 
 from __future__ import annotations
 
@@ -357,7 +357,7 @@ class _Search:
             self.best, self.computes = found
 
     def reach(self, budget_bytes: int, piece_s: float, progress: Progress) -> bool:
-        """Look for a schedule within a budget, order by order; keep it if there is one."""
+        """Look for a schedule within a budget, order by order; keep it if there is any."""
         able = self._able(budget_bytes)
         for order in able:
             limits = msgspec.structs.replace(self.limits, seconds=max(0.05, self.left()))

@@ -77,7 +77,7 @@ def solve_by_rows(
 
 
 def _better(best: Solution, found: Solution) -> Solution:
-    """Return the better of two solutions, with the later one's proof and the best bound."""
+    """Return the better of two solutions, with the proof of the later and the best bound."""
     kept = found if found.objective < best.objective else best
     return replace(kept, bound=best.bound, status=found.status)
 

@@ -95,7 +95,7 @@ def _integers_by_row(program: LinearProgram, grain: float) -> _Sums:
 
 
 def _reals(program: LinearProgram, rows: _Sums) -> _Sums:
-    """Sums of real columns; unbounded where no equation defines one."""
+    """Sums of real columns; unbounded where no equation defines the sum."""
     known = _Sums(
         fixed=np.zeros(program.columns),
         below=np.full(program.columns, np.inf),

@@ -161,7 +161,7 @@ FAMILIES = (
         prefix="pytorch.",
     ),
 )
-"""Every planner has its place here; one that has none is drawn among the others."""
+"""Every planner has its place here; a planner without a place is drawn among the others."""
 
 
 def families_of(names: Iterable[str]) -> tuple[Family, ...]:
@@ -175,7 +175,7 @@ def families_of(names: Iterable[str]) -> tuple[Family, ...]:
 
 
 def looks_of(names: Iterable[str]) -> dict[str, Look]:
-    """Return how each planner is drawn: no two alike, and a known one always the same."""
+    """Return how each planner is drawn: no two alike, and a known planner always the same."""
     names = set(names)
     return {
         member: OUR_LOOK if member == OURS else Look(family.colour, marker)

@@ -25,7 +25,6 @@ from tightfit.session.memory.forecast import growing_bytes
 from tightfit.session.memory.optimizers import Optimizers, parameters_of
 from tightfit.session.memory.since import SinceLastCall
 from tightfit.session.processes import Replicas
-from tightfit.torch_private.core import FunctionalTensor
 from tightfit.torch_private.tools import cublas_workspace_bytes
 
 
@@ -53,11 +52,10 @@ _State = Literal["free", "resting", "running"]
 class Account:
     """Counts the memory that a fitted callable holds between its steps: the only place that does.
 
-    `modules`: the modules whose parameters it uses. `optimizer`: one that holds them; others are
-    found. `tally`: has counted bytes given out before; None: counting begins now. `device`: the
-    GPU that holds anything of the modules, else the CPU. `replicas`: the DistributedDataParallel
-    around. `optimizers`, `since`: those that hold any of the parameters; changes since the last
-    call.
+    `modules`: the modules whose parameters it uses. `optimizer`: holds them; others are found.
+    `tally`: has counted bytes given out before; None: counting begins now. `device`: the GPU that
+    holds anything of the modules, else the CPU. `replicas`: the DistributedDataParallel around.
+    `optimizers`, `since`: those that hold any of the parameters; changes since the last call.
     """
 
     def __init__(
@@ -99,7 +97,10 @@ class Account:
         return resident_tensor_bytes(self._gradients(), self.granularity_bytes)
 
     def new_gradient_bytes(self, counted: Set[int] = frozenset()) -> int:
-        """Return the bytes of the gradients that do not exist yet but will, but for some."""
+        """Return the bytes of the gradients that do not exist yet but will.
+
+        `counted`: identities of parameters whose gradients are counted elsewhere.
+        """
         without = counted | self.optimizers.stepped_in_backward
         return new_gradient_bytes(self.modules, self.granularity_bytes, without)
 
@@ -127,7 +128,7 @@ class Account:
         )
 
     def lasting_bytes(self) -> int:
-        """Return the bytes held between steps: of an optimizer the state of the own parameters."""
+        """Return the bytes held between steps; of optimizers, the state of the own parameters."""
         return lasting_bytes_of([self])
 
     def expected_bytes(self, counted_elsewhere: Sequence[Account] = ()) -> int:
@@ -192,8 +193,8 @@ class Account:
     def _left_to_others(self, sharing: Sequence[Account]) -> int:
         """Return bytes that others that train in this process may hold, each in its own budget.
 
-        Of one whose step is running that is its budget, as it is unknown which bytes are whose. Of
-        another it is the bytes that last between steps.
+        While a step of such a callable runs, that is its whole budget: it is unknown which bytes
+        are whose. Otherwise it is the bytes that last between its steps.
         """
         within = (self, *sharing)
         return sum(self._left_to(k) for k in self._keepers() if k not in within)
@@ -225,14 +226,13 @@ class Account:
         return [t for m in self.modules.values() for t in (*m.parameters(), *m.buffers())]
 
     def _existing(self) -> list[torch.Tensor]:
-        """Return the own tensors, with first members that others are in the place of for a while.
+        """Return the own tensors, and first members in whose place others are for a while.
 
-        `torch.func.functional_call` puts weights of the caller there, a trace its stand-ins, which
-        have no memory: a request may be refused while a module runs that is measured.
+        `torch.func.functional_call` puts weights of the caller there, a trace its stand-ins: a
+        request may be refused while a module runs that is measured.
         """
         own = self._own()
-        with_memory = (t for t in own if not isinstance(t, FunctionalTensor))
-        return [*with_memory, *self._first.others(own)]
+        return [*own, *self._first.others(own)]
 
     def _gradients(self) -> list[torch.Tensor]:
         return [p.grad for p in parameters_of(self.modules) if p.is_leaf and p.grad is not None]
@@ -340,7 +340,7 @@ class Account:
 
     @property
     def keeper(self) -> Account | None:
-        """The account through which it is limited: itself or one sharing it; None: no limit."""
+        """The account through which it is limited: itself or another in its budget; None: none."""
         if self._limit_bytes is not None:
             return self
         return next((k for k in self._keepers() if self in k._limited_with), None)
@@ -351,7 +351,7 @@ class Account:
         return self._state == "resting"
 
     def expected_within_limit_bytes(self) -> int:
-        """Return gradients and state that will exist of all that keep to its limit."""
+        """Return gradients and state that will exist, of all that keep to its limit."""
         return expected_bytes_of([self, *self._limited_with])
 
     def later_steps_bytes(self) -> int:
@@ -364,7 +364,7 @@ class Account:
         return self.held_bytes() + expected_bytes_of(within) + passing_bytes
 
     def growing_within_limit_bytes(self) -> int:
-        """Return by how much the optimizers' state of all these will grow beyond that."""
+        """Return by how much optimizers' state that exists will grow, within its limit."""
         training = (k for k in (self, *self._limited_with) if k._trains)
         optimizers = {id(optimizer): optimizer for k in training for optimizer in k.optimizers}
         return sum(growing_bytes(o, self.granularity_bytes) for o in optimizers.values())
@@ -418,7 +418,7 @@ def _earlier_bytes(tally: Tally, own: Iterable[Any], inputs: Iterable[Any]) -> i
 
 
 _KEEPERS: Living[Account] = Living()
-"""Those that keep to a limit."""
+"""The accounts that keep to a limit."""
 
 
 def _count_all_again() -> None:
@@ -459,7 +459,7 @@ def lasting_bytes_of(accounts: Iterable[Account]) -> int:
 def expected_bytes_of(
     accounts: Iterable[Account], counted_elsewhere: Iterable[Account] = ()
 ) -> int:
-    """Return the gradients and optimizers' state of several that do not exist yet but will.
+    """Return the gradients and optimizers' state that do not exist yet but will.
 
     `accounts`: of callables within one budget; memory in common counts once. `counted_elsewhere`:
     those whose optimizers and parameters are counted elsewhere.
@@ -473,7 +473,7 @@ def expected_bytes_of(
 
 
 def _parameters_of(accounts: Iterable[Account]) -> set[int]:
-    """Return the identities of the parameters of several."""
+    """Return the identities of the parameters of several accounts."""
     return {id(p) for account in accounts for p in parameters_of(account.modules)}
 
 

@@ -57,7 +57,7 @@ class FarState:
         return sum(t.nbytes for state in states for t in tensors_in(state) if is_mapped(t))
 
     def empty_like(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor laid out as one without gaps: in far memory unless it is small.
+        """Return a tensor of the same shape, without gaps: in far memory unless it is small.
 
         Raises `OffloadFailed` if there is no room for it.
         """

@@ -62,7 +62,7 @@ def needs_of_parameter(
     granularity: int,
     elements: int | None = None,
 ) -> StepNeeds | None:
-    """Return the memory that steps of one parameter take, the first and later steps; None as above.
+    """Return the memory that steps of one parameter take, first and later; see `step_needs`.
 
     `optimizer`: its settings are taken, and none of its state. `granularity`: the unit that the
     device's allocator rounds to, in bytes. `elements`: how many of its elements are stepped; None:
@@ -88,7 +88,7 @@ def growing_bytes(optimizer: Any, granularity: int) -> int:
     """
     if not isinstance(optimizer, torch.optim.LBFGS):
         return 0
-    group = optimizer.param_groups[0]  # it takes one only, and keeps its state with the first
+    group = optimizer.param_groups[0]  # it takes one group only, and keeps its state with the first
     parameters = group["params"]
     state = optimizer.state.get(parameters[0], {})  # asking by [] would make an entry
     entries = len(state.get("old_dirs", ()))

@@ -70,7 +70,7 @@ class Fragmentation:
         return self.rounds >= _MOST_ROUNDS
 
     def learn(self, step: SeenStep, limit_bytes: int, *, is_whole: bool) -> bool:
-        """Learn from a step of the plan that leaves as much; return whether another is to be made.
+        """Learn from a step whose plan leaves as much; return whether to make another plan.
 
         `limit_bytes`: bytes it may reserve. `is_whole`: whether the step ran the plan that was made
         for this; if not, less is not tried.

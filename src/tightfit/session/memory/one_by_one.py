@@ -1,4 +1,4 @@
-"""Whether an optimizer steps each parameter by itself: tried out on small ones."""
+"""Whether an optimizer steps each parameter by itself: tried on small parameters."""
 
 from __future__ import annotations
 

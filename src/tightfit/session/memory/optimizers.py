@@ -39,9 +39,9 @@ class InBackward(Protocol):
 class Optimizers:
     """The optimizers that hold any of some modules' parameters.
 
-    `given`: one that the user has named; others are found when they exist. `granularity_bytes`: the
-    unit that the device's allocator rounds to. `looked`: how often it was looked for optimizers in
-    vain.
+    `given`: that which the user has named; others are found when they exist. `granularity_bytes`:
+    the unit that the device's allocator rounds to. `looked`: how often it was looked for optimizers
+    in vain.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class Optimizers:
         """Return the bytes of state that will exist and does not yet.
 
         Which optimizer will come is unknown where none is there: Adam's two copies are assumed
-        until two calls have passed without one.
+        until two calls have passed without an optimizer.
 
-        `device`: ``"cpu"`` or ``"cuda"``. `counted`: those whose state is counted elsewhere: one
-        may hold parameters of several models. `counted_parameters`: identities of parameters whose
-        copies are counted elsewhere where copies are assumed.
+        `device`: ``"cpu"`` or ``"cuda"``. `counted`: optimizers whose state is counted elsewhere,
+        as they may hold parameters of several models. `counted_parameters`: identities of
+        parameters whose copies are counted elsewhere where copies are assumed.
         """
         if not self._now():
             return self._copies_bytes(counted_parameters) if self.looked < 2 else 0
@@ -145,7 +145,7 @@ class Optimizers:
     # -- steps --------------------------------------------------------------------------------
 
     def step_in_backward(self, steps: InBackward | None) -> None:
-        """Have the steps of one of them taken in backward, by this; None: of none."""
+        """Have the steps of one of them taken in backward; None: of none."""
         self._steps = steps
 
     @property
@@ -190,8 +190,22 @@ def _holds_any(optimizer: Any, parameters: Iterable[nn.Parameter]) -> bool:
     return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
 
 
-_BEFORE: Living[Any] = Living()
-_AFTER: Living[Any] = Living()
+class BeforeStep(Protocol):
+    """A listener to the steps of all optimizers."""
+
+    def before_step(self, optimizer: Any) -> None:
+        """Note that an optimizer is about to step."""
+
+
+class AfterStep(Protocol):
+    """A listener to the steps of all optimizers."""
+
+    def after_step(self, optimizer: Any) -> None:
+        """Note that an optimizer has stepped."""
+
+
+_BEFORE: Living[BeforeStep] = Living()
+_AFTER: Living[AfterStep] = Living()
 
 
 @functools.cache
@@ -201,14 +215,14 @@ def _listen() -> Any:
     return before, register_optimizer_step_post_hook(_after_step)
 
 
-def before_every_step(listener: Any) -> None:
-    """Call `before_step` of a listener with an optimizer that is about to step, of any."""
+def before_every_step(listener: BeforeStep) -> None:
+    """Tell a listener of every optimizer that is about to step, for as long as it lives."""
     _listen()
     _BEFORE.add(listener)
 
 
-def after_every_step(listener: Any) -> None:
-    """Call `after_step` of a listener with an optimizer that has stepped, of any."""
+def after_every_step(listener: AfterStep) -> None:
+    """Tell a listener of every optimizer that has stepped, for as long as it lives."""
     _listen()
     _AFTER.add(listener)
 

@@ -15,7 +15,7 @@ class SinceLastCall:
     """The behaviour of a loop between calls, as far as it shows.
 
     `has_stepped`: whether any optimizer of the parameters has ever stepped. `gradients_are_used`:
-    whether one has since the last backward: those that exist are used up.
+    whether any has stepped since the last backward: gradients that exist are used up.
     """
 
     def __init__(self) -> None:

@@ -19,11 +19,11 @@ def refuse_step(
 ) -> None:
     """Raise if the step of an optimizer would exceed a budget; nothing has been changed then.
 
-    `optimizer`: that is about to step. One whose step cannot be predicted is not refused, and where
-    more is held than the limit none that takes but a few numbers. `keeper`: the account that keeps
-    to the budget; of several models within one budget, that called last. `coming`: returns the
-    least budget for the steps to come, as far as it is known. Raises `BudgetExceeded`: names the
-    bytes of the step, and ways out.
+    `optimizer`: is about to step. It is not refused if its step cannot be predicted. Where more is
+    held than the limit already, it is not refused if it takes but a few numbers. `keeper`: the
+    account that keeps to the budget; of several models within one budget, that called last.
+    `coming`: returns the least budget for the steps to come, as far as it is known. Raises
+    `BudgetExceeded`: names the bytes of the step, and ways out.
     """
     needs = account.optimizers.step_needs(optimizer)
     limit_bytes = keeper.limit_bytes

@@ -109,7 +109,7 @@ class Surroundings:
 def assumed_outside_bytes(captured: Captured) -> int:
     """Assume the bytes of a loss outside the plan until measured: three times the outputs.
 
-    So does `cross_entropy`. Logarithms of probabilities go into `nll_loss`, which holds their
+    `cross_entropy` holds so much. Logarithms of probabilities go into `nll_loss`, which holds their
     gradient only, and outputs of a sigmoid or tanh are compared element by element.
     """
     return sum(times * size for times, size in held_by_losses(captured))

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured, placeholder_tensors
+from tightfit.capture.handed import GraphArguments
 from tightfit.errors import TightfitError
 from tightfit.execution.lower import Program
 from tightfit.execution.replanned import Planned, unplanned
@@ -54,7 +54,7 @@ class _Steps(Protocol):
     def writer(self) -> LedgerWriter | None:
         """The writer of the ledger of the current step."""
 
-    def captured_again(self, part: Part, given: Arguments) -> PartCall:
+    def captured_again(self, part: Part, given: GraphArguments) -> PartCall:
         """Capture a call."""
 
     def looking(self) -> AbstractContextManager[None]:
@@ -78,11 +78,11 @@ class PartsAgain:
     def modules(self, step: PartStep) -> Mapping[str, nn.Module]:
         return self._part(step).modules
 
-    def inputs(self, step: PartStep, given: Arguments) -> list[Any]:
+    def inputs(self, step: PartStep, given: GraphArguments) -> list[Any]:
         leaves = step.kind.inputs(given.leaves)
         return placeholder_tensors(step.captured.joint, self._part(step).modules, leaves)
 
-    def serves(self, step: PartStep, given: Arguments) -> bool:
+    def serves(self, step: PartStep, given: GraphArguments) -> bool:
         part = self._part(step)
         holds = step.kind.holds(given.leaves, part.modules)
         return holds and part.is_as_it_was(given, step.key)
@@ -96,7 +96,7 @@ class PartsAgain:
     def note_repeated(self, step: PartStep) -> None:
         self._living_steps().known.note_repeated(step.key)
 
-    def replanned(self, step: PartStep, given: Arguments) -> Planned:
+    def replanned(self, step: PartStep, given: GraphArguments) -> Planned:
         """Capture a call again, with the gradients that its outputs have, and plan it."""
         steps, part = self._living_steps(), self._part(step)
         call = steps.known.known(part, given) or steps.captured_again(part, given)

@@ -152,7 +152,7 @@ class _Menus:
         return [_Wanted(kind, saved[kind], rooms[kind]) for kind in self.plans]
 
     def _fit(self, holdings: Sequence[Holding | None]) -> bool:
-        """Whether there is one for every kind, and all fit together."""
+        """Whether there is a holding for every kind, and all fit together."""
         found = zip(self.plans, holdings, strict=True)
         chosen = {kind: holding for kind, holding in found if holding is not None}
         is_complete = len(chosen) == len(self.plans)

@@ -52,9 +52,9 @@ class Situation:
         return self._searches.pop().result()
 
     def ended(self, ledger: StepLedger[Kind]) -> None:
-        """Note bytes held by such a step, unless one is known in which more parts have run.
+        """Note bytes held by such a step, unless a step is known in which more parts have run.
 
-        To leave a call out of a measured step is more exact than to put one in.
+        To leave a call out of a measured step is more exact than to put a call in.
         """
         self.learned += 1
         known = self.ledger
@@ -67,7 +67,7 @@ class Situation:
             self.learned = 0
 
     def _knows(self, ledger: StepLedger[Kind]) -> bool:
-        """Whether nothing has run in a step that did not run in the known one."""
+        """Whether nothing has run in a step that did not run in the known step."""
         return self.ledger is not None and set(ledger.calls) <= set(self.ledger.calls)
 
     def plan(self, plans: PartPlans, planned: StepLedger[Kind]) -> None:

@@ -77,7 +77,7 @@ class InGraphs(PartsRoute):
         return is_alone and meter_for(account.device) is not None
 
     def begin(self, given: Arguments) -> None:
-        """Begin a step with a call, unless one is running."""
+        """Begin a step with a call, unless a step is running."""
         left = self.outside.left
         if left != self._left and not self.steps.is_under_way:  # other graphs are made since
             self._left = left

@@ -44,7 +44,7 @@ class KindPlans:
             del self._found[:-_MOST_FOUND]
 
     def search_least(self, limits: Limits) -> bool:
-        """Search longer for a plan that holds little; return whether a better one was found."""
+        """Search longer for a plan that holds little; return whether a better plan was found."""
         if self._least_was_searched:
             return False
         self._least_was_searched = True

@@ -12,8 +12,7 @@ import msgspec
 import torch
 from torch import nn
 
-from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.captured import Captured, WrittenMembers, placeholder_tensors
+from tightfit.capture.captured import Captured, StepGuards, placeholder_tensors
 from tightfit.capture.graph_calls import GraphCalls
 from tightfit.capture.handed import GraphArguments, HandedGraph, HandedGraphs, takes_numbers
 from tightfit.capture.input_uses import captured_by_uses
@@ -32,6 +31,7 @@ from tightfit.session.outputs import Usage
 from tightfit.session.parts.kind_plans import KindPlans, least_plan
 from tightfit.session.processes import agreed
 from tightfit.session.step.holding import Holding, holding_of
+from tightfit.session.step.repeated import RepeatedCalls
 
 _MOST_KEPT = 64  # signatures of calls
 _MOST_ALIKE = 1024  # parts of one signature, each for all that it has read so far
@@ -40,7 +40,7 @@ _MOST_ALIKE = 1024  # parts of one signature, each for all that it has read so f
 class Part:
     """Modules whose graphs are planned by themselves: most often a single module.
 
-    `modules`: a single one by the name ``"part"``, which all such parts share, or those of the
+    `modules`: a single module by the name ``"part"``, which all such parts share, or those of the
     whole callable. `alike`: how many modules of the model are of its class. `is_gathered`: whether
     its parameters are there while it runs only: it cannot be run again.
     """
@@ -64,26 +64,23 @@ class Part:
     def given(self, graph: HandedGraph, inputs: Sequence[Any]) -> GraphArguments:
         return self.function.arguments(graph, inputs)
 
-    def key(self, given: Arguments) -> Any:
+    def key(self, given: GraphArguments) -> Any:
         """Return a key that is equal for calls that run the same on members of the same names."""
         number = given.args[-1]
         if number not in self._keys:
             self._keys[number] = graph_key(self.function, number)
         return self._calls.signature(given), self._keys[number]
 
-    def needs_gradient(self, given: Arguments) -> bool:
+    def needs_gradient(self, given: GraphArguments) -> bool:
         """Whether a call with these inputs can need a gradient."""
-        assert isinstance(given, GraphArguments)
         tensors = (x for x in given.inputs if isinstance(x, torch.Tensor))
         if not torch.is_grad_enabled():
             return False
         return any(x.requires_grad for x in tensors) or bool(self.function.leaves(given.args[-1]))
 
-    def is_as_it_was(self, given: Arguments, key: Any) -> bool:
+    def is_as_it_was(self, given: GraphArguments, key: Any) -> bool:
         """Whether a call with these inputs would now run the step of the call with a key."""
-        if self.key(given) != key:
-            return False
-        return not isinstance(given, GraphArguments) or self._calls.is_as_it_was(given, key[0])
+        return self.key(given) == key and self._calls.is_as_it_was(given, key[0])
 
     @functools.cached_property
     def member(self) -> tuple[int, ...]:
@@ -101,29 +98,28 @@ class PartCall:
 
     key: Any  # of calls that are alike
     kind: Kind  # the captured step of those, with its plans
-    given: Arguments  # its inputs
+    given: GraphArguments  # its inputs
 
 
-class KnownCalls:
+class KnownCalls(RepeatedCalls):
     """The captured kinds of the parts of a model.
 
     `capture`: given a call and a name, returns the captured step of a part.
     """
 
     def __init__(self, capture: Callable[[TracedCall, str], Captured]) -> None:
+        super().__init__()
         self._capture = capture
         self._known: dict[Any, list[tuple[Part, Kind]]] = {}
         self._detached: dict[Any, frozenset[int]] = {}
         self._usage = Usage()
         self._called: dict[Any, Part] = {}
-        self._shown: set[Any] = set()  # of calls that have had a backward
-        self._repeated: set[Any] = set()  # of calls that were run again in it
 
     def __len__(self) -> int:
         """Return how many kinds of calls are known."""
         return len(self._known)
 
-    def known(self, part: Part, given: Arguments) -> PartCall | None:
+    def known(self, part: Part, given: GraphArguments) -> PartCall | None:
         """Return the kind of a call, if one like it was captured."""
         key = part.key(given)
         for owner, kind in self._known.get(key, ()):
@@ -136,7 +132,7 @@ class KnownCalls:
                 return PartCall(key, kind, given)
         return None
 
-    def capture(self, part: Part, given: Arguments, options: Options) -> PartCall:
+    def capture(self, part: Part, given: GraphArguments, options: Options) -> PartCall:
         key = part.key(given)
         detached = self._detached.get(key, frozenset())
         traced = TracedCall(
@@ -165,8 +161,8 @@ class KnownCalls:
         holdings = holding_of(graph, least), holding_of(graph, most)
         plans = KindPlans(graph, name, *holdings, part.alike)
         leaves = [*given.leaves, *(given.leaves[place] for place in repeated)]
-        tensors = placeholder_tensors(captured.joint, part.modules, leaves)
-        kind = Kind(captured, plans, WrittenMembers(captured.joint, tensors), repeated)
+        guards = StepGuards(captured.joint, leaves, part.modules)
+        kind = Kind(captured, plans, guards, repeated)
         alike = self._known.setdefault(key, [])
         alike.append((part, kind))
         del alike[:-_MOST_ALIKE]
@@ -175,24 +171,12 @@ class KnownCalls:
 
     def learn_outputs(self, part: Part, key: Any, run: Run) -> None:
         """Note which outputs of a call have received no gradient, or did though planned without."""
-        self._shown.add(key)
+        self.note_backward(key)
         if run.reached.unplanned:
             self._detached[key] = self._detached.get(key, frozenset()) - run.reached.used
             self._known.pop(key, None)
         self._usage.note(key, run.reached)
         self._called.setdefault(key, part)
-
-    def may_repeat(self, key: Any) -> bool:
-        """Whether calls may be run again in their backward: so they were, or none has been seen."""
-        return key not in self._shown or self.is_repeated(key)
-
-    def is_repeated(self, key: Any) -> bool:
-        """Whether calls have been run again in their backward."""
-        return key in self._repeated
-
-    def note_repeated(self, key: Any) -> None:
-        """Note that calls are run again in their backward."""
-        self._repeated.add(key)
 
     def settle_outputs(self) -> None:
         """Plan from now on without the gradients of outputs that received none in any call."""
@@ -220,7 +204,7 @@ class Kind:
 
     captured: Captured  # the step of such a part, priced
     plans: KindPlans  # those found for it
-    members: WrittenMembers  # parameters and buffers of the part that was captured
+    guards: StepGuards  # with the modules of the part that was captured
     # Flattened inputs that the captured step takes again, for each use; see `capture.uses`
     repeated: tuple[int, ...] = ()
     _runners: WeakKeyDictionary[Holding, Runner] = field(default_factory=WeakKeyDictionary)
@@ -249,10 +233,12 @@ class Kind:
 
     def holds(self, leaves: Sequence[Any], modules: Mapping[str, nn.Module]) -> bool:
         """Whether a call would read the same values, and its members share memory alike."""
-        joint, inputs = self.captured.joint, self.inputs(leaves)
-        return joint.decisions.hold(inputs, modules) and self.members.share_alike(
-            lambda: placeholder_tensors(joint, modules, inputs)
-        )
+        inputs = self.inputs(leaves)
+
+        def tensors() -> list[Any]:
+            return placeholder_tensors(self.captured.joint, modules, inputs)
+
+        return self.guards.hold(inputs, modules, tensors)
 
     def runner(self, holding: Holding) -> Runner:
         """Return the runner of a plan; it is lowered the first time."""

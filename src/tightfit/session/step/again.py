@@ -9,8 +9,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import nn
 
-from tightfit.capture.calls.structure import Arguments, structure_of
+from tightfit.capture.calls.structure import structure_of
 from tightfit.capture.captured import Captured
+from tightfit.capture.handed import GraphArguments
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.updates import decided_by_updates
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
@@ -38,7 +39,7 @@ _Any = TypeVar("_Any", bound=Step, contravariant=True)
 
 
 class CallRepeater(Protocol[_Any]):
-    """Knows how calls are run again: of a callable that is one graph, or of parts of one."""
+    """Knows how calls are run again: of a callable that is one graph, or of parts of another."""
 
     @property
     def name(self) -> str:
@@ -50,10 +51,10 @@ class CallRepeater(Protocol[_Any]):
     def modules(self, step: _Any) -> Mapping[str, nn.Module]:
         """Return the modules whose buffers a call may write."""
 
-    def inputs(self, step: _Any, given: Arguments) -> list[Any]:
+    def inputs(self, step: _Any, given: GraphArguments) -> list[Any]:
         """Return the tensors of the placeholders of a call."""
 
-    def serves(self, step: _Any, given: Arguments) -> bool:
+    def serves(self, step: _Any, given: GraphArguments) -> bool:
         """Whether the captured step is that of a call, as modules and inputs are now."""
 
     def may_repeat(self, step: _Any) -> bool:
@@ -65,11 +66,11 @@ class CallRepeater(Protocol[_Any]):
     def note_repeated(self, step: _Any) -> None:
         """Note that a call is run again."""
 
-    def replanned(self, step: _Any, given: Arguments) -> Planned:
+    def replanned(self, step: _Any, given: GraphArguments) -> Planned:
         """Plan a call by the latest knowledge of gradients of its outputs."""
 
     def planned_once_more(self, step: _Any, inputs: list[Any]) -> Planned:
-        """Plan a call, on tensors, for one backward more, with memory held now."""
+        """Plan a call, on tensors, for a further backward, with memory held now."""
 
     def planned_forward(self, step: _Any, inputs: list[Any]) -> Planned:
         """Plan a call, on tensors, of which only the forward runs."""
@@ -85,7 +86,7 @@ class RepeatableCall(Generic[_Step]):
     """
 
     def __init__(
-        self, runs: weakref.ref[CallRepeater[_Step]], step: _Step, given: Arguments
+        self, runs: weakref.ref[CallRepeater[_Step]], step: _Step, given: GraphArguments
     ) -> None:
         self._runs = runs
         self._step = step
@@ -225,7 +226,7 @@ class RepeatableCall(Generic[_Step]):
             inputs = self._inputs_once_more(given)
             return plan(self._step, inputs), inputs
 
-    def _given_once_more(self, unread: Set[int] = frozenset()) -> Arguments | str:
+    def _given_once_more(self, unread: Set[int] = frozenset()) -> GraphArguments | str:
         """Return inputs to run the planned forward on once more, or why it cannot be.
 
         An input from another call that is gone, or was written into, is made again by that call.
@@ -261,7 +262,7 @@ class RepeatableCall(Generic[_Step]):
         late = [joint.sources[p].name for p in written if id(inputs[p]) not in made]
         return f"its forward writes {late[0]} and reads it, too" if late else given
 
-    def _inputs_once_more(self, given: Arguments) -> list[Any]:
+    def _inputs_once_more(self, given: GraphArguments) -> list[Any]:
         """Return the placeholders; written ones are copies: the writes were done before."""
         inputs = list(self._owner().inputs(self._step, given))
         for _, position in self._step.captured.joint.write_backs:
@@ -280,7 +281,7 @@ class RepeatableCall(Generic[_Step]):
             now.restore()
 
     def _obstacle(
-        self, given: Arguments | None, made: Container[int], exempt: Set[int] = frozenset()
+        self, given: GraphArguments | None, made: Container[int], exempt: Set[int] = frozenset()
     ) -> str | None:
         """Return the reason why the call cannot be run as it was.
 
@@ -326,7 +327,7 @@ class _OnCopies(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
 
-    def run(self, given: Arguments) -> Any:
+    def run(self, given: GraphArguments) -> Any:
         args = tuple(self._copies.get(id(x), x) for x in given.args)
         buffers = self.named_buffers(remove_duplicate=False)
         written = {name: self._copies[id(x)] for name, x in buffers if id(x) in self._copies}

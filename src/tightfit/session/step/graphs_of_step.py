@@ -69,7 +69,7 @@ class GraphsOfStep:
         return resident_bytes + own_bytes
 
     def added_to(self, report: Report) -> Report:
-        """Return a report of the last call as one of the step, if several graphs ran in it."""
+        """Return the report of the last call, or of the whole step if several graphs ran in it."""
         kinds = dict.fromkeys(id(call.captured) for call in self._calls)
         if len(kinds) < 2:
             return report

@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from tightfit.allocator.tally import before_refusals
-from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import GraphArguments
 from tightfit.execution.chain import made_by
 from tightfit.execution.runtime import Run
@@ -24,8 +23,7 @@ Returns a stand-in for the input; None: the input itself."""
 class GivenToCall:
     """The inputs of a call: held, or there as long as other code holds it, or made again."""
 
-    def __init__(self, given: Arguments) -> None:
-        assert isinstance(given, GraphArguments)
+    def __init__(self, given: GraphArguments) -> None:
         self._given: GraphArguments | None = given
         self._inputs: list[Any] = []
         self._places: list[int] = []
@@ -74,7 +72,7 @@ class GivenToCall:
             x = self._inputs[place]
             self._inputs[place] = weakref.ref(x) if isinstance(x, torch.Tensor) else x
 
-    def now(self, instead: Instead = lambda given, run, output: None) -> Arguments | None:
+    def now(self, instead: Instead = lambda given, run, output: None) -> GraphArguments | None:
         """Return the inputs, with stand-ins for outputs of other calls; None if any is gone."""
         inputs = self._present_inputs()
         for place, (reference, output) in self._makers.items():

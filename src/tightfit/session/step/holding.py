@@ -14,7 +14,7 @@ from tightfit.plan.simulate import simulate
 class Holding:
     """The bytes that a call holds under a plan, its constants left out."""
 
-    plan: Plan | None  # the plan; None: an estimate of one that is still to be made
+    plan: Plan | None  # the plan; None: this is an estimate of a plan that is still to be made
     saved_bytes: int  # from the end of its forward to the begin of its backward, outputs left out
     # output_bytes, tangent_bytes: its outputs and their gradients, which others hold too
     output_bytes: int
@@ -42,7 +42,7 @@ class Holding:
 
     @property
     def needed_bytes(self) -> int:
-        """The most on top of bytes held when its forward begins: others drop its outputs."""
+        """The most above the bytes held when its forward begins, if others drop its outputs."""
         return max(self.forward_bytes, self.rise_bytes + self.saved_bytes + self.tangent_bytes)
 
 

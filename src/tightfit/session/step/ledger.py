@@ -36,7 +36,7 @@ class Interval:
 
     @property
     def is_planned(self) -> bool:
-        """Whether plans decide how much it holds: not where no call holds anything."""
+        """Whether plans decide how much it holds: a call runs then, or awaits its backward."""
         return bool(self.open) or self.phase != "between"
 
     @property
@@ -54,7 +54,7 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class Stretches:
-    """The stretches in which plans decide how much is held, a row each; the last is the begin."""
+    """The stretches in which plans decide how much is held, a row each; the begin comes last."""
 
     # The peak, without saved tensors of calls and without bytes of the own call
     fixed_bytes: Numbers
@@ -142,7 +142,7 @@ class StepLedger(Generic[CallKind]):
 
     @cached_property
     def stretches(self) -> Stretches:
-        """The same in numbers."""
+        """The planned stretches in numbers."""
         empty = numpy.zeros((len(self.planned) + 1, len(self.calls)), dtype=numpy.int64)
         holds, forward, backward = empty, empty.copy(), empty.copy()
         for place, each in enumerate(self.planned):

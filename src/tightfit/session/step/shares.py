@@ -24,7 +24,7 @@ Menu: TypeAlias = Sequence[Holding]
 """Holdings of one kind of call, each by another plan."""
 
 _FRACTIONS = 32
-_MOST_EXCHANGED = 3  # combinations that a better one is looked for from
+_MOST_EXCHANGED = 3  # combinations from which a better combination is looked for
 _MOST_SPREAD = 8  # combinations that are tried with cheaper plans for the last calls
 
 
@@ -34,8 +34,8 @@ def shares(
     """Return a holding for each call of a step, such that the step is cheap and keeps to a limit.
 
     `limit_bytes`: its limit, bytes held at its begin included. `menus`: for each kind of call the
-    holdings to choose from. Returns one for each call, out of the menu of its kind; None if no
-    combination was found that fits.
+    holdings to choose from. Returns a holding for each call, out of the menu of its kind; None if
+    no combination was found that fits.
     """
     kinds = by_kind(ledger, limit_bytes, menus)
     return None if kinds is None else spread(ledger, limit_bytes, kinds, menus)
@@ -68,7 +68,7 @@ def spread(
     kinds: Mapping[CallKind, Holding],
     menus: Mapping[CallKind, Menu],
 ) -> tuple[Holding, ...]:
-    """Return a holding for each call where all of a kind fit: the last get a cheaper one.
+    """Return a holding for each call where all of a kind fit: the last get a cheaper holding.
 
     `ledger`, `limit_bytes`, `menus`: as `shares` takes them. `kinds`: the holding of each kind with
     which all calls fit.

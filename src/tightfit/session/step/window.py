@@ -18,7 +18,7 @@ Together: TypeAlias = tuple[Any, ...]
 
 
 class Awaited(Protocol):
-    """A call."""
+    """A call that may await its backward."""
 
     @property
     def is_open(self) -> bool:
@@ -28,8 +28,8 @@ class Awaited(Protocol):
 class Window(Generic[CallKind]):
     """The current step: from its first planned call until no backward is awaited any more.
 
-    All callables within one budget have one. Which calls it will have is unknown: it is predicted
-    from earlier steps, as far as they began like this step.
+    All callables within a budget have the same. Which calls it will have is unknown: they are
+    predicted from earlier steps, as far as they began like this step.
 
     `left_bytes`: given out in the process when the last forward ended; None: not known.
     """
@@ -102,7 +102,7 @@ class Window(Generic[CallKind]):
     def to_come(
         self, kind: CallKind, alike: Callable[[CallKind, CallKind], bool] = operator.eq
     ) -> Sequence[CallKind]:
-        """Return the most calls that may follow one before the backward of those open now.
+        """Return the most calls that may follow a call before the backward of those open now.
 
         `alike`: whether a successor of one kind is expected after another.
         """

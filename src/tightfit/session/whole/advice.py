@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import msgspec
 
@@ -38,7 +39,7 @@ _QUICKLY = Limits(seconds=2.0)
 
 @dataclass(frozen=True)
 class OpenCalls:
-    """Other calls that are open at the same time as one."""
+    """The other calls that are open at the same time as a call."""
 
     waiting: int  # calls of the same callable before it that await their backward
     least_bytes: int  # kept by calls to come, at least
@@ -60,47 +61,23 @@ def advised(
     """Return an error that names a budget which holds for further steps of the same kind.
 
     Memory held at an instant counts at that instant: outputs of a forward until the next has ended,
-    gradients that an optimizer has used until the backward. Of a loop that no optimizer has stepped
-    in yet, calls may add to gradients before one does.
+    gradients that an optimizer has used until the backward. Where no optimizer has stepped yet,
+    calls may add to gradients before it does.
 
     `error`: names the least budget of the call that was asked for. `less`: memory resident around
     it. `open_calls`: its other calls that are open at the same time.
     """
-    coming = less.likely_to_come()
-    returned_bytes = account.since.returned_bytes(account.tally)
-    if returned_bytes is None:  # bytes that the loop holds of it are unknown yet
-        returned_bytes = handed_out_bytes(spec.captured) + kept_by_loss_bytes(spec.captured)
-    each = replace(coming, passing_bytes=max(coming.passing_bytes, returned_bytes))
-    new_bytes = account.new_gradient_bytes() + less.used_gradient_bytes
-    graph = coming.around.around(spec.captured)
+    loop = _Loop(spec, less, account, open_calls)
+    this_call, held_bytes = None, less.held_bytes
     if open_calls.is_alone:
         seconds = max(_QUICKLY.seconds, options.limits.seconds / 2)  # the loop has stopped
         limits = msgspec.structs.replace(options.limits, seconds=seconds)
-        this_call = _need(spec, each, limits)
-        call_bytes, held_bytes = this_call.needed_bytes, less.held_by(each)
+        this_call = _need(spec, loop.each, limits)
+        call_bytes, held_bytes = this_call.needed_bytes, less.held_by(loop.each)
     else:
-        error, this_call = _with_more_room(error, spec, less.around), None
-        call_bytes, held_bytes = error.minimum_bytes or 0, less.held_bytes
-    every = {
-        "this call": call_bytes,
-        "the optimizer's step": graph.constant_bytes
-        + new_bytes
-        + returned_bytes
-        + account.optimizers.passing_bytes(),
-    }
-    if open_calls.company_bytes:
-        every["calls within the same budget"] = open_calls.company_bytes + returned_bytes
-    needed = {holder: with_numbers(size) for holder, size in every.items()}
-    if not account.since.has_stepped:
-        adding = replace(each.around, gradients="accumulated")
-        adding = replace(adding, gradient_bytes=adding.gradient_bytes + new_bytes)
-        step, enough_bytes = replace(each, around=adding), max(every.values())
-        adding_bytes = _need(spec, step, enough_bytes=enough_bytes).needed_bytes
-        adding_bytes = with_numbers(adding_bytes + open_calls.least_bytes)
-        if open_calls.is_alone:  # not seen yet: no more than plain PyTorch takes without them
-            plain_bytes = max(each.plain_bytes(spec), every["the optimizer's step"])
-            adding_bytes = min(adding_bytes, plain_bytes)
-        needed["calls that add to gradients"] = adding_bytes
+        error = _with_more_room(error, spec, less.around)
+        call_bytes = error.minimum_bytes or 0
+    needed = loop.needed_bytes(call_bytes)
     most = max(needed, key=needed.__getitem__)
     needed_bytes = needed[most] + options.reserve_bytes
     text, proven = str(error), error.proven
@@ -122,8 +99,68 @@ def advised(
     )
 
 
+@dataclass(frozen=True)
+class _Loop:
+    """The loop around a call: the budget that each part of it needs."""
+
+    spec: Specialisation
+    less: LessExpected
+    account: Account
+    open_calls: OpenCalls
+
+    @cached_property
+    def _returned_bytes(self) -> int:
+        """Bytes of outputs that the loop holds until the next call has ended."""
+        known = self.account.since.returned_bytes(self.account.tally)
+        if known is not None:
+            return known
+        return handed_out_bytes(self.spec.captured) + kept_by_loss_bytes(self.spec.captured)
+
+    @cached_property
+    def _new_gradient_bytes(self) -> int:
+        return self.account.new_gradient_bytes() + self.less.used_gradient_bytes
+
+    @cached_property
+    def each(self) -> Passing:
+        """A call, with all memory that is likely to be there then."""
+        coming = self.less.likely_to_come()
+        passing_bytes = max(coming.passing_bytes, self._returned_bytes)
+        return replace(coming, passing_bytes=passing_bytes)
+
+    def needed_bytes(self, call_bytes: int) -> dict[str, int]:
+        """Return the budgets by what needs them; `call_bytes`: that of the call by itself."""
+        every = {"this call": call_bytes, "the optimizer's step": self._step_bytes}
+        if self.open_calls.company_bytes:
+            company_bytes = self.open_calls.company_bytes + self._returned_bytes
+            every["calls within the same budget"] = company_bytes
+        needed = {holder: with_numbers(size) for holder, size in every.items()}
+        if not self.account.since.has_stepped:
+            needed["calls that add to gradients"] = self._adding_bytes(max(every.values()))
+        return needed
+
+    @cached_property
+    def _step_bytes(self) -> int:
+        """Bytes held while the optimizer steps."""
+        graph = self.each.around.around(self.spec.captured)
+        new_bytes = self._new_gradient_bytes + self._returned_bytes
+        return graph.constant_bytes + new_bytes + self.account.optimizers.passing_bytes()
+
+    def _adding_bytes(self, enough_bytes: int) -> int:
+        """Return the budget of calls that add to gradients; `enough_bytes`: others need it."""
+        adding = replace(self.each.around, gradients="accumulated")
+        gradient_bytes = adding.gradient_bytes + self._new_gradient_bytes
+        step = replace(self.each, around=replace(adding, gradient_bytes=gradient_bytes))
+        needed_bytes = _need(self.spec, step, enough_bytes=enough_bytes).needed_bytes
+        needed_bytes = with_numbers(needed_bytes + self.open_calls.least_bytes)
+        if not self.open_calls.is_alone:
+            return needed_bytes
+        # not seen yet: no more than plain PyTorch takes without them
+        plain_bytes = max(self.each.plain_bytes(self.spec), self._step_bytes)
+        return min(needed_bytes, plain_bytes)
+
+
 def needed_by_steps(spec: Specialisation, around: Surroundings, account: Account) -> int:
-    """Return the least budget for steps like one that has run, the optimizer's own left out.
+    """Return the least budget for steps like the last, the optimizer's own left out.
 
     `around`: memory resident around it, with all expected memory.
     """
@@ -210,7 +247,7 @@ def _compared_bytes(captured: Captured, beyond: Graph) -> int:
 def _with_more_room(
     error: InfeasibleBudget, spec: Specialisation, around: Surroundings
 ) -> InfeasibleBudget:
-    """Return an error that names a smaller budget, if there is one that has room for more ways."""
+    """Return an error that names a smaller budget with room for more ways, if there is any."""
     more = _with_more_ways(spec, around)
     if more is None or more.task.budget_bytes >= more.least.found_bytes:
         return error

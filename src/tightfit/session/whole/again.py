@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from tightfit.capture.calls.structure import Arguments
+from tightfit.capture.handed import GraphArguments
 from tightfit.errors import TightfitError
 from tightfit.execution.replanned import Planned
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.specialisation import Specialisation
 
-Replan: TypeAlias = Callable[[Specialisation, Arguments], Planned]
+Replan: TypeAlias = Callable[[Specialisation, GraphArguments], Planned]
 """Plans a call by the latest knowledge of gradients of its outputs."""
 
 PlanOnceMore: TypeAlias = Callable[[Specialisation, list[Any]], Planned]
@@ -24,8 +24,8 @@ PlanOnceMore: TypeAlias = Callable[[Specialisation, list[Any]], Planned]
 class StepRepeater:
     """Knows how whole steps of a callee are run again.
 
-    `replan`, `plan_once_more`: plan a call, for other gradients of outputs or for one backward
-    more.
+    `replan`, `plan_once_more`: plan a call, for other gradients of outputs or for a further
+    backward.
     """
 
     def __init__(
@@ -48,22 +48,22 @@ class StepRepeater:
     def modules(self, step: Specialisation) -> Mapping[str, nn.Module]:
         return self._captures.callee.modules
 
-    def inputs(self, step: Specialisation, given: Arguments) -> list[Any]:
+    def inputs(self, step: Specialisation, given: GraphArguments) -> list[Any]:
         return self._captures.inputs(step, given)
 
-    def serves(self, step: Specialisation, given: Arguments) -> bool:
+    def serves(self, step: Specialisation, given: GraphArguments) -> bool:
         return self._captures.serves(step, given)
 
     def may_repeat(self, step: Specialisation) -> bool:
-        return self._captures.may_repeat(step)
+        return self._captures.may_repeat(step.key)
 
     def is_repeated(self, step: Specialisation) -> bool:
-        return self._captures.is_repeated(step)
+        return self._captures.is_repeated(step.key)
 
     def note_repeated(self, step: Specialisation) -> None:
-        self._captures.note_repeated(step)
+        self._captures.note_repeated(step.key)
 
-    def replanned(self, step: Specialisation, given: Arguments) -> Planned:
+    def replanned(self, step: Specialisation, given: GraphArguments) -> Planned:
         """Plan a call again: its outputs have other gradients than expected."""
         return self._alive(self._replan)(step, given)
 

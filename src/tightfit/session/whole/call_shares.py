@@ -30,8 +30,8 @@ class _Kind:
 
     owner: weakref.ref[Account]  # of their callable, weakly
     input_bytes: int
-    # Bytes that came since the call before when the last few began: new inputs, each once, and
-    # memory of the code between
+    # Bytes that had come since the call before, for the last few: new inputs, each once, and memory
+    # of the code between
     arrived_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     # Bytes that plans may keep, by the kind of gradients
     ranges: dict[tuple[Gradients, bool], KeptRange] = field(default_factory=dict)
@@ -72,8 +72,8 @@ _Window: TypeAlias = Window[_Kind]
 class CallShares:
     """Divides a budget among the calls of one step, those of other callables included.
 
-    Each call works in addition to tensors kept by others, in whichever order their backwards come,
-    and to the gradients that another backward of the callable has made. Calls that were seen to
+    Each call works in addition to tensors kept by others, in whichever order their backwards come.
+    Gradients that another backward of the callable has made come on top. Calls that were seen to
     follow have room left; so have a few more after the very first call, where that can be.
     """
 
@@ -99,7 +99,7 @@ class CallShares:
         return self.window(options).was_alone
 
     def is_new(self, spec: Specialisation, options: Options) -> bool:
-        """Whether a call comes for the first time after those before: with least memory.
+        """Whether such a call has never followed those that are open: it runs with least memory.
 
         Memory of others that are called before its backward is unknown yet.
         """
@@ -122,10 +122,10 @@ class CallShares:
         *,
         looks: bool,
     ) -> None:
-        """Find out which calls are to come before the backward of one that begins.
+        """Find out which calls are to come before the backward of a call that begins.
 
         `alone`: returns the memory resident around it, independent of the budget. `looks`: whether
-        a first call may leave room for a second one to see whether it comes.
+        a first call may leave room for a second call to see whether it comes.
         """
         window, kind = self.window(options), self._kind(spec)
         is_known = window.knows(kind)
@@ -149,7 +149,7 @@ class CallShares:
             self._to_come = [kind] * (self._presumed - own_open - 1)
 
     def is_alone(self, spec: Specialisation, options: Options) -> bool:
-        """Whether a call is as the calls before it, none open with another: nothing to find."""
+        """Whether a call is like all before it, of which none was open with another."""
         if options.in_flight is not None or options.is_in_company or self._looked is not None:
             return False
         return not (self._open or self._to_come) and self._window.has_only(self._kind(spec))
@@ -165,7 +165,7 @@ class CallShares:
         return self._looked is not None and not self._open
 
     def stop_expecting_call(self) -> None:
-        """Leave no room for a call that might have come: there is none to leave."""
+        """Leave no room for a call that might have come: there is no room to leave."""
         self._presumed, self._to_come, self._looked = 0, [], None
 
     def prepared(self, spec: Specialisation, *, runs_next: bool) -> None:
@@ -175,7 +175,7 @@ class CallShares:
             self.stop_expecting_call()
 
     def forget_needs(self, spec: Specialisation) -> None:
-        """Forget the needs of a step; divide shares again that were made for a step never seen."""
+        """Forget the needs of a step, and the calls that were presumed for it."""
         self._kind(spec).forget()
         self._presumed = 0
 
@@ -239,7 +239,7 @@ class CallShares:
         return Share(budget_bytes, others_bytes, reserved_bytes, part)
 
     def open_calls(self, spec: Specialisation, alone: Surroundings, options: Options) -> OpenCalls:
-        """Return the other open calls of one; with memory of gradients of another."""
+        """Return the calls that are open along with a call, and the gradients that they add to."""
         own, kinds = self._own(self._open), [*self._to_come]
         if not self._open and not kinds:
             return OpenCalls(0, 0, 0)
@@ -299,7 +299,7 @@ class CallShares:
     # -- calls that were not seen yet ---------------------------------------------------------
 
     def _leave_room(self, spec: Specialisation, alone: Surroundings, options: Options) -> None:
-        """Presume a few calls where they fit, but not where two do without that."""
+        """Presume a few calls if they fit; none if two fit without room that is left for them."""
         room_bytes = self._room_bytes(spec, alone, options)
         new_bytes = self._account.new_gradient_bytes()
         peak_bytes, kept_bytes = most_kept(spec, alone, new_bytes)
@@ -315,7 +315,7 @@ class CallShares:
             self._presumed, self._looked = calls, spec
 
     def _leave_rest(self, spec: Specialisation, alone: Surroundings, options: Options) -> None:
-        """Presume a few more calls than those that left no room, for there may be more."""
+        """Presume a few more calls than have come, as far as they fit."""
         room_bytes = self._room_bytes(spec, alone, options)
         found, calls = self._range_of(spec, alone, options), len(self._open)
         most = max(1, _MOST_LOOKED_FOR - calls)
@@ -333,17 +333,17 @@ class CallShares:
 
 
 def _of_one_callable(one: _Kind, other: _Kind) -> bool:
-    """Whether calls differ at most by their inputs: as many are expected."""
+    """Whether calls are of the same callable: as many are expected after either."""
     return one.owner == other.owner
 
 
 def _fitting_calls(room_bytes: int, found: KeptRange, input_bytes: int) -> int:
-    """Return how many calls fit if each keeps as little as it can; inputs of one are there."""
+    """Return how many calls fit if each keeps as little as it can; inputs of one call are there."""
     room_bytes += input_bytes - found.working_bytes
     return room_bytes // max(1, found.least_bytes + input_bytes)
 
 
 def _may_look(options: Options) -> bool:
-    """Whether a first plan may differ from the next: not where it was asked for."""
+    """Whether a first plan may differ from the next: not where the user has decided on it."""
     searched = options.planner == DEFAULT and options.plan is None and options.ranks is None
     return searched and options.in_flight is None and not options.compile

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tightfit.capture.calls.signature import differ_in_sizes_only, flatten
-from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.captured import Captured, WrittenMembers, placeholder_tensors
+from tightfit.capture.captured import Captured, StepGuards, placeholder_tensors
 from tightfit.capture.graph_calls import GraphCalls, places_among
 from tightfit.capture.handed import GraphArguments, HandedGraphs, takes_numbers
 from tightfit.capture.traced_call import TracedCall
@@ -23,6 +22,7 @@ from tightfit.session.checkpoints import announce_checkpoints
 from tightfit.session.options import Options
 from tightfit.session.outputs import Usage
 from tightfit.session.stages import Pricing, capture_step
+from tightfit.session.step.repeated import RepeatedCalls
 from tightfit.session.whole.postponed import may_postpone
 from tightfit.session.whole.specialisation import Specialisation
 
@@ -32,10 +32,11 @@ _MANY_MISSES = 6  # calls in turn
 Detached = frozenset[int]
 
 
-class Captures:
+class Captures(RepeatedCalls):
     """The captured steps of a callee, and knowledge for capturing further steps."""
 
     def __init__(self, callee: Callee) -> None:
+        super().__init__()
         self.callee = callee
         self._by_signature: dict[Any, list[Specialisation]] = {}  # several if inputs decide
         # The last found, if it is the only one of its signature, which takes long to hash
@@ -45,7 +46,6 @@ class Captures:
         self._takes_more = False  # whether outputs other than a loss had gradients
         self._shown: weakref.WeakKeyDictionary[Specialisation, frozenset[int]]
         self._shown = weakref.WeakKeyDictionary()  # which outputs had gradients the last time
-        self._repeated: set[Any] = set()  # signatures of calls with several backwards
         assert isinstance(callee.function, HandedGraphs)
         self._graphs = GraphCalls(callee.function)
         self._deciding: set[Any] = set()  # signatures of calls all of whose numbers decide
@@ -56,25 +56,25 @@ class Captures:
         return (spec for alike in self._by_signature.values() for spec in alike)
 
     def __len__(self) -> int:
-        """Return for how many signatures steps were captured."""
+        """Return the number of signatures that steps were captured for."""
         return len(self._by_signature)
 
-    def signature(self, given: Arguments) -> Any:
+    def signature(self, given: GraphArguments) -> Any:
         """Return the signature of a step: inputs, modules, modes."""
         return self._graphs.signature(given)
 
-    def inputs(self, spec: Specialisation, given: Arguments) -> list[Any]:
+    def inputs(self, spec: Specialisation, given: GraphArguments) -> list[Any]:
         """Return the tensors of the placeholders of a call."""
-        if spec.places and isinstance(given, GraphArguments):
+        if spec.places:
             inputs = given.inputs
             return [inputs[i] for i in spec.places]
         found = placeholder_tensors(spec.captured.joint, self.callee.modules, given.leaves)
-        if spec.places is None and isinstance(given, GraphArguments):
+        if spec.places is None:
             spec.note_places(places_among(given.inputs, found))
         return found
 
-    def find(self, key: Any, given: Arguments) -> Specialisation | None:
-        """Return the captured step of a signature, where inputs decide the same again."""
+    def find(self, key: Any, given: GraphArguments) -> Specialisation | None:
+        """Return the captured step of a signature whose guards hold for a call."""
         recent = self._recent
         if recent is not None and recent.key == key:
             alike = [recent]
@@ -90,20 +90,18 @@ class Captures:
                 return found
         return None
 
-    def serves(self, spec: Specialisation, given: Arguments) -> bool:
+    def serves(self, spec: Specialisation, given: GraphArguments) -> bool:
         """Whether a captured step is that of a call, as modules and inputs are now."""
-        if self.signature(given) != spec.key or not self._holds(spec, given):
-            return False
-        return not isinstance(given, GraphArguments) or self._graphs.is_as_it_was(given, spec.key)
+        is_alike = self.signature(given) == spec.key and self._holds(spec, given)
+        return is_alike and self._graphs.is_as_it_was(given, spec.key)
 
-    def _holds(self, spec: Specialisation, given: Arguments) -> bool:
+    def _holds(self, spec: Specialisation, given: GraphArguments) -> bool:
         """Whether values that a step has read, in addition to its signature, are unchanged."""
-        joint = spec.captured.joint
-        decides = joint.decisions.hold(given.leaves, self.callee.modules)
-        is_alike = decides and spec.members.share_alike(lambda: self.inputs(spec, given))
+        modules = self.callee.modules
+        is_alike = spec.guards.hold(given.leaves, modules, lambda: self.inputs(spec, given))
         return is_alike and self._fulfils(spec, given)
 
-    def _fulfils(self, spec: Specialisation, given: Arguments) -> bool:
+    def _fulfils(self, spec: Specialisation, given: GraphArguments) -> bool:
         """Whether parameters meet the conditions of the alternatives of a step."""
         return not spec.captured.conditions or _fulfils(spec.captured, self.inputs(spec, given))
 
@@ -111,7 +109,7 @@ class Captures:
         """Return the plans known for any signature."""
         return [plan for spec in self for plan in spec.known.all()]
 
-    def change(self, key: Any, given: Arguments) -> str | None:
+    def change(self, key: Any, given: GraphArguments) -> str | None:
         """Name values read by forward that changed since a signature was last captured for."""
         alike = sorted(self._by_signature.get(key, ()), key=lambda spec: -spec.used)
         if alike and not self._fulfils(alike[0], given):
@@ -120,8 +118,8 @@ class Captures:
             return f"guards failed ({guards})"
         return None
 
-    def varies(self, key: Any, given: Arguments) -> bool:
-        """Note that nothing serves a call; return whether numbers are others in every call."""
+    def varies(self, key: Any, given: GraphArguments) -> bool:
+        """Note that no step serves a call; return whether its numbers change in every call."""
         last = max(self._by_signature.get(key, ()), key=lambda spec: spec.used, default=None)
         if last is None:
             return False
@@ -133,10 +131,10 @@ class Captures:
 
     # -- capturing ----------------------------------------------------------------------------
 
-    def traced_call(self, key: Any, given: Arguments, *, compiled: bool = False) -> TracedCall:
+    def traced_call(self, key: Any, given: GraphArguments, *, compiled: bool = False) -> TracedCall:
         """Return the call to capture, with earlier findings.
 
-        Where this was captured before, numbers have changed that it reads: they may be inputs. A
+        Where it was captured before, numbers that it reads have changed: they may be inputs. A
         compiled step takes tensors only.
         """
         return TracedCall(
@@ -149,7 +147,7 @@ class Captures:
             numbers=not compiled and key not in self._deciding and self._may_change(key, given),
         )
 
-    def _may_change(self, key: Any, given: Arguments) -> bool:
+    def _may_change(self, key: Any, given: GraphArguments) -> bool:
         """Whether numbers may change that a call reads."""
         return key in self._by_signature or takes_numbers(self.callee.function, given.args)
 
@@ -168,9 +166,8 @@ class Captures:
         if call.numbers and not captured.joint.takes_numbers:
             self._deciding.add(key)
         leaves = flatten(call.args, call.kwargs)[0]
-        tensors = placeholder_tensors(captured.joint, self.callee.modules, leaves)
-        members = WrittenMembers(captured.joint, tensors)
-        made = Specialisation(key, captured, members, is_further=neighbour is not None)
+        guards = StepGuards(captured.joint, leaves, self.callee.modules)
+        made = Specialisation(key, captured, guards, is_further=neighbour is not None)
         timed = options.costs == "measured" and not options.compile
         if timed and captured.graph.device.kind == "cpu":
             made.recall_costs(options)
@@ -213,7 +210,7 @@ class Captures:
         return captured
 
     def _neighbour(self, key: Any) -> Graph | None:
-        """Return the graph of the same call on other sizes or answers, its own costs preferred."""
+        """Return the graph of the same call on other sizes or numbers, its own costs preferred."""
         alike = [
             (not spec.is_further, spec.used, other)
             for other, specialisations in self._by_signature.items()
@@ -240,20 +237,9 @@ class Captures:
         self._by_signature.clear()
         self._recent = None
 
-    def may_repeat(self, spec: Specialisation) -> bool:
-        """Whether a step may be run again in its backward: so it was, or none has been seen."""
-        return spec not in self._shown or self.is_repeated(spec)
-
-    def is_repeated(self, spec: Specialisation) -> bool:
-        """Whether calls of a step have been run again in their backward."""
-        return spec.key in self._repeated
-
-    def note_repeated(self, spec: Specialisation) -> None:
-        """Note that backward runs through calls of a step more than once."""
-        self._repeated.add(spec.key)
-
     def learn_outputs(self, spec: Specialisation, run: Run) -> None:
         """Note which outputs have received gradients; drop a plan that is made for others."""
+        self.note_backward(spec.key)
         used, unused = run.reached.used, run.reached.unused
         if not unused and self._shown.get(spec) == used:
             return  # as in the step before

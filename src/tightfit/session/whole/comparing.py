@@ -17,7 +17,7 @@ _PART = 0.05  # of the least time from one call to the next
 
 
 class Comparing:
-    """When alternatives of a callable's steps are compared, and when they come into use.
+    """Decides when alternatives of a callable's steps are compared, and when they come into use.
 
     `addresses`: of its steps in memory.
     """

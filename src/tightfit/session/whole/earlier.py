@@ -1,4 +1,4 @@
-"""Plans that an earlier process ran a step by, so that the next begins with them."""
+"""Plans by which a process ran a step, kept on disk for the next process to begin with."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def store_least_plan(graph: Graph, role: Role, least: MinimumBudget, options: Op
 
 
 def earlier_plan(graph: Graph, role: Role, gradients: Gradients, options: Options) -> Plan | None:
-    """Return the plan that was this in an earlier process; it is to be verified."""
+    """Return the plan that had a use in an earlier process; it is to be verified."""
     if not _keeps(options):
         return None
     return _cache().recall(_key(graph, role, gradients, options))
 
 
 def earlier_plans(graph: Graph, options: Options) -> Iterator[Plan]:
-    """Yield the plans that an earlier process ran a step by; they are to be verified."""
+    """Yield the plans by which an earlier process ran a step; they are to be verified."""
     for gradients in get_args(Gradients):
         for role in _RAN:
             plan = earlier_plan(graph, role, gradients, options)
@@ -57,12 +57,12 @@ def earlier_plans(graph: Graph, options: Options) -> Iterator[Plan]:
 
 
 def _cache() -> PlanCache:
-    """Return their folder: apart from plans that answer a search, which others can take in."""
+    """Return the folder of these plans, apart from those that answer a search."""
     return PlanCache(cache_folder("earlier"))
 
 
 def _keeps(options: Options) -> bool:
-    """Whether another process would begin with the plans of a process."""
+    """Whether plans are kept for another process to begin with."""
     usual = options.planner == DEFAULT and options.plan is None and not options.compile
     return usual and options.cache and options.ranks is None
 

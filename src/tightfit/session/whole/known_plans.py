@@ -25,20 +25,20 @@ class KnownPlans:
         return self._smallest.get(gradients)
 
     def thrifty(self, gradients: Gradients) -> Plan | None:
-        """Return the plan that keeps least between forward and backward, if one was looked for."""
+        """Return the plan that keeps least between forward and backward, if it was looked for."""
         return self._thrifty.get(gradients)
 
     def all(self) -> tuple[Plan, ...]:
-        """Return the plans of the smallest budgets, and those before costs were known as now."""
+        """Return the plans of the smallest budgets, and those that were made by earlier costs."""
         return (*self._smallest.values(), *self._retired)
 
     @property
     def has_retired(self) -> bool:
-        """Whether the step ran by plans before, here or in an earlier process, by other costs."""
+        """Whether the step ran by plans of earlier costs, here or in an earlier process."""
         return bool(self._retired)
 
     def remember(self, plan: Plan) -> None:
-        """Keep a plan unless one within a smaller budget is known."""
+        """Keep a plan unless a plan within a smaller budget is known."""
         known = self._smallest.get(plan.gradients)
         if known is None or plan.budget_bytes <= known.budget_bytes:
             self._smallest[plan.gradients] = plan
@@ -48,7 +48,7 @@ class KnownPlans:
         self._thrifty[plan.gradients] = plan
 
     def retire(self, plans: Iterable[Plan]) -> None:
-        """Keep the plans that ran by costs that are known better now."""
+        """Keep the plans that ran: they were made by costs that are known better now."""
         self._retired = tuple(plans)
 
     def have_further_ways(

@@ -67,7 +67,7 @@ class StepMonitor:
     ) -> None:
         """Begin to measure a step; learn from the previous step.
 
-        `runs`: always the calls whose outputs are still held.
+        `runs`: the calls whose outputs are held, at any time it is asked.
         """
         account, graph = self._account, spec.captured.graph
         budget_bytes = options.usable_bytes
@@ -123,7 +123,7 @@ class StepMonitor:
             self.guard.after_backward()
 
     def leave_out_garbage(self) -> None:
-        """Leave out garbage of when the measured window was opened and was collected since."""
+        """Leave out garbage that was there as the window was opened and was collected since."""
         if self.guard is not None:
             self.guard.leave_out_garbage()
 

@@ -44,7 +44,7 @@ def planned_less_exactly(whole: WholeSteps) -> LessExact:
 
 
 def _last(whole: WholeSteps) -> tuple[Specialisation, Planned]:
-    """Return the plan of the last step and its task."""
+    """Return the captured step that ran last, and its plan."""
     last = whole.last
     for spec in whole.captures:
         if last is not None and any(plan is last for plan in spec.plans.values()):

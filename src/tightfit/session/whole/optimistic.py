@@ -2,7 +2,7 @@
 
 Before a step has run, the bytes of a loss outside and of the optimizer's state are unknown. So is
 whether memory held now is freed before the backward. Where no plan has room for the worst of it,
-the step runs by one that counts on less. The limit holds all the same: the allocator refuses
+the step runs by a plan that counts on less. The limit holds all the same: the allocator refuses
 requests above it.
 """
 
@@ -49,7 +49,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Passing:
-    """A step during which something is released: between its forward and its backward."""
+    """A step in which memory is released between its forward and its backward."""
 
     around: Surroundings  # of its backward
     passing_bytes: int  # held in its forward in addition
@@ -110,7 +110,7 @@ class LessExpected:
         return proven_least_bytes(known, self._certain.gradients, _QUICKLY)
 
     def held_by(self, step: Passing) -> Mapping[str, int]:
-        """Return expected bytes other than the step's, by holder, of one as it is likely."""
+        """Return expected bytes other than the step's, by holder, around a likely step."""
         coming_bytes = self.around.others_bytes - self.unseen.others_bytes
         return {
             _USER_CODE: self.outside_bytes,
@@ -123,7 +123,7 @@ class LessExpected:
         }
 
     def likely_to_come(self) -> Passing:
-        """Return the step as steps like it are to be expected, the optimizer's state included."""
+        """Return the step as later steps are expected to be, the optimizer's state included."""
         around = replace(
             self.likely.around,
             state_bytes=self.around.state_bytes,
@@ -155,8 +155,8 @@ class LessExpected:
         """Return a plan that leaves as much room as can be; None: no plan fits however little.
 
         `plan`: plans the step for some surroundings, at least as well as a known plan. `plan_as`:
-        returns a given plan for some surroundings, ready to run, if it is one. `budget_bytes`: the
-        limit at any time.
+        returns a given plan for some surroundings, ready to run, if it is valid. `budget_bytes`:
+        the limit at any time.
         """
 
         def fits(planned: Planned | None, way: Passing) -> bool:

@@ -39,8 +39,8 @@ from tightfit.session.whole.specialisation import Moves, Planned, Specialisation
 
 _QUICKLY = Limits(seconds=1.0)
 _AT_ONCE = Limits(seconds=0.15)
-_MOST_OPS_AT_ONCE = 2500  # in which a moment is enough to find a smaller budget
-_MOST_TIGHTENED = 4  # smaller budgets to ask for a plan at once
+_MOST_OPS_AT_ONCE = 2500  # of a step for which a smaller budget is found in a moment
+_MOST_TIGHTENED = 4  # smaller budgets that are tried for a plan at once
 _ANY_GAP = 1e3  # of overhead: more than any plan has
 _WORTH_A_WORD = 0.001  # of overhead that a plan saves
 _GOOD_ENOUGH = 0.1  # of overhead, for the few seconds until a search has found a better plan
@@ -56,9 +56,9 @@ class PlanRequest:
 
     `inputs`: the tensors of the placeholders, for trial runs of compiled plans. `others`: returns
     plans of the same callable at other shapes. `waits`: whether to search now and not in the
-    background, before training. `least`: whether to begin with the plan that holds least, of those
-    known. `once`: whether the plan is for this call alone: no better one is searched. `instead`:
-    asked for a plan before a search that the step would wait for; None: it waits.
+    background, before training. `least`: whether to begin with the known plan that holds least.
+    `once`: whether the plan is for this call alone: no better plan is searched. `instead`: asked
+    for a plan before the step waits for a search; returns None if it is to wait.
     """
 
     inputs: Sequence[Any]
@@ -132,10 +132,10 @@ def _first_planned(spec: Specialisation, around: Surroundings, request: PlanRequ
 def planned_at_once(
     spec: Specialisation, around: Surroundings, options: Options, passing_bytes: int
 ) -> Planned | None:
-    """Return the best known plan, or one that is found at once; None: none fits.
+    """Return the best known plan, or a plan that is found at once; None: none fits.
 
-    A better one is searched in the background. `passing_bytes`: held in its forward in addition. A
-    plan that leaves no room for that is made for a smaller budget.
+    A better plan is searched in the background. `passing_bytes`: held in its forward in addition.
+    Where a plan leaves no room for that, another is made for a smaller budget.
     """
     task = around.task(spec.captured)
     kept = everything_kept(task.graph, task.gradients)
@@ -159,7 +159,7 @@ def planned_at_once(
 def planned_meanwhile(
     spec: Specialisation, around: Surroundings, plan: Plan, options: Options
 ) -> Planned | None:
-    """Return a step that runs by a given plan until a search has found a better one; None: invalid.
+    """Return a step that runs by a given plan until a search has found a better; None: invalid.
 
     See `planned_as`.
     """
@@ -171,7 +171,7 @@ def planned_meanwhile(
 
 
 def improved(spec: Specialisation, planned: Planned, request: PlanRequest) -> Planned:
-    """Return the better plan that a search has found where a plan was made for, or that plan."""
+    """Return what a search for the surroundings of a plan has found, if better; else that plan."""
     made_for = next((around for around, known in spec.plans.items() if known is planned), None)
     ended = None if made_for is None else spec.ended_search(made_for)
     if ended is None:
@@ -202,13 +202,13 @@ def _least_planned(spec: Specialisation, around: Surroundings, options: Options)
     planned = _lowered(spec, task.graph, outcome, options)
     if options.compile:  # a plan that runs once is not worth it, and would stay
         return planned
-    # as if there were no more room, so that a better one is looked for where there is
+    # as if there were no more room, so that a better plan is looked for where there is
     own = dataclasses.replace(around, budget_bytes=outcome.peak_bytes)
     return spec.take(own, planned)
 
 
 def _judged(task: Task, plans: Iterable[Plan]) -> list[Outcome]:
-    """Return those of some plans that are plans of a task and fit."""
+    """Return the outcomes of the plans that are valid for a task and fit."""
     found: list[Outcome] = []
     for plan in plans:
         if plan.gradients == task.gradients:
@@ -225,7 +225,7 @@ def _for_more_growth(
     *,
     once: bool,
 ) -> Planned | None:
-    """Return a plan with room for as much growth again as was seen, where more is held than before.
+    """Return a plan with room to grow as much again as was seen; None: no growth, or none fits.
 
     Memory that grows from step to step, as the history of LBFGS does, would need a new plan each
     time.
@@ -251,7 +251,7 @@ def _leaving_room(
     *,
     once: bool,
 ) -> Outcome | None:
-    """Return a first plan with room for outputs of the forward before, if there is one.
+    """Return a first plan with room for outputs of the forward before, if there is any.
 
     A loop may hold that while this forward runs.
     """
@@ -277,7 +277,7 @@ def _outcome_at_once(
 ) -> Outcome | None:
     """Return a plan to start with: the best known plan while a search goes on; None: none fits.
 
-    Where the user waits for a search, that of the search.
+    Where the user waits for a search, the plan that it finds.
     """
     options = request.options
     asked = request.waits or options.planner != DEFAULT
@@ -299,7 +299,7 @@ def _outcome_at_once(
 def _any_outcome(
     spec: Specialisation, around: Surroundings, task: Task, request: PlanRequest
 ) -> Outcome:
-    """Search until there is a plan, at any cost: a step waits for it, not for a better one."""
+    """Search until there is a plan, at any cost: a step waits for it, not for a better plan."""
     options = request.options
     if spec.is_further:
         announce(f"{request.name}: no known plan fits the new inputs; searching one")
@@ -335,11 +335,11 @@ def _quick_outcome(
     """Return the best plan that is known in about a second.
 
     Candidates are the plan that an earlier process kept and plans of this and other shapes, each
-    verified on this graph. Where none of them is good enough, the default planner adds plans that
-    it finds at once. Plans that were searched for the same step before its costs were learned are.
+    verified on this graph. Plans that were searched before the costs of the step were learned are
+    good enough. Where there are none, the default planner adds plans that it finds at once.
 
-    Returns None if none of them fits. Returns whether no search can find a better one, or has not
-    found it before.
+    Returns None in place of a plan if none fits, and whether there is nothing to search: the plan
+    is optimal, or the result of a search.
     """
     known = cached_outcome(task, options)
     if known is not None:
@@ -452,7 +452,7 @@ def rough_range(
 
 
 def _fitting_anything(graph: Graph, plan: Plan | None) -> Plan | None:
-    """Return a plan of a graph if it is one, for a budget that is just its peak."""
+    """Return a plan of a graph if it is valid, for a budget that is just its peak."""
     if plan is None:
         return None
     task = Task(graph=graph, budget_bytes=sys.maxsize, gradients=plan.gradients)

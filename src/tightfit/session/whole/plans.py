@@ -43,7 +43,7 @@ _NEARLY = 1.03  # of the budget: plain PyTorch may take so much less than expect
 
 
 class _NoneAtOnce(Exception):
-    """A call leaves room for another that may come, and no plan that does is found at once."""
+    """Room is left for another call that may come, and no plan with that room is found at once."""
 
 
 class FitsPlainly(Exception):
@@ -61,7 +61,7 @@ class FitsPlainly(Exception):
 
 @dataclass(frozen=True)
 class _LastChoice:
-    """The plan of a call that was alone: that of the next call like it need not be looked up."""
+    """The plan of a call that was alone; the next call like it need not look for its plan."""
 
     spec: Specialisation  # the step
     around: Surroundings  # memory that was resident around it
@@ -76,7 +76,7 @@ class _LastChoice:
 
 
 class Plans:
-    """The plans that calls of a callee run: one of the known plans is chosen again for each call.
+    """The plans that calls of a callee run: each call chooses anew among the known plans.
 
     `addresses`: of its steps in memory. `shares`: divides the budget among calls that await
     their backward at once. `more_bytes`: held now, or reserved for others, beyond bytes held when
@@ -111,7 +111,7 @@ class Plans:
         *,
         waits: bool = False,
     ) -> Planned:
-        """Return the plan of a call; where nothing fits, after garbage collection.
+        """Return the plan of a call; where nothing fits, look again after garbage collection.
 
         `waiting`: earlier calls that await their backward. `waits`: whether to search now and not
         in the background, before training. Raises `InfeasibleBudget` if no plan fits, or
@@ -183,7 +183,7 @@ class Plans:
     def _fitting(
         self, spec: Specialisation, inputs: list[Any], options: Options, *, waits: bool
     ) -> Planned:
-        """Return the plan of a step; leave room to look only if there is."""
+        """Return the plan of a step; a call that may come has room only if a plan has it."""
         around = _around_step(spec, inputs, self._account, options)
         share = self.shares.share(spec, around, options)
         around = around.with_share(share)
@@ -230,7 +230,7 @@ class Plans:
     def _improved(
         self, spec: Specialisation, around: Surroundings, known: Planned, request: PlanRequest
     ) -> Planned:
-        """Return a plan that leaves less room than may be needed, or a better one found since."""
+        """Return a plan that leaves less room than may be needed, or a better plan found since."""
         better = improved(spec, known, request)
         if better is known:
             return known
@@ -271,9 +271,8 @@ class Plans:
         if spec not in self._leaves_less:
             self._leaves_less.add(spec)
             announce(
-                f"{self._name}: it runs by a plan without room for all of {less.in_words()}: of "
-                "that, loops like this one free some in time. Requests beyond the budget are "
-                "refused"
+                f"{self._name}: it runs by a plan without room for all of {less.in_words()}: "
+                "loops like this free some of that in time. Requests beyond the budget are refused"
             )
         return spec.take_optimistic(without_expected(around, standing), planned)
 
@@ -320,9 +319,9 @@ class Plans:
     def _fits_plainly(
         self, spec: Specialisation, less: LessExpected, options: Options, error: InfeasibleBudget
     ) -> FitsPlainly | None:
-        """Return that plain PyTorch may have room for a step or its forward; None: for neither.
+        """Return the error that says plain PyTorch may have room; None: not even for a forward.
 
-        Only where another step trains may this one be meant to have no backward.
+        Only where another step trains may this call be meant to have no backward.
         """
         most_bytes = _most_bytes(options)
         if options.needs_plans or not self._is_limited(options):
@@ -371,14 +370,14 @@ class Plans:
 
 
 def _lacking_bytes(error: InfeasibleBudget) -> int:
-    """Return how much more room the least plan needs that was found."""
+    """Return how much more room the least known plan needs."""
     if not isinstance(error, NoPlan):
         return 0
     return max(0, error.least.found_bytes - error.task.budget_bytes)
 
 
 def _most_bytes(options: Options) -> int:
-    """Return up to which expected bytes plain PyTorch is taken to fit the budget."""
+    """Return the most expected bytes with which plain PyTorch is taken to fit the budget."""
     return int(_NEARLY * options.planned_bytes)
 
 

@@ -36,7 +36,7 @@ class Postponed:
         self.is_done = self.is_done or self._turns.go_on(seconds, room_bytes)
 
     def compared(self, options: Options, room_bytes: int) -> Captured:
-        """Return the step with those as exact as promised; compare the others first."""
+        """Compare all alternatives; return the step with those that are as exact as promised."""
         self.go_on(float("inf"), room_bytes)
         if self.hoped.graph.device.kind != "cpu":
             return measured_costs(self.hoped, options.progress).captured

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import msgspec
 
 from tightfit.allocator.resident import element_bytes
-from tightfit.capture.captured import Captured, WrittenMembers
+from tightfit.capture.captured import Captured, StepGuards
 from tightfit.execution.far.copier import copying_cpu_s
 from tightfit.execution.far.step import Moved
 from tightfit.execution.guard import StepPeaks
@@ -99,15 +99,15 @@ class Specialisation:
     holds them until its end. `tuner`: times the first steps; None when costs are final. `used`: the
     number of the last call that used it. `postponed`: alternatives that are still to be compared;
     None: there are none. `places`: which inputs of a handed graph its placeholders are, where all
-    are; None: not known yet. `members`: the parameters and buffers that it was captured with.
+    are; None: not known yet. `guards`: what it depends on in addition to the signature.
     """
 
     def __init__(
-        self, key: Any, captured: Captured, members: WrittenMembers, *, is_further: bool = False
+        self, key: Any, captured: Captured, guards: StepGuards, *, is_further: bool = False
     ) -> None:
         self.key = key
         self.captured = captured
-        self.members = members
+        self.guards = guards
         self.is_further = is_further
         self.user_code = UserCode(assumed_outside_bytes(captured))
         self.surplus_bytes = 0
@@ -157,7 +157,7 @@ class Specialisation:
         return id(planned) in map(id, self._plans.values())
 
     def keeps_to(self, planned: Planned, plans: int) -> bool:
-        """Whether a plan is one of so many, no other is searched, and each has room for all."""
+        """Whether a plan is among just so many, no other is searched, and each has room for all."""
         if self._searches or self._optimistic or len(self._plans) != plans:
             return False
         return self.has(planned)
@@ -182,12 +182,12 @@ class Specialisation:
         return min(fitting, key=lambda planned: planned.outcome.overhead, default=None)
 
     def held_more(self, planned: Planned, around: Surroundings) -> int:
-        """Return how much more is held now than where a plan was made for."""
+        """Return how much more is held now than in the surroundings that a plan was made for."""
         made_for = (other for other, known in self._plans.items() if known is planned)
         return around.held_bytes - next(made_for, around).held_bytes
 
     def grown_bytes(self, around: Surroundings) -> int:
-        """Return how much more is held now than where the first plan was made for."""
+        """Return how much more is held now than in the surroundings of the first plan."""
         held = [o.held_bytes for o in self._plans if o.gradients == around.gradients]
         return max(0, around.held_bytes - min(held, default=around.held_bytes))
 
@@ -206,7 +206,7 @@ class Specialisation:
         return planned
 
     def optimistic(self, around: Surroundings) -> Planned | None:
-        """Return the plan without room for memory only expected, where no other fits."""
+        """Return the plan without room for memory that is only expected; None: none was taken."""
         alike = (p for other, p in self._optimistic.items() if _alike(around, other))
         return self._optimistic.get(around) or next(alike, None)
 
@@ -223,12 +223,12 @@ class Specialisation:
     def note_refused(self, around: Surroundings, lacking_bytes: int) -> None:
         """Note that no plan was found that leaves room for all of this.
 
-        `lacking_bytes`: how much more room the least plan needs that was found.
+        `lacking_bytes`: how much more room the least known plan needs.
         """
         self._refused[around] = lacking_bytes
 
     def was_refused(self, around: Surroundings) -> bool:
-        """Whether no plan was found where as much room was left, or nearly enough for one."""
+        """Whether no plan was found where as much room was left, or nearly enough for a plan."""
         close = int(_ALIKE * around.budget_bytes)
         return any(
             (around.gradients, around.far) == (other.gradients, other.far)
@@ -260,7 +260,7 @@ class Specialisation:
         self._searches[around] = Search(plan)
 
     def ended_search(self, around: Surroundings) -> tuple[Surroundings, Search[Outcome]] | None:
-        """Return a search whose plan fits if it has just ended, and its surroundings; only once."""
+        """Return a search that has ended and whose plan fits, with its surroundings; each once."""
         for made_for, search in self._searches.items():
             fits = made_for == around or _leaves_more(around, made_for)
             if fits and search.is_done:
@@ -287,7 +287,7 @@ class Specialisation:
             self.captured = self.captured.with_graph(with_step_costs(graph, costs))
 
     def recall_plans(self, options: Options) -> None:
-        """Know the plans that an earlier process ran such a step by, and those that hold least."""
+        """Read the plans by which an earlier process ran such a step, and those that hold least."""
         self.known = KnownPlans(earlier_plans(self.captured.graph, options))
         for gradients in get_args(Gradients):
             least = earlier_plan(self.captured.graph, "least", gradients, options)

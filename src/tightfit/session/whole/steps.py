@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tightfit.allocator.refusal_details import BEFORE_BACKWARD, UNKNOWN, before_first_call
-from tightfit.capture.calls.structure import Arguments
+from tightfit.capture.handed import GraphArguments
 from tightfit.capture.side_effects.generators import GeneratorStates, generators_of
 from tightfit.capture.trace.garbage import fewer_collections
 from tightfit.capture.traced_call import TracedCall
@@ -89,7 +89,7 @@ class WholeSteps:
         """Whether a planned call has been run."""
         return self._calls > 0
 
-    def __call__(self, given: Arguments) -> Any:
+    def __call__(self, given: GraphArguments) -> Any:
         """Run one planned forward.
 
         Raises `CaptureError` if it cannot be captured as a whole, and `FitsPlainly`.
@@ -108,7 +108,7 @@ class WholeSteps:
         self._plans.shares.window(self.options).leaves(self.monitor.live_bytes())
         return spec.captured.joint.structure.filled(outputs)
 
-    def prepare(self, given: Arguments, *, quickly: bool = False) -> None:
+    def prepare(self, given: GraphArguments, *, quickly: bool = False) -> None:
         """Capture, price and plan for the given inputs without running anything."""
         spec = self._specialisation(given, waits=quickly)
         self.last = self._planned(spec, self.captures.inputs(spec, given), waits=not quickly)
@@ -160,18 +160,18 @@ class WholeSteps:
 
     # -- budgets ------------------------------------------------------------------------------
 
-    def smallest_budget(self, given: Arguments) -> MinimumBudget:
+    def smallest_budget(self, given: GraphArguments) -> MinimumBudget:
         """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
         spec = self._specialisation(given)
         return self._plans.smallest_budget(spec, self.captures.inputs(spec, given), self.options)
 
     # -- one step -----------------------------------------------------------------------------
 
-    def _specialisation(self, given: Arguments, *, waits: bool = False) -> Specialisation:
+    def _specialisation(self, given: GraphArguments, *, waits: bool = False) -> Specialisation:
         """Return the captured step for the inputs and modules as they are now."""
         return self._captured(self.captures.signature(given), given, waits=waits)
 
-    def _captured(self, key: Any, given: Arguments, *, waits: bool = True) -> Specialisation:
+    def _captured(self, key: Any, given: GraphArguments, *, waits: bool = True) -> Specialisation:
         """Return the captured step of a signature, captured now if new; `waits`: a step does."""
         spec = self.captures.find(key, given)
         if spec is None:
@@ -205,7 +205,7 @@ class WholeSteps:
         self.monitor.begin(spec, self.options, inputs, self.runs, last)
 
     def _run_with_leaves(
-        self, spec: Specialisation, given: Arguments, inputs: list[Any]
+        self, spec: Specialisation, given: GraphArguments, inputs: list[Any]
     ) -> tuple[Specialisation, list[Any]]:
         """Run a forward, planned again if a leaf of its graph has kept more than was measured.
 
@@ -237,14 +237,14 @@ class WholeSteps:
         return spec, self._run(spec, given, inputs)
 
     def _captured_again(
-        self, unfit: Specialisation, given: Arguments
+        self, unfit: Specialisation, given: GraphArguments
     ) -> tuple[Specialisation, Planned]:
         """Capture a call again, and plan it."""
         call = self.captures.traced_call(unfit.key, given, compiled=self.options.compile)
         spec = self._capture(unfit.key, call, waits=True)
         return spec, self._planned(spec, self.captures.inputs(spec, given))
 
-    def _run(self, spec: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
+    def _run(self, spec: Specialisation, given: GraphArguments, inputs: list[Any]) -> list[Any]:
         """Run the forward of a plan; return its flattened outputs."""
         waiting = self.waiting
         planned = self.last = self._plans.chosen(spec, inputs, self.options, waiting)
@@ -267,7 +267,7 @@ class WholeSteps:
     def _ran(self, spec: Specialisation, planned: Planned, *, is_first: bool) -> None:
         """Note that a forward has run; `is_first`: no other awaited its backward before it."""
 
-    def _replanned(self, unfit: Specialisation, given: Arguments) -> Runner:
+    def _replanned(self, unfit: Specialisation, given: GraphArguments) -> Runner:
         """Plan a call again in its backward: its outputs have other gradients than expected."""
         self.monitor.abandon()
         planned = self.last = self._captured_again(unfit, given)[1]

@@ -46,7 +46,7 @@ class UserCode:
 
     @property
     def may_be_seen(self) -> bool:
-        """Whether it is still learned: from two steps."""
+        """Whether it is still learned: two steps are looked at."""
         return not self.is_known or self._looks_again
 
     def saw(self, outside_bytes: int, *, has_grown: bool) -> int:
@@ -119,7 +119,7 @@ class OpenCall:
         self._is_differentiated = True
 
     def is_over(self) -> None:
-        """Know of no call any more."""
+        """Forget the call: no backward of it is to come."""
         self._call = None
         self._forget_details()
 

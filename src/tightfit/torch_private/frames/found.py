@@ -155,7 +155,7 @@ _READINGS: tuple[tuple[str, str, Callable[[Any, Any, Any], Any]], ...] = (
 def imported(found: Frame) -> dict[str, Any]:
     """Return the Python modules that guards and code ask for, by the names they have there.
 
-    Raises `NotReusable` if one is not imported.
+    Raises `NotReusable` if any of them is not imported.
     """
     missing = [name for name in found.imports.values() if name not in sys.modules]
     if missing:

@@ -189,14 +189,16 @@ def _add_input(variables: Variables, k: int, value: int, readers: Terms) -> None
     producer = outline.problem.producers[value]
     if producer >= cut and outline.problem.required[producer]:
         return
-    terms = list(readers)
-    if (k, value) in variables.resident:
-        terms.append((variables.resident[k, value], -1.0))
-    if (k, value) in variables.away:
-        terms.append((variables.away[k, value], -1.0))
+    terms = [*readers, *_held_at(variables, k, value)]
     if (k, producer) in variables.computed and (producer >= cut or outline.rewritable[value]):
         terms.append((variables.computed[k, producer], -1.0))
     variables.builder.row(terms, upper=0.0)
+
+
+def _held_at(variables: Variables, k: int, value: int) -> Terms:
+    """Whether a cut holds a value, here or in far memory; counted against its readers."""
+    held = variables.resident, variables.away
+    return [(columns[k, value], -1.0) for columns in held if (k, value) in columns]
 
 
 def later_inputs_are_there(variables: Variables, k: int) -> None:
@@ -232,11 +234,7 @@ def _add_later_input(variables: Variables, k: int, value: int, readers: Terms) -
     producer = variables.outline.problem.producers[value]
     if producer >= variables.cuts[k]:
         return
-    terms = list(readers)
-    if (k, value) in variables.resident:
-        terms.append((variables.resident[k, value], -1.0))
-    if (k, value) in variables.away:
-        terms.append((variables.away[k, value], -1.0))
+    terms = [*readers, *_held_at(variables, k, value)]
     if (k, producer) in variables.later and variables.outline.rewritable[value]:
         terms.append((variables.later[k, producer], -1.0))
     variables.builder.row(terms, upper=0.0)

@@ -1,0 +1,30 @@
+"""What a loop has done since the last call, and the outputs that it still holds."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tightfit.session.memory.account import Account
+from tightfit.session.memory.since import SinceLastCall
+
+
+def test_gradients_are_used_from_a_step_of_an_optimizer_to_the_next_backward() -> None:
+    since = SinceLastCall()
+    assert not since.has_stepped and not since.gradients_are_used
+    since.step_begins()
+    assert since.has_stepped and since.gradients_are_used
+    since.backward_ended()
+    assert since.has_stepped and not since.gradients_are_used
+
+
+def test_outputs_count_for_as_long_as_the_caller_holds_them() -> None:
+    tally, since = Account({"": nn.Linear(2, 2)}, None).tally, SinceLastCall()
+    assert since.returned_bytes(tally) is None
+    first, second = torch.zeros(64), torch.zeros(128)
+    since.forward_ended([first, first[:8], "text", second])
+    assert since.returned_bytes(tally) == first.nbytes + second.nbytes
+    del first, second
+    assert since.returned_bytes(tally) == 0
+    since.forward_ended([torch.zeros(64)])
+    assert since.returned_bytes(tally) == 0 and since.returned_bytes(None) is None

@@ -1,0 +1,102 @@
+"""Calls that await their backward at once divide a budget, and leave room for those to come."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from support.handed import call_of, handed, linear
+from tightfit.capture.handed import HandedGraphs
+from tightfit.session.callee import Callee
+from tightfit.session.memory.account import Account
+from tightfit.session.memory.surroundings import Share, Surroundings
+from tightfit.session.options import Options, make_options
+from tightfit.session.whole.call_shares import CallShares
+from tightfit.session.whole.captures import Captures
+from tightfit.session.whole.specialisation import Specialisation
+
+BUDGET = 1 << 20
+
+
+@dataclass(eq=False)
+class Call:
+    """A call that awaits its backward."""
+
+    is_open: bool = True
+
+
+class Shares:
+    """The shares of calls of one layer."""
+
+    def __init__(self, **keywords: int) -> None:
+        self.layer = nn.Linear(64, 64)
+        self.options: Options = make_options(BUDGET, costs="unit", cache=False, **keywords)
+        self.account = Account({"model": self.layer}, torch.optim.SGD(self.layer.parameters()))
+        self.shares = CallShares("layer", self.account)
+        graphs = HandedGraphs({"model": self.layer})
+        captures = Captures(Callee(graphs, {"model": self.layer}, "layer"))
+        given = call_of(graphs, handed(linear), self.layer, rows=64)
+        key = captures.signature(given)
+        self.spec: Specialisation = captures.capture(
+            key, captures.traced_call(key, given), self.options, 1
+        )
+
+    def alone(self) -> Surroundings:
+        return Surroundings("fresh", 0, 0, 0, 0, BUDGET, BUDGET)
+
+    def begin(self) -> tuple[Call, Share]:
+        """Begin a call; return it with its share."""
+        self.shares.begin(self.spec, self.alone, self.options, looks=False)
+        share = self.shares.share(self.spec, self.alone(), self.options)
+        call = Call()
+        self.shares.called(self.spec, call, self.options, None)
+        return call, share
+
+    def end(self, *calls: Call) -> None:
+        for call in calls:
+            call.is_open = False
+            self.shares.window(self.options).ended()
+
+
+def test_a_call_alone_has_all_of_the_budget() -> None:
+    shares = Shares()
+    for _ in range(2):
+        call, share = shares.begin()
+        assert share == Share(BUDGET) and not shares.shares.has_company
+        shares.end(call)
+    shares.shares.begin(shares.spec, shares.alone, shares.options, looks=False)
+    assert shares.shares.is_alone(shares.spec, shares.options)
+
+
+def test_calls_that_were_seen_to_follow_have_room_left() -> None:
+    shares = Shares()
+    first, share = shares.begin()
+    assert share == Share(BUDGET)
+    second, later = shares.begin()
+    shares.end(second, first)
+    assert later.peak_bytes < BUDGET  # less the gradients of the first backward
+    first, expecting = shares.begin()
+    assert expecting.reserved_bytes > 0
+    assert expecting.peak_bytes + expecting.reserved_bytes < BUDGET
+    assert shares.shares.has_company and not shares.shares.is_alone(shares.spec, shares.options)
+
+
+def test_as_many_calls_are_expected_as_the_user_has_named() -> None:
+    shares = Shares(in_flight=3)
+    begun = [shares.begin() for _ in range(3)]
+    first, second, third = (share.reserved_bytes for _, share in begun)
+    assert first == 2 * second > third == 0
+    del begun  # no backward can come
+    assert shares.begin()[1].reserved_bytes == first
+
+
+def test_calls_do_not_keep_their_step_alive() -> None:
+    shares = Shares()
+    call, _ = shares.begin()
+    shares.end(call)
+    step = weakref.ref(shares.spec)
+    del shares.spec
+    assert step() is None
