@@ -132,6 +132,23 @@ def test_gradients_of_parameters_with_a_history() -> None:
     assert all(map(torch.equal, *found))
 
 
+def test_hooks_come_once_and_see_the_whole_gradient() -> None:
+    """Of a parameter and of an input; a gradient that is kept is not added up twice either."""
+    plain, found = critic(), []
+    for model in (plain, tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit")):
+        seen = []
+        model[0].weight.register_hook(lambda gradient, seen=seen: seen.append(gradient) or gradient)
+        torch.manual_seed(1)
+        x = torch.randn(8, 16, requires_grad=True) * 2
+        x.register_hook(lambda gradient: 3 * gradient)
+        x.retain_grad()
+        output = model(x)
+        (slope(output.sum(), x).square().sum() + output.mean()).backward()
+        found.append([*seen, x.grad, model[0].weight.grad])
+    assert len(found[0]) == len(found[1])
+    assert all(map(torch.equal, *found))
+
+
 def test_what_does_not_fit_is_refused_before_it_is_there() -> None:
     """The plan's own steps are small; twelve layers with a history are not."""
     torch.manual_seed(0)
