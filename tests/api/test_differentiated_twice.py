@@ -201,6 +201,32 @@ def test_what_a_derivative_holds_is_not_counted_twice() -> None:
     train(model)
 
 
+def test_what_plain_pytorch_takes_is_enough() -> None:
+    """A plan's forward runs again, and its gradients come at once: plain PyTorch takes less."""
+
+    def made() -> nn.Sequential:
+        torch.manual_seed(0)
+        layers = [nn.Linear(256, 256), nn.LeakyReLU(0.2), nn.Linear(256, 256), nn.LeakyReLU(0.2)]
+        return nn.Sequential(*layers, nn.Linear(256, 1))
+
+    def train(model: nn.Module) -> list[torch.Tensor]:
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(4):
+            x = torch.randn(64, 256, requires_grad=True)
+            output = model(x)
+            loss = slope(output, x).square().sum(1).mean() - output.mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return [p.detach() for p in model.parameters()]
+
+    expected, measured = measure_peak(lambda: train(made()), device="cpu")
+    model = tightfit.fit(made(), measured.peak_bytes, cache=False)
+    found = train(model)
+    tightfit.unfit(model)
+    assert all(map(torch.equal, expected, found))
+
+
 def test_another_mode_after_the_call_changes_nothing_of_it() -> None:
     torch.manual_seed(0)
     plain = critic()

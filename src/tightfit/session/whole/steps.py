@@ -28,6 +28,7 @@ from tightfit.progress import announce
 from tightfit.session.callee import Callee
 from tightfit.session.default_addresses import DefaultAddresses, PlanRejected
 from tightfit.session.memory.account import Account
+from tightfit.session.memory.derived import DerivedSteps, NeedsLessPlainly
 from tightfit.session.options import Options
 from tightfit.session.report import Report
 from tightfit.session.step.again import RepeatableCall
@@ -58,6 +59,7 @@ class WholeSteps:
         self.monitor = StepMonitor(callee.name, account)
         self.last: Planned | None = None
         self.runs: Living[Run] = Living()
+        self.derived = DerivedSteps(account)
         self._addresses = addresses
         self._plans = Plans(callee, self.captures, account, addresses, self.monitor)
         has_loss_outside = callee.root is not None
@@ -92,9 +94,12 @@ class WholeSteps:
     def __call__(self, given: Arguments) -> Any:
         """Run one planned forward.
 
-        Raises `CaptureError` if it cannot be captured as a whole, and `FitsPlainly`.
+        Raises `CaptureError` if it cannot be captured as a whole, `FitsPlainly`, and
+        `NeedsLessPlainly`.
         """
         spec = self._specialisation(given, waits=True)
+        if self.derived.runs_plainly(spec.key) and not self.options.needs_plans:
+            raise NeedsLessPlainly
         inputs = self.captures.inputs(spec, given)
         if self.options.steps is not None:
             self.options.steps.before_forward()
@@ -309,6 +314,7 @@ class WholeSteps:
             self._under_way.backward_begins()
             if torch.is_grad_enabled():
                 self._under_way.note_differentiated()
+                self.derived.begins(spec.key)
             self.monitor.before_backward()
         else:
             self.monitor.close()  # the planned step is over; later work belongs to none
