@@ -24,7 +24,7 @@ from tightfit.execution.run_state import RunState
 from tightfit.execution.runtime import Run, Runner
 from tightfit.living import Living
 from tightfit.planners.questions.minimum import MinimumBudget
-from tightfit.progress import announce
+from tightfit.progress import Announcements, announce
 from tightfit.session.callee import Callee
 from tightfit.session.default_addresses import DefaultAddresses, PlanRejected
 from tightfit.session.memory.account import Account
@@ -67,6 +67,7 @@ class WholeSteps:
         methods = own_methods(type(callee.root)) if has_loss_outside else ()
         self._under_way = OpenCall(account, origin, before_first_call(methods))
         self._calls = 0
+        self._announcements = Announcements()
         self._again = StepRepeater(
             self.captures,
             weakref.WeakMethod(self._replanned),
@@ -260,7 +261,7 @@ class WholeSteps:
         again = RepeatableCall(weakref.ref(self._again), spec, given)
         may_repeat = spec.captured.stepper is None
         started = _while_alive(self._this_weakly, WholeSteps._backward_started, spec)
-        run = Run(started, self._ended, again if may_repeat else None)
+        run = Run(started, self._ended, again if may_repeat else None, self._announcements.tell)
         self.runs.add(run)
         self._plans.shares.called(spec, run, self.options, self.monitor.live_bytes())
         self._calls += 1
