@@ -152,6 +152,7 @@ class GraphSteps(WholeSteps):
 
     def _run_derived(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
         """Run a call whose backward is expected to be differentiated, as it is."""
+        self.close_step()  # of the planned call before
         needed_bytes, budget_bytes = self.derived.needed_bytes, self.options.limit_bytes
         why = (
             f"{self.callee.name}: its backward is differentiated (create_graph), and by a plan, "

@@ -8,6 +8,7 @@ from tightfit.allocator import Meter, meter_for
 from tightfit.errors import TightfitError
 from tightfit.execution.guard import leave_out_of
 from tightfit.session.memory.account import Account
+from tightfit.session.memory.limit import refuses
 from tightfit.session.memory.optimizers import before_every_step
 
 
@@ -30,6 +31,7 @@ class DerivedSteps:
         self._begun_bytes: int | None = None  # held at the begin of the step
         self._gradient_bytes = 0  # of that, of gradients
         self._exceeds = False  # whether the current step would, by plans
+        self._may_measure = True  # whether a meter was not tried for yet
         self._meter: Meter | None = None
         self._is_measured = False
         self._peak_bytes = 0
@@ -47,7 +49,7 @@ class DerivedSteps:
     def _would_exceed(self, held_bytes: int) -> bool:
         """Whether a step does not fit by plans that begins with so much held."""
         keeper = self._account.keeper
-        if keeper is None or keeper.limit_bytes is None:
+        if keeper is None or keeper.limit_bytes is None or not refuses(self._account):
             return False
         self.needed_bytes = held_bytes - self._account.gradient_bytes() + self._grown_bytes
         return self.needed_bytes > keeper.limit_bytes
@@ -57,8 +59,8 @@ class DerivedSteps:
         self._signatures.add(signature)
         if self._is_measured or self._begun_bytes is None or self._account.keeper is None:
             return
-        if self._meter is None:
-            self._meter = _own_meter(str(self._account.device))
+        if self._may_measure:
+            self._may_measure, self._meter = False, _own_meter(str(self._account.device))
             leave_out_of(self)
         if self._meter is not None:
             self._is_measured, self._peak_bytes = True, 0
