@@ -79,6 +79,18 @@ def announce(message: str) -> None:
     print(f"tightfit: {message}", file=sys.stderr)
 
 
+class Announcements:
+    """Tells the user each line once, however many plans give a reason for it."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def tell(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            announce(message)
+
+
 @contextlib.contextmanager
 def said_while_waiting(
     what: Callable[[], str],

@@ -132,6 +132,23 @@ def test_gradients_of_parameters_with_a_history() -> None:
     assert all(map(torch.equal, *found))
 
 
+def test_hooks_come_once_and_see_the_whole_gradient() -> None:
+    """Of a parameter and of an input; a gradient that is kept is not added up twice either."""
+    plain, found = critic(), []
+    for model in (plain, tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit")):
+        seen = []
+        model[0].weight.register_hook(lambda gradient, seen=seen: seen.append(gradient) or gradient)
+        torch.manual_seed(1)
+        x = torch.randn(8, 16, requires_grad=True) * 2
+        x.register_hook(lambda gradient: 3 * gradient)
+        x.retain_grad()
+        output = model(x)
+        (slope(output.sum(), x).square().sum() + output.mean()).backward()
+        found.append([*seen, x.grad, model[0].weight.grad])
+    assert len(found[0]) == len(found[1])
+    assert all(map(torch.equal, *found))
+
+
 def test_what_does_not_fit_is_refused_before_it_is_there() -> None:
     """The plan's own steps are small; twelve layers with a history are not."""
     torch.manual_seed(0)
@@ -182,6 +199,32 @@ def test_what_a_derivative_holds_is_not_counted_twice() -> None:
     _, measured = measure_peak(lambda: train(plain), device="cpu")
     tightfit.fit(model, int(1.1 * measured.peak_bytes))
     train(model)
+
+
+def test_what_plain_pytorch_takes_is_enough() -> None:
+    """A plan's forward runs again, and its gradients come at once: plain PyTorch takes less."""
+
+    def made() -> nn.Sequential:
+        torch.manual_seed(0)
+        layers = [nn.Linear(256, 256), nn.LeakyReLU(0.2), nn.Linear(256, 256), nn.LeakyReLU(0.2)]
+        return nn.Sequential(*layers, nn.Linear(256, 1))
+
+    def train(model: nn.Module) -> list[torch.Tensor]:
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(4):
+            x = torch.randn(64, 256, requires_grad=True)
+            output = model(x)
+            loss = slope(output, x).square().sum(1).mean() - output.mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return [p.detach() for p in model.parameters()]
+
+    expected, measured = measure_peak(lambda: train(made()), device="cpu")
+    model = tightfit.fit(made(), measured.peak_bytes, cache=False)
+    found = train(model)
+    tightfit.unfit(model)
+    assert all(map(torch.equal, expected, found))
 
 
 def test_another_mode_after_the_call_changes_nothing_of_it() -> None:

@@ -148,6 +148,43 @@ def test_a_frame_that_cannot_be_followed_is_reported() -> None:
     assert any("function" in skipped or "inner" in skipped for skipped in watched.answers)
 
 
+class Routed(nn.Module):
+    """Data decide sizes; the code behind that closes over the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, routes: Tensor) -> list[Tensor]:
+        tokens = [torch.eq(routes, i).nonzero(as_tuple=True)[0] for i in range(2)]
+        return [self.layer(x[tokens[i]]) for i in range(2)]
+
+
+class InTurn(Watched):
+    """Numbers its calls; keeps the modules that run another graph in each of them."""
+
+    number = 0
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.others: list[Any] = []
+        super().__init__(function)
+
+    def call(self) -> tuple[int, Any]:
+        return self.number, None
+
+    def skipped(self, code: types.CodeType, module: Any, reason: str, error: Any) -> None:
+        self.others += [module] * ("another graph in every call" in reason)
+
+
+def test_a_module_is_known_whose_code_behind_a_break_is_another_graph_in_every_call() -> None:
+    module = Routed()
+    watched = InTurn(module.forward)
+    for number in range(7):
+        watched.number = number
+        watched.run(torch.randn(8, 4), (torch.arange(8) > number).long())
+    assert module in watched.others
+
+
 def test_hooks_of_modules_are_guarded() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     watched = Watched(model.forward)

@@ -85,14 +85,14 @@ def test_sums_that_code_outside_adds_to_in_another_order_are_announced(outside, 
     torch.manual_seed(0)
     first, last = nn.Linear(8, 8), nn.Linear(8, 8)
     model = tightfit.fit(Twice(), "1GiB", costs="unit")
-    for _ in range(2):
-        x = first(torch.randn(4, 8))
+    for rows in (4, 4, 5):  # the last needs a plan of its own, and is not announced again
+        x = first(torch.randn(rows, 8))
         earlier = last(x) if outside == "earlier" else 0
         output = model(x) + earlier
         if outside == "later":
             output = output + last(x)
         output.sum().backward()
-    assert ("is a sum" in capsys.readouterr().err) == (outside == "later")
+    assert capsys.readouterr().err.count("is a sum") == (outside == "later")
 
 
 class Reads(nn.Module):

@@ -98,6 +98,7 @@ class DifferentiatedCall:
         own = {p: get_gradient_edge(x) for p, (x, o) in pairs if x is o and _has_history(x)}
         self._owners = {p: own[p] for _, p in joint.gradients if p in own}
         self._ends = {edge.node for edge in own.values()}
+        self._inputs = [weakref.ref(ran.inputs[p]) for p in own]
         self._made = _made_by(joint, ran)
         self._outputs = {i: get_gradient_edge(x) for i, x in self._made.items()}
         self._returned = tuple(self._outputs)
@@ -144,14 +145,17 @@ class DifferentiatedCall:
         if not any(wanted.values()):
             return {}
         asked = {_key(edge): edge for each in wanted.values() for edge in each.values()}
-        found = torch.autograd.grad(
-            self._edges(came, waiting, calls),
-            list(asked.values()),
-            [*came.values(), *waiting.gradients.values()],
-            create_graph=torch.is_grad_enabled(),
-            retain_graph=engine.keeps_graph(),
-            allow_unused=True,
-        )
+        edges = self._edges(came, waiting, calls)
+        inputs = (x for call in calls for known in call._inputs if (x := known()) is not None)
+        with engine.without_hooks(inputs):
+            found = torch.autograd.grad(
+                edges,
+                list(asked.values()),
+                [*came.values(), *waiting.gradients.values()],
+                create_graph=torch.is_grad_enabled(),
+                retain_graph=engine.keeps_graph(),
+                allow_unused=True,
+            )
         gradients = dict(zip(asked, found, strict=True))
         for call in calls:  # inputs of several calls are handed over once
             own = {p: gradients.pop(_key(edge), None) for p, edge in wanted[call].items()}

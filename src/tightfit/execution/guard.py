@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 from weakref import WeakSet
 
 import msgspec
@@ -88,17 +88,35 @@ class Opened(Protocol):
 _GUARDS: Living[Guard] = Living()
 
 
+class Measuring(Protocol):
+    """Measures steps."""
+
+    def take_peak(self) -> Any:
+        """Note the peak so far."""
+
+    def skip_peak(self) -> None:
+        """Leave memory held since the peak was last noted out of the step."""
+
+
+_MEASURING: Living[Measuring] = Living()
+
+
+def leave_out_of(measuring: Measuring) -> None:
+    """Have work to plan a step left out of those that something measures."""
+    _MEASURING.add(measuring)
+
+
 @contextlib.contextmanager
 def left_out() -> Iterator[None]:
     """Leave work to plan a step out of every other step that is measured."""
-    guards = _GUARDS.now()
-    for guard in guards:
-        guard.take_peak()
+    measuring = _MEASURING.now()
+    for each in measuring:
+        each.take_peak()
     try:
         yield
     finally:
-        for guard in guards:
-            guard.skip_peak()
+        for each in measuring:
+            each.skip_peak()
 
 
 class _Exceeded:
@@ -187,6 +205,7 @@ class Guard:
         self._is_checked_only = False
         self._learns = True  # from the open step
         _GUARDS.add(self)
+        leave_out_of(self)
         try:
             self.meter = meter_for(device)
         except TightfitError:

@@ -109,20 +109,20 @@ class Runner:
             )
         return self._without[missing]
 
-    def announce_sum(self, position: int) -> None:
+    def announce_sum(self, tell: Callable[[str], None], position: int) -> None:
         """Say it, once, if code outside the plan adds to a gradient that is a sum itself."""
         self.summed.discard(position)
-        announce(
+        tell(
             f"the gradient of {self.joint.sources[position].name} of {self.captured.graph.name} is "
             "a sum, and code outside the plan adds to it: in another order than plain PyTorch, so "
             "that last bits may differ. Put that code into the plan, too (tightfit.step)"
         )
 
-    def look_at_views(self, came: Mapping[int, Any]) -> None:
+    def look_at_views(self, tell: Callable[[str], None], came: Mapping[int, Any]) -> None:
         """Say it, once, if views of one another add to a gradient that is a sum in the plan."""
         if self._mixed and any(came.get(index) is not None for index in self._mixed):
             self._mixed.clear()
-            announce(
+            tell(
                 f"outputs of {self.captured.graph.name} are views of one tensor, which the plan "
                 "itself reads. Gradients that code outside adds up come before those of the plan, "
                 "in another order than plain PyTorch, so that last bits may differ. Put that code "
@@ -149,7 +149,8 @@ class Run(Chained):
 
     `on_start`, `on_finish`: called when backward begins and when its last gradient has been handed
     over. `repeated`: runs the call again: for a backward that is to be differentiated, that has
-    gradients of other outputs than planned for, or that comes after another (retain_graph).
+    gradients of other outputs than planned for, or that comes after another (retain_graph). `tell`:
+    tells the user of bits that may differ.
     """
 
     def __init__(
@@ -157,6 +158,7 @@ class Run(Chained):
         on_start: Callable[[Run], None] = lambda run: None,
         on_finish: Callable[[Run], None] = lambda run: None,
         repeated: Repeated | None = None,
+        tell: Callable[[str], None] = announce,
     ) -> None:
         self.runner: Runner | None = None
         self.inputs: list[Any] = []
@@ -172,6 +174,7 @@ class Run(Chained):
         self.reached = Reached()
         self.sums: Sums | None = None
         self._repeated = repeated
+        self._tell = tell
         self._again: DifferentiatedCall | None = None
         self._node: weakref.ref[Any] | None = None
 
@@ -179,7 +182,7 @@ class Run(Chained):
         """Take the inputs of the forward program, and those whose gradients are sums."""
         self.runner = runner
         self.inputs = inputs
-        self.sums = Sums(runner.announce_sum, runner.joint.gradients)
+        self.sums = Sums(partial(runner.announce_sum, self._tell), runner.joint.gradients)
         for position, owner in summed.items():
             self.sums.watch(position, owner)
 
@@ -256,7 +259,7 @@ class Run(Chained):
         if self.unchanged is not None:
             self.unchanged.read_copies()
             self.unchanged = None
-        runner.look_at_views(by_position)
+        runner.look_at_views(self._tell, by_position)
         tangents = [tangent(by_position.pop(i, None), meta) for i, meta in runner.tangents]
         saved, self.saved = self.saved, None
         self.state = RunState.IN_BACKWARD

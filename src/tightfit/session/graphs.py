@@ -27,6 +27,7 @@ from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.followed import FollowedCalls
 from tightfit.session.handed_calls import HandedCalls, RunsGraphs
 from tightfit.session.memory.account import Account
+from tightfit.session.memory.derived import NeedsLessPlainly
 from tightfit.session.memory.limit import name_budget, raising, refuses
 from tightfit.session.options import Options
 from tightfit.session.parts.in_graphs import InGraphs
@@ -35,6 +36,7 @@ from tightfit.session.step.graphs_of_step import GraphsOfStep
 from tightfit.session.whole.plans import FitsPlainly
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.steps import WholeSteps
+from tightfit.units import format_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +71,7 @@ class GraphSteps(WholeSteps):
         # Graphs that no plan fits and plain PyTorch may
         self._plain: weakref.WeakKeyDictionary[HandedGraph, _Plainly] = weakref.WeakKeyDictionary()
         self._one_ops: list[str] = []  # that were announced
+        self._tells_derived = False  # whether it was announced that these run plainly
 
     @property
     def is_used(self) -> bool:
@@ -123,9 +126,13 @@ class GraphSteps(WholeSteps):
         if plainly is None:
             try:
                 return super().__call__(self.graphs.arguments(graph, inputs))
+            except NeedsLessPlainly:
+                return self._run_derived(graph, inputs)
             except (FitsPlainly, NoRoomToMeasure) as found:
                 plainly = self._left_plain(found)
-        return self._run_plainly(graph, inputs, plainly)
+        output = self._run_plainly(graph, inputs, plainly)
+        self._plain[graph] = plainly  # not once it was raised: its traceback holds the inputs
+        return output
 
     def _left_plain(self, found: FitsPlainly | NoRoomToMeasure) -> _Plainly:
         """Return how a call is to run without a plan, if that may fit."""
@@ -143,6 +150,21 @@ class GraphSteps(WholeSteps):
         announce(f"{name}: {why} It runs as plain PyTorch; requests beyond the budget are refused")
         return plainly
 
+    def _run_derived(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
+        """Run a call whose backward is expected to be differentiated, as it is."""
+        self.close_step()  # of the planned call before
+        needed_bytes, budget_bytes = self.derived.needed_bytes, self.options.limit_bytes
+        why = (
+            f"{self.callee.name}: its backward is differentiated (create_graph), and by a plan, "
+            f"whose forward runs again for that, a step takes about {format_bytes(needed_bytes)} "
+            f"of a budget of {format_bytes(budget_bytes)}"
+        )
+        if not self._tells_derived:
+            self._tells_derived = True
+            announce(f"{why}. Such calls run as plain PyTorch; requests beyond it are refused")
+        error = InfeasibleBudget(why, budget_bytes=budget_bytes, minimum_bytes=needed_bytes)
+        return self._run_plainly(graph, inputs, _Plainly(error))
+
     def _run_plainly(self, graph: HandedGraph, inputs: Sequence[Any], plainly: _Plainly) -> Any:
         """Run a graph that no plan fits as it is.
 
@@ -153,7 +175,6 @@ class GraphSteps(WholeSteps):
             raise error
         with raising(error):
             output = graph.run_as_it_is(*inputs)
-        self._plain[graph] = plainly  # not once it was raised: its traceback holds the inputs
         if not plainly.has_backward:
             _refuse_backward(output, error)
         return output

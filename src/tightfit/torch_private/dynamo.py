@@ -359,10 +359,10 @@ def _module_of_frame(frame: Any) -> nn.Module | None:
 
 
 def _module_behind_a_break(frame: Any) -> nn.Module | None:
-    """Return the first module among inputs of the code after a break."""
+    """Return the first module among inputs of the code after a break, and what it closes over."""
     if not frame.f_code.co_name.startswith(_BEHIND_A_BREAK):
         return None
-    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount] + frame.f_code.co_freevars
     given = (frame.f_locals.get(name) for name in names)
     return next((each for each in given if isinstance(each, nn.Module)), None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import types
@@ -52,6 +53,23 @@ def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
 def hooks_of_gradient(tensor: torch.Tensor) -> list[Any]:
     hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # type: ignore[attr-defined]
     return [hook for known in hooks if known for hook in known.values()]
+
+
+@contextlib.contextmanager
+def without_hooks(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Have gradients of tensors go by their hooks, and not kept: what comes is a part of them."""
+    tensors = list(tensors)
+    hooks = [(known, dict(known)) for x in tensors if (known := x._backward_hooks)]
+    kept = [(x, x.grad) for x in tensors if x.retains_grad]
+    for known, _ in hooks:  # the engine asks the same dictionary in each backward
+        known.clear()
+    try:
+        yield
+    finally:
+        for known, own in hooks:
+            known.update(own)
+        for x, gradient in kept:
+            x.grad = gradient
 
 
 def is_differentiated_by(tensor: torch.Tensor) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NamedTuple
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from support.step_programs import menus, programs
 from tightfit.session.parts.choice import PartPlans
 from tightfit.session.parts.history import Situation
-from tightfit.session.step.edits import PossibleCall, as_called, with_calls, without_call
+from tightfit.session.step.edits import PossibleCall, as_called, with_calls, with_more, without_call
 from tightfit.session.step.holding import Holding
 from tightfit.session.step.ledger import Interval, StepLedger
 
@@ -83,6 +86,35 @@ def test_the_peak_of_a_step_with_another_call_and_another_plan() -> None:
     more = with_calls(less, {"second": PossibleCall("layer", holding(40, 180, 300), 10)}, ORDER)
     assert more.peak_with({}) == 106 + 46 + 4 + 10 + 300
     assert more.peak_with({"layer": holding(0, 10, 20)}) == 6 + 4 + 2 * 10 + 20
+
+
+def test_the_peak_of_a_step_with_calls_that_hold_more() -> None:
+    ledger = three_layers()
+    more = with_more(ledger, [0, 50, 0])
+    assert more.peak_with({}) == ledger.peak_with({}) + 50  # in the backward of the third
+    assert more.intervals[-1] == ledger.intervals[-1]
+    assert with_more(ledger, [0, 0, 0]) is ledger
+
+
+class Layer(NamedTuple):
+    name: str
+    least: Holding
+    most: Holding
+
+
+SAVED = (100, 160, 120)
+
+
+def test_a_call_of_another_size_in_each_step_is_foreseen_at_its_greatest() -> None:
+    kinds = [Layer(f"{saved}", holding(40, 150, 200), holding(saved, 150, 200)) for saved in SAVED]
+    situation, step = Situation("inputs", 0), three_layers()
+    steps = [replace(step, calls=(kinds[0], kind, kinds[0])) for kind in kinds]
+    situation.ended(steps[0])
+    assert situation.with_varying(steps[0]) is steps[0]
+    for step in steps[1:]:
+        situation.ended(step)
+    expected = with_more(steps[2], [0, 160 - 40, 0])
+    assert situation.with_varying(steps[2]).intervals == expected.intervals
 
 
 def test_what_is_held_when_a_call_begins_is_compared_with_what_was_foreseen() -> None:

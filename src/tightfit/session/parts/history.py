@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence, Set
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from tightfit.planners.background import Search
 from tightfit.progress import Progress
 from tightfit.session.parts.choice import PartPlans
 from tightfit.session.parts.kinds import Kind, Part, forget_oldest
+from tightfit.session.step.edits import with_more
 from tightfit.session.step.holding import Holding
 from tightfit.session.step.ledger import StepLedger
 
@@ -34,6 +37,7 @@ class Situation:
         self.planned_bytes = 0
         self.learned = 0
         self._turn = 0
+        self._sizes: dict[_Turn, _Sizes] = {}
         self._searches: list[Search[PartPlans | None]] = []
         weakref.finalize(self, _cancel, self._searches)  # not awaited when the model is gone
 
@@ -57,9 +61,24 @@ class Situation:
         To leave a call out of a measured step is more exact than to put a call in.
         """
         self.learned += 1
+        for turn, kind in zip(_turns(ledger), ledger.calls, strict=True):
+            self._sizes[turn] = _seen(self._sizes.get(turn), kind)
         known = self.ledger
         if known is None or not self._knows(ledger) or len(ledger.calls) >= len(known.calls):
             self.ledger = ledger
+
+    def with_varying(self, ledger: StepLedger[Kind]) -> StepLedger[Kind]:
+        """Return a step whose calls of ever other sizes hold as much as plain PyTorch at most.
+
+        Nothing is captured for them any more once they have had some more sizes, and then they run
+        without plans.
+        """
+        more_bytes: list[int] = []
+        for turn, kind in zip(_turns(ledger), ledger.calls, strict=True):
+            sizes = self._sizes.get(turn)
+            most_bytes = sizes.most_bytes if sizes is not None and sizes.vary else 0
+            more_bytes.append(max(0, most_bytes - kind.least.staying_bytes))
+        return with_more(ledger, more_bytes)
 
     def checked(self, ledger: StepLedger[Kind]) -> None:
         """Note a step of which not every peak was seen; learn again if other parts have run."""
@@ -174,6 +193,35 @@ class CallOrder:
     def order(self) -> dict[Part, int]:
         """Return each part's turn."""
         return {part: turn for turn, part in enumerate(self._parts)}
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """The kinds that a call of a part was in the steps so far."""
+
+    name: str  # of the first
+    most_bytes: int  # that any keeps to its backward if nothing is recomputed
+    vary: bool  # whether there was another
+
+
+def _seen(known: _Sizes | None, kind: Kind) -> _Sizes:
+    if known is None:
+        return _Sizes(kind.name, kind.most.staying_bytes, vary=False)
+    most_bytes = max(known.most_bytes, kind.most.staying_bytes)
+    return _Sizes(known.name, most_bytes, vary=known.vary or kind.name != known.name)
+
+
+_Turn: TypeAlias = tuple[Part, int]
+"""A part, and which of its calls in a step."""
+
+
+def _turns(ledger: StepLedger[Kind]) -> list[_Turn]:
+    before: Counter[Part] = Counter()
+    turns: list[_Turn] = []
+    for part in ledger.parts:
+        turns.append((part, before[part]))
+        before[part] += 1
+    return turns
 
 
 def _cancel(searches: list[Search[PartPlans | None]]) -> None:

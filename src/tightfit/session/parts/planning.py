@@ -28,6 +28,7 @@ from tightfit.session.step.holding import Holding
 from tightfit.session.step.ledger import StepLedger
 from tightfit.units import format_bytes
 
+_VARYING = 32  # by which part of its bytes a step may differ from the last, where data decide
 _WORTH_A_SEARCH = 0.001  # of overhead
 _LEARNED = 8  # steps that are alike; later ones are checked, and peaks are the user's
 _ALIKE = 0.005  # of the budget: two steps that differ by less at their begin are alike
@@ -72,6 +73,7 @@ class StepPlans:
         self._coming_bytes = 0
         self._stepping_bytes = 0
         self._choices_made: Counter[Any] = Counter()
+        self._has_left = False  # whether anything was left to Python since it began
 
     @property
     def limit_bytes(self) -> int:
@@ -90,6 +92,7 @@ class StepPlans:
 
     def forget_absent(self) -> None:
         """Forget parts that have not run in the last step: others run in their place now."""
+        self._has_left = True
         self._latest = {part: kind for part, kind in self._latest.items() if part in self._holdings}
         called = set(self._holdings)
         self._situations.keep(called)
@@ -118,7 +121,7 @@ class StepPlans:
             if self._possible and not self._has_room(worst):  # perhaps they take turns
                 self._possible = {}
                 worst = ledger.with_base(held)
-            self._plan(self._situation, worst)
+            self._plan(self._situation, self._with_varying(worst))
 
     def least_peak_bytes(self, ledger: StepLedger[Kind]) -> int:
         """Return the peak of a step if all parts run that may, by least plans."""
@@ -135,6 +138,21 @@ class StepPlans:
         return self._fits_at_least(ledger) or (
             self._search_least(ledger) and self._fits_at_least(ledger)
         )
+
+    def _with_varying(self, ledger: StepLedger[Kind]) -> StepLedger[Kind]:
+        """Return a step with room for calls of ever other sizes, if there is any."""
+        if self.options.ranks is not None:
+            return ledger  # ranks foresee the same
+        varying = self._situation.with_varying(ledger)
+        return varying if self._fits_at_least(varying) else ledger
+
+    def _varying_bytes(self, ledger: StepLedger[Kind]) -> int:
+        """Return room for code between parts, left to Python because data decide its sizes."""
+        if not self._has_left or self.options.ranks is not None:
+            return 0
+        own_bytes = _peak_at_least(ledger) - ledger.base_bytes
+        room_bytes = self.limit_bytes - self.late_bytes - self.options.left_bytes
+        return max(0, min(own_bytes // _VARYING, room_bytes - ledger.base_bytes - own_bytes))
 
     def _fits_at_least(self, ledger: StepLedger[Kind]) -> bool:
         room_bytes = self.limit_bytes - self.late_bytes - self.options.left_bytes
@@ -179,6 +197,7 @@ class StepPlans:
         """
         most_bytes = self.limit_bytes
         left_bytes = most_bytes - self.late_bytes - self.options.left_bytes
+        left_bytes -= self._varying_bytes(worst)
         plans = situation.plans
         if worst.outside_bytes > most_bytes:
             raise self._infeasible(worst)
@@ -348,7 +367,7 @@ class StepPlans:
         ledger = self._ended
         if ledger is None or part not in ledger.parts:
             return 0
-        ledger = ledger.with_base(self._base_bytes)
+        ledger = self._situation.with_varying(ledger.with_base(self._base_bytes))
         ran = {p: iter(holdings) for p, holdings in self._holdings.items()}
         pairs = [*zip(ledger.parts, ledger.calls, strict=True)]
         now = [next(ran.get(own, iter(())), kind.least) for own, kind in pairs]

@@ -22,7 +22,7 @@ from tightfit.execution.guard import Guard, StepPeaks, left_out
 from tightfit.execution.run_state import RunState
 from tightfit.execution.runtime import Run
 from tightfit.plan.plan import Plan
-from tightfit.progress import announce
+from tightfit.progress import Announcements, announce
 from tightfit.session.memory.limit import raising
 from tightfit.session.options import Options
 from tightfit.session.parts.again import PartsAgain, PartStep
@@ -84,6 +84,7 @@ class PartSteps:
         self._writer: LedgerWriter | None = None
         self._last: tuple[StepLedger[Kind], int] | None = None
         self._again = PartsAgain(self)
+        self._announcements = Announcements()
         self._plainly: weakref.WeakSet[Part] = weakref.WeakSet()  # that was announced
         # Of calls that the budget had no room to measure: these say so, and are never raised
         self._unmeasured: dict[Any, InfeasibleBudget] = {}
@@ -301,7 +302,7 @@ class PartSteps:
         again = None
         if not part.is_gathered:
             again = RepeatableCall(weakref.ref(self._again), step, call.given)
-        run = Run(started, finished, again)
+        run = Run(started, finished, again, self._announcements.tell)
         self._open.add(run)
         weakref.finalize(run, _drop, writer, self.guard, number)
         leaves = kind.inputs(call.given.leaves)

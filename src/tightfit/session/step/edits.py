@@ -107,6 +107,18 @@ def with_call(
     )
 
 
+def with_more(ledger: StepLedger[CallKind], more_bytes: Sequence[int]) -> StepLedger[CallKind]:
+    """Return the ledger of a step whose calls hold more, each from its forward to its backward."""
+
+    def shifted(interval: Interval) -> Interval:
+        calls = {*interval.holding, *([interval.call] if interval.phase == "forward" else [])}
+        return _shifted(interval, sum(more_bytes[call] for call in calls), interval.open)
+
+    if not any(more_bytes):
+        return ledger
+    return replace(ledger, intervals=tuple(map(shifted, ledger.intervals)))
+
+
 def without_call(ledger: StepLedger[CallKind], call: int) -> StepLedger[CallKind]:
     """Return the ledger of a step that leaves one call out."""
     intervals = ledger.intervals

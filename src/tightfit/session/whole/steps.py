@@ -24,10 +24,11 @@ from tightfit.execution.run_state import RunState
 from tightfit.execution.runtime import Run, Runner
 from tightfit.living import Living
 from tightfit.planners.questions.minimum import MinimumBudget
-from tightfit.progress import announce
+from tightfit.progress import Announcements, announce
 from tightfit.session.callee import Callee
 from tightfit.session.default_addresses import DefaultAddresses, PlanRejected
 from tightfit.session.memory.account import Account
+from tightfit.session.memory.derived import DerivedSteps, NeedsLessPlainly
 from tightfit.session.options import Options
 from tightfit.session.report import Report
 from tightfit.session.step.again import RepeatableCall
@@ -58,6 +59,7 @@ class WholeSteps:
         self.monitor = StepMonitor(callee.name, account)
         self.last: Planned | None = None
         self.runs: Living[Run] = Living()
+        self.derived = DerivedSteps(account)
         self._addresses = addresses
         self._plans = Plans(callee, self.captures, account, addresses, self.monitor)
         has_loss_outside = callee.root is not None
@@ -65,6 +67,7 @@ class WholeSteps:
         methods = own_methods(type(callee.root)) if has_loss_outside else ()
         self._under_way = OpenCall(account, origin, before_first_call(methods))
         self._calls = 0
+        self._announcements = Announcements()
         self._again = StepRepeater(
             self.captures,
             weakref.WeakMethod(self._replanned),
@@ -92,9 +95,12 @@ class WholeSteps:
     def __call__(self, given: GraphArguments) -> Any:
         """Run one planned forward.
 
-        Raises `CaptureError` if it cannot be captured as a whole, and `FitsPlainly`.
+        Raises `CaptureError` if it cannot be captured as a whole, `FitsPlainly`, and
+        `NeedsLessPlainly`.
         """
         spec = self._specialisation(given, waits=True)
+        if self.derived.runs_plainly(spec.key) and not self.options.needs_plans:
+            raise NeedsLessPlainly
         inputs = self.captures.inputs(spec, given)
         if self.options.steps is not None:
             self.options.steps.before_forward()
@@ -255,7 +261,7 @@ class WholeSteps:
         again = RepeatableCall(weakref.ref(self._again), spec, given)
         may_repeat = spec.captured.stepper is None
         started = _while_alive(self._this_weakly, WholeSteps._backward_started, spec)
-        run = Run(started, self._ended, again if may_repeat else None)
+        run = Run(started, self._ended, again if may_repeat else None, self._announcements.tell)
         self.runs.add(run)
         self._plans.shares.called(spec, run, self.options, self.monitor.live_bytes())
         self._calls += 1
@@ -309,6 +315,7 @@ class WholeSteps:
             self._under_way.backward_begins()
             if torch.is_grad_enabled():
                 self._under_way.note_differentiated()
+                self.derived.begins(spec.key)
             self.monitor.before_backward()
         else:
             self.monitor.close()  # the planned step is over; later work belongs to none
