@@ -15,7 +15,7 @@ from tightfit.allocator import meter_for
 from tightfit.capture.calls.signature import shape_of_call
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured
-from tightfit.capture.handed import HandedGraph
+from tightfit.capture.handed import GraphArguments, HandedGraph
 from tightfit.capture.origins import module_names
 from tightfit.capture.side_effects.generators import GeneratorStates, generators_of
 from tightfit.capture.traced_call import TracedCall
@@ -122,7 +122,9 @@ class InGraphs(PartsRoute):
             self.outside.varies()
             raise RunsPlainly
 
-    def _run(self, part: Part, call: PartCall | InfeasibleBudget | None, given: Arguments) -> Any:
+    def _run(
+        self, part: Part, call: PartCall | InfeasibleBudget | None, given: GraphArguments
+    ) -> Any:
         if not isinstance(call, PartCall) or not call.kind.captured.joint.opaque.calls:
             return self.steps.run(part, call, given)
         before = GeneratorStates(generators_of(self.callee.modules))

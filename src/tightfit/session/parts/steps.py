@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured, placeholder_tensors
+from tightfit.capture.handed import GraphArguments
 from tightfit.capture.opaque.needs import NoRoomToMeasure
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import WITHOUT_A_PLAN, BadInput, InfeasibleBudget, without_frames
@@ -223,7 +223,7 @@ class PartSteps:
 
     # -- parts --------------------------------------------------------------------------------
 
-    def kind_of(self, part: Part, given: Arguments) -> PartCall | InfeasibleBudget | None:
+    def kind_of(self, part: Part, given: GraphArguments) -> PartCall | InfeasibleBudget | None:
         """Return the kind of a call of a part, captured the first time; None without a gradient.
 
         Where the budget has no room to measure it, the error that says so is returned: it may run
@@ -246,7 +246,7 @@ class PartSteps:
                 forget_oldest(self._unmeasured)
         return without_frames(self._unmeasured[key])
 
-    def captured_again(self, part: Part, given: Arguments) -> PartCall:
+    def captured_again(self, part: Part, given: GraphArguments) -> PartCall:
         """Capture a call; memory for that belongs to no step."""
         with self.looking(), self.guard.paused():
             return self.known.capture(part, given, self.plans.options)
@@ -258,7 +258,9 @@ class PartSteps:
         with left_out():
             yield
 
-    def run(self, part: Part, call: PartCall | InfeasibleBudget | None, given: Arguments) -> Any:
+    def run(
+        self, part: Part, call: PartCall | InfeasibleBudget | None, given: GraphArguments
+    ) -> Any:
         """Run one forward of a part by its plan; its own forward if nothing needs a gradient.
 
         Where no plan fits the rest of the budget, or there was no room to measure, it runs as plain
@@ -318,7 +320,7 @@ class PartSteps:
         writer.forward_ended(number)
         return kind.captured.joint.structure.filled(outputs)
 
-    def _run_plainly(self, part: Part, given: Arguments, error: InfeasibleBudget) -> Any:
+    def _run_plainly(self, part: Part, given: GraphArguments, error: InfeasibleBudget) -> Any:
         """Run a part that no plan has room for as it is: requests above the limit are refused."""
         if not self._resident.name_budget(error.minimum_bytes or 0):
             raise error
