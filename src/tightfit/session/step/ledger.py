@@ -109,9 +109,14 @@ class StepLedger(Generic[CallKind]):
 
     def begin_of(self, call: int, new: Sequence[Holding]) -> int:
         """Return bytes held when a call's forward begins, with another plan for each call."""
-        own = next(i for i in self.intervals if i.phase == "forward" and i.call == call)
+        own = self._forwards[call]
         moved = (new[other].saved_bytes - self.holdings[other].saved_bytes for other in own.open)
         return self.base_bytes + own.begin_bytes + sum(moved)
+
+    @cached_property
+    def _forwards(self) -> dict[int, Interval]:
+        """The first stretch of each call's forward."""
+        return {i.call: i for i in reversed(self.intervals) if i.phase == "forward"}
 
     def rooms(self, saved_bytes: Mapping[CallKind, int], limit_bytes: int) -> dict[CallKind, int]:
         """Return how much each call of a kind may hold at its peak.
