@@ -48,17 +48,32 @@ def stretches(tensor: torch.Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def packed(
-    tensor: torch.Tensor, strides: tuple[int, ...], flags: Callable[[torch.Tensor], torch.Tensor]
+    tensor: torch.Tensor,
+    strides: tuple[int, ...],
+    write: Callable[[torch.Tensor, torch.Tensor], None],
 ) -> torch.Tensor:
     """Return a bit for each element of a dense tensor, in the order of memory.
 
+    `write`: writes the bits of elements.
+    """
+    bits = torch.empty(bit_bytes(tensor.numel()), dtype=torch.uint8, device=tensor.device)
+    write(flat(tensor, strides), bits)
+    return bits
+
+
+def by_stretches(
+    flags: Callable[[torch.Tensor], torch.Tensor],
+) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """Return a function that writes bits of elements, some at a time.
+
     `flags`: makes booleans of some of the elements, in memory of their own.
     """
-    elements = flat(tensor, strides)
-    bits = torch.empty(bit_bytes(tensor.numel()), dtype=torch.uint8, device=tensor.device)
-    for part, its_bits in stretches(elements):
-        pack(flags(elements[part]), bits[its_bits])
-    return bits
+
+    def write(elements: torch.Tensor, bits: torch.Tensor) -> None:
+        for part, its_bits in stretches(elements):
+            pack(flags(elements[part]), bits[its_bits])
+
+    return write
 
 
 def pack(flags: torch.Tensor, out: torch.Tensor) -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 
 from tightfit.alternatives.base import Extension, OpView, Way
-from tightfit.alternatives.bits import bit_bytes, bits_of, flat, packed, stretches, unpack
+from tightfit.alternatives.bits import (
+    bits_of,
+    by_stretches,
+    flat,
+    packed,
+    stretches,
+    unpack,
+)
 from tightfit.alternatives.kernels import runs_on
 from tightfit.capture.operators.dropout import scaled_dropout
 
@@ -17,11 +24,8 @@ def kept(mask: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     if runs_on(mask):
         from tightfit.alternatives.kernels.bits import pack_kept
 
-        elements = flat(mask, strides)
-        bits = torch.empty(bit_bytes(mask.numel()), dtype=torch.uint8, device=mask.device)
-        pack_kept(elements, bits)
-        return bits
-    return packed(mask, strides, torch.clone)
+        return packed(mask, strides, pack_kept)
+    return packed(mask, strides, by_stretches(torch.clone))
 
 
 def gradient_of_kept(

@@ -8,14 +8,15 @@ from __future__ import annotations
 import torch
 
 from tightfit.alternatives.base import Extension, OpView, Way
-from tightfit.alternatives.bits import bits_of, flat, packed, stretches, unpack
+from tightfit.alternatives.bits import bits_of, by_stretches, flat, packed, stretches, unpack
 
 aten = torch.ops.aten
 
 
 def sloped(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """Return a bit for each element of a hardsigmoid's input: is it inside?"""
-    return packed(x, strides, lambda part: (part > -3).logical_and_(part < 3))
+    inside = by_stretches(lambda part: (part > -3).logical_and_(part < 3))
+    return packed(x, strides, inside)
 
 
 def slope_marked(

@@ -11,7 +11,14 @@ import dataclasses
 import torch
 
 from tightfit.alternatives.base import Extension, OpView, Way
-from tightfit.alternatives.bits import bit_bytes, bits_of, flat, packed, stretches, unpack
+from tightfit.alternatives.bits import (
+    bits_of,
+    by_stretches,
+    flat,
+    packed,
+    stretches,
+    unpack,
+)
 from tightfit.alternatives.kernels import runs_on
 
 aten = torch.ops.aten
@@ -27,11 +34,8 @@ def passed(output: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     if runs_on(output):
         from tightfit.alternatives.kernels.bits import pack_passed
 
-        elements = flat(output, strides)
-        bits = torch.empty(bit_bytes(output.numel()), dtype=torch.uint8, device=output.device)
-        pack_passed(elements, bits)
-        return bits
-    return packed(output, strides, lambda part: (part <= 0).logical_not_())
+        return packed(output, strides, pack_passed)
+    return packed(output, strides, by_stretches(lambda part: (part <= 0).logical_not_()))
 
 
 def pass_marked(

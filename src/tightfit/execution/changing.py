@@ -46,7 +46,7 @@ class ChangingBuffers:
         self._may_change.difference_update(same)
 
     def expect(self, position: int) -> None:
-        """Copy the buffer of a placeholder from now on, if it is any: it has changed."""
+        """Copy a placeholder from now on if it is a buffer: it has changed."""
         self._may_change.update({position} & self._buffers)
 
 

@@ -171,7 +171,7 @@ class _Run:
             self.resident[value] = self.clock_s
 
     def _may_be_added(self, value: ValueId) -> bool:
-        """A value that stays from its first computation is not made again by a later."""
+        """A value that stays from its first computation is not made again by another."""
         if value in self.made and not self.problem.values[value].recoverable:
             return False
         self.made.add(value)

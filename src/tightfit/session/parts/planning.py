@@ -82,6 +82,11 @@ class StepPlans:
         return usable_bytes(self.options.budget_bytes, self.options.reserve_bytes)
 
     @property
+    def _room_bytes(self) -> int:
+        """Of these, the bytes that plans are made for."""
+        return self.limit_bytes - self.late_bytes - self.options.left_bytes
+
+    @property
     def latest(self) -> Mapping[Part, Kind]:
         """The kind of the last call of each part."""
         return self._latest
@@ -144,19 +149,18 @@ class StepPlans:
         if self.options.ranks is not None:
             return ledger  # ranks foresee the same
         varying = self._situation.with_varying(ledger)
-        return varying if self._fits_at_least(varying) else ledger
+        return varying if varying is ledger or self._fits_at_least(varying) else ledger
 
     def _varying_bytes(self, ledger: StepLedger[Kind]) -> int:
         """Return room for code between parts, left to Python because data decide its sizes."""
         if not self._has_left or self.options.ranks is not None:
             return 0
-        own_bytes = _peak_at_least(ledger) - ledger.base_bytes
-        room_bytes = self.limit_bytes - self.late_bytes - self.options.left_bytes
-        return max(0, min(own_bytes // _VARYING, room_bytes - ledger.base_bytes - own_bytes))
+        least_bytes = _peak_at_least(ledger)
+        own_bytes = least_bytes - ledger.base_bytes
+        return max(0, min(own_bytes // _VARYING, self._room_bytes - least_bytes))
 
     def _fits_at_least(self, ledger: StepLedger[Kind]) -> bool:
-        room_bytes = self.limit_bytes - self.late_bytes - self.options.left_bytes
-        return _peak_at_least(ledger) <= room_bytes
+        return _peak_at_least(ledger) <= self._room_bytes
 
     def _worst(
         self, ledger: StepLedger[Kind], possible: Mapping[Part, PossibleCall[Kind]]
@@ -196,8 +200,7 @@ class StepPlans:
         and all ranks are to run the same.
         """
         most_bytes = self.limit_bytes
-        left_bytes = most_bytes - self.late_bytes - self.options.left_bytes
-        left_bytes -= self._varying_bytes(worst)
+        left_bytes = self._room_bytes - self._varying_bytes(worst)
         plans = situation.plans
         if worst.outside_bytes > most_bytes:
             raise self._infeasible(worst)

@@ -316,7 +316,7 @@ class PartSteps:
             leaves = len(call.given.leaves)
             kept = step.leaves_of(runner.program.kept, leaves)
             written = step.leaves_of([p for _, p in kind.captured.joint.write_backs], leaves)
-            again.hold_only(kept, written, is_repeated=self.known.is_repeated(key))
+            again.hold_only(kept, written)
         writer.forward_ended(number)
         return kind.captured.joint.structure.filled(outputs)
 

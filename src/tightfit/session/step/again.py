@@ -116,14 +116,14 @@ class RepeatableCall(Generic[_Step]):
         self._as_they_were = _state_of(inputs)
         return outputs
 
-    def hold_only(self, kept: Set[int], written: Set[int], *, is_repeated: bool) -> None:
+    def hold_only(self, kept: Set[int], written: Set[int]) -> None:
         """Hold only some of the inputs from now on; others are there while other code holds them.
 
-        `kept`: the flattened inputs that the plan keeps. `is_repeated`: whether such calls were run
-        again before.
+        `kept`, `written`: the flattened inputs that the plan keeps, and that it writes.
         """
-        others = "data" if self._owner().may_repeat(self._step) else "none"
-        self._given.hold_only(kept, written, "all" if is_repeated else others)
+        owner = self._owner()
+        others = "data" if owner.may_repeat(self._step) else "none"
+        self._given.hold_only(kept, written, "all" if owner.is_repeated(self._step) else others)
 
     def retained(self) -> None:
         """Hold the inputs that are there: a further backward may come."""

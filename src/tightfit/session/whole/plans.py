@@ -76,7 +76,7 @@ class _LastChoice:
 
 
 class Plans:
-    """The plans that calls of a callee run: each call chooses anew among the known plans.
+    """The plans that calls of a callee run: each call chooses among all that are known.
 
     `addresses`: of its steps in memory. `shares`: divides the budget among calls that await
     their backward at once. `more_bytes`: held now, or reserved for others, beyond bytes held when
