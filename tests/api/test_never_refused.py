@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import tightfit
-from benchmarks.training_loops import LIFETIMES, Life, Loop, Run, live
+from benchmarks.training_loops import LIFETIMES, LOOPS, Life, Loop, Run, live
 from benchmarks.training_loops.drawn import drawn_loop
 from tightfit.errors import InfeasibleBudget
 from tightfit.plan.plan import Outcome
@@ -176,3 +176,15 @@ def test_no_step_waits_for_a_search_where_plain_pytorch_fits(
     plain, fitted = lives(LIFETIMES["gradients_cleared_late"].function)
     assert_trained_alike(plain, fitted)
     assert not waited
+
+
+def test_gradients_that_may_never_come_prove_nothing() -> None:
+    """A model returns its loss and what it was made of: no gradient of the latter ever comes."""
+    loop = LOOPS["logits_held"].function
+    gc.collect()
+    plain = live(loop, Run(None, steps=STEPS, small=True))
+    refused = within(loop, plain.whole_bytes // 2)
+    proven = [int(n) for n in re.findall(r"proven: none fits less than (\d+)", refused.error)]
+    assert proven and refused.advised_bytes is not None
+    assert proven[0] <= refused.advised_bytes
+    assert_trained_alike(plain, within(loop, refused.advised_bytes))

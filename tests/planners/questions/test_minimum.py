@@ -7,11 +7,12 @@ from hypothesis import given
 from support.graphs import training_graphs, two_layers
 from support.papers import chain
 from tightfit.graph import Graph
+from tightfit.graph.forward import forward_of
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan import verify
 from tightfit.planners.base import Limits
 from tightfit.planners.questions.least_budgets import LeastBudgets
-from tightfit.planners.questions.minimum import minimum_budget
+from tightfit.planners.questions.minimum import minimum_budget, proven_least_bytes
 
 
 @given(training_graphs())
@@ -23,6 +24,15 @@ def test_the_plan_found_needs_what_is_said_and_no_plan_needs_less_than_the_limit
     assert least.plan.budget_bytes == least.found_bytes
     assert graph.constant_bytes <= least.lower_bytes <= least.found_bytes
     assert least.found_bytes <= eager_peak_bytes(graph)
+
+
+@given(training_graphs())
+def test_a_forward_alone_is_not_proven_to_need_more_than_the_step(graph: Graph) -> None:
+    limits = Limits(seconds=1.0, iterations=20)
+    alone = forward_of(graph)
+    assert len(alone.ops) < len(graph.ops) and len(alone.values) == len(graph.values)
+    found_bytes = minimum_budget(graph, limits=limits).found_bytes
+    assert graph.constant_bytes <= proven_least_bytes(alone, "fresh", limits) <= found_bytes
 
 
 def test_it_is_exact_where_one_op_needs_everything() -> None:

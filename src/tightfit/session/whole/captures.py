@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -44,8 +43,6 @@ class Captures(RepeatedCalls):
         self._detached: dict[Any, Detached] = {}
         self._usage = Usage()
         self._takes_more = False  # whether outputs other than a loss had gradients
-        self._shown: weakref.WeakKeyDictionary[Specialisation, frozenset[int]]
-        self._shown = weakref.WeakKeyDictionary()  # which outputs had gradients the last time
         assert isinstance(callee.function, HandedGraphs)
         self._graphs = GraphCalls(callee.function)
         self._deciding: set[Any] = set()  # signatures of calls all of whose numbers decide
@@ -241,9 +238,9 @@ class Captures(RepeatedCalls):
         """Note which outputs have received gradients; drop a plan that is made for others."""
         self.note_backward(spec.key)
         used, unused = run.reached.used, run.reached.unused
-        if not unused and self._shown.get(spec) == used:
+        if not unused and spec.received == used:
             return  # as in the step before
-        self._shown[spec] = used
+        spec.note_received(used)
         self._takes_more |= bool(run.reached.unplanned)
         before = self._detached.get(spec.key, frozenset())
         self._usage.note(spec.key, run.reached)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tightfit.errors import InfeasibleBudget
+from tightfit.graph.forward import forward_of
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.assemble import everything_kept
@@ -104,9 +105,11 @@ class LessExpected:
 
     def proven_bytes(self, spec: Specialisation) -> int | None:
         """Return the least budget without all that is only expected; None: nothing is."""
-        if not any(self.held_bytes.values()):
+        if not (any(self.held_bytes.values()) or spec.may_receive_less):
             return None
         known = self._certain.around(spec.hoped.with_predicted(0))
+        if spec.may_receive_less:
+            known = forward_of(known)
         return proven_least_bytes(known, self._certain.gradients, _QUICKLY)
 
     def held_by(self, step: Passing) -> Mapping[str, int]:

@@ -99,7 +99,8 @@ class Specialisation:
     holds them until its end. `tuner`: times the first steps; None when costs are final. `used`: the
     number of the last call that used it. `postponed`: alternatives that are still to be compared;
     None: there are none. `places`: which inputs of a handed graph its placeholders are, where all
-    are; None: not known yet. `guards`: what it depends on in addition to the signature.
+    are; None: not known yet. `received`: the outputs that had gradients in its last backward;
+    None: it had none. `guards`: what it depends on in addition to the signature.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Specialisation:
         self.tuner: Tuner | None = None
         self.used = 0
         self.places: tuple[int, ...] | None = None
+        self.received: frozenset[int] | None = None
         self.postponed = Postponed(captured.hoped) if captured.hoped is not None else None
         self._plans: dict[Surroundings, Planned] = {}
         self._optimistic: dict[Surroundings, Planned] = {}
@@ -144,6 +146,16 @@ class Specialisation:
     def note_places(self, places: tuple[int, ...]) -> None:
         """Note which inputs of a handed graph its placeholders are; none: others are, too."""
         self.places = places
+
+    def note_received(self, outputs: frozenset[int]) -> None:
+        """Note which outputs had gradients in its last backward."""
+        self.received = outputs
+
+    @property
+    def may_receive_less(self) -> bool:
+        """Whether gradients of some outputs may never come: the step is planned with several."""
+        planned = {s.index for s in self.captured.joint.sources if s.kind == "tangent"}
+        return len(planned) > 1 and not planned <= (self.received or frozenset())
 
     # -- plans --------------------------------------------------------------------------------
 
