@@ -21,7 +21,7 @@ _TIMES_HELD = {aten._log_softmax.default: 1, aten.sigmoid.default: 2, aten.tanh.
 """How often a loss outside a plan holds the output of one of these, with its gradient."""
 
 _NUMBERS_BYTES = 4 << 10
-_NUMBERS_SHARE = 128  # of a small loop's budget they may be no more
+_NUMBERS_SHARE = 100  # of a small loop's budget they may be no more
 
 
 @dataclass(frozen=True)

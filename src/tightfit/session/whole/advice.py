@@ -35,6 +35,7 @@ from tightfit.session.whole.specialisation import Specialisation
 from tightfit.units import format_bytes
 
 _QUICKLY = Limits(seconds=2.0)
+_ESTIMATED = 64  # of what several calls need, this part may be missing
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,10 @@ class OpenCalls:
     """The other calls that are open at the same time as a call."""
 
     waiting: int  # calls of the same callable before it that await their backward
-    least_bytes: int  # kept by calls to come, at least
-    company_bytes: int  # a size with room for all calls of the step, where others share the budget
+    least_bytes: int = 0  # kept by calls to come, at least
+    own_bytes: int = 0  # with which room is left for a call that keeps least
+    company_bytes: int = 0  # a size with room for all calls of the step, where others share it
+    spare_bytes: int = 0  # kept by calls that wait beyond what they must keep
 
     @property
     def is_alone(self) -> bool:
@@ -130,13 +133,25 @@ class _Loop:
     def needed_bytes(self, call_bytes: int) -> dict[str, int]:
         """Return the budgets by what needs them; `call_bytes`: that of the call by itself."""
         every = {"this call": call_bytes, "the optimizer's step": self._step_bytes}
-        if self.open_calls.company_bytes:
-            company_bytes = self.open_calls.company_bytes + self._returned_bytes
-            every["calls within the same budget"] = company_bytes
+        calls = self.open_calls
+        if calls.company_bytes:
+            every["calls within the same budget"] = calls.company_bytes + self._returned_bytes
+        elif calls.waiting:
+            every["calls that await their backward"] = self._waiting_bytes
+        every = {holder: size - calls.spare_bytes for holder, size in every.items()}
         needed = {holder: with_numbers(size) for holder, size in every.items()}
         if not self.account.since.has_stepped:
             needed["calls that add to gradients"] = self._adding_bytes(max(every.values()))
+        if calls.waiting:  # what others need is estimated, not searched
+            needed = {holder: size + size // _ESTIMATED for holder, size in needed.items()}
         return needed
+
+    @cached_property
+    def _waiting_bytes(self) -> int:
+        """Bytes with which a first call leaves room for those that wait along with it."""
+        around_bytes = self.less.unseen.around(self.spec.captured).constant_bytes
+        new_bytes = self.account.new_gradient_bytes()
+        return around_bytes + new_bytes + self.open_calls.least_bytes + self.open_calls.own_bytes
 
     @cached_property
     def _step_bytes(self) -> int:
@@ -151,7 +166,8 @@ class _Loop:
         gradient_bytes = adding.gradient_bytes + self._new_gradient_bytes
         step = replace(self.each, around=replace(adding, gradient_bytes=gradient_bytes))
         needed_bytes = _need(self.spec, step, enough_bytes=enough_bytes).needed_bytes
-        needed_bytes = with_numbers(needed_bytes + self.open_calls.least_bytes)
+        needed_bytes += self.open_calls.least_bytes - self.open_calls.spare_bytes
+        needed_bytes = with_numbers(needed_bytes)
         if not self.open_calls.is_alone:
             return needed_bytes
         # not seen yet: no more than plain PyTorch takes without them

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from tightfit.plan.plan import Gradients
+from tightfit.graph.ir import Graph
+from tightfit.plan.plan import Gradients, Plan
 from tightfit.planners.registry import DEFAULT
 from tightfit.progress import announce
 from tightfit.session.memory.account import Account, expected_bytes_of, lasting_bytes_of
@@ -17,8 +18,8 @@ from tightfit.session.options import Options
 from tightfit.session.step.presumed import KeptRange, evenly
 from tightfit.session.step.window import Awaited, Window
 from tightfit.session.whole.advice import OpenCalls
-from tightfit.session.whole.planning import most_kept, quick_range, rough_range
-from tightfit.session.whole.specialisation import Specialisation
+from tightfit.session.whole.planning import kept_bytes, most_kept, quick_range, rough_range
+from tightfit.session.whole.specialisation import Planned, Specialisation
 
 _MOST_LOOKED_FOR = 4
 _REMEMBERED = 8
@@ -35,6 +36,18 @@ class _Kind:
     arrived_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     # Bytes that plans may keep, by the kind of gradients
     ranges: dict[tuple[Gradients, bool], KeptRange] = field(default_factory=dict)
+    # The plan by which such a call ran last, and its graph
+    last: tuple[Graph, Plan] | None = None
+
+    def runs_by(self, planned: Planned) -> None:
+        """Note the plan by which such a call runs."""
+        plan = planned.outcome.plan
+        self.last = None if plan is None else (planned.graph, plan)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that such a call has kept for its backward; 0: not known."""
+        return 0 if self.last is None else kept_bytes(*self.last)
 
     def learn(self, key: tuple[Gradients, bool], found: KeptRange) -> None:
         """Note the bytes that plans of it may keep, for some gradients."""
@@ -204,6 +217,10 @@ class CallShares:
             kind = self._kinds[spec] = _Kind(weakref.ref(self._account), input_bytes)
         return kind
 
+    def runs_by(self, spec: Specialisation, planned: Planned) -> None:
+        """Note the plan by which a call runs."""
+        self._kind(spec).runs_by(planned)
+
     # -- sharing ------------------------------------------------------------------------------
 
     def share(self, spec: Specialisation, alone: Surroundings, options: Options) -> Share:
@@ -242,16 +259,21 @@ class CallShares:
         """Return the calls that are open along with a call, and the gradients that they add to."""
         own, kinds = self._own(self._open), [*self._to_come]
         if not self._open and not kinds:
-            return OpenCalls(0, 0, 0)
-        kind = self._kind(spec)
-        if own and not self.window(options).knows(kind):  # how many come is unknown
+            return OpenCalls(0)
+        kind, in_company = self._kind(spec), options.is_in_company and bool(self._open)
+        if len(own) > 1 and not self.window(options).knows(kind):  # how many come is unknown
             kinds += [kind] * (len(own) + 1 - len(self._own(kinds)))
         ranges = self._ranges(spec, alone, options)
         least_bytes = sum(ranges[each].least_bytes + each.arriving_bytes for each in kinds)
-        waiting_bytes = self._gradients_of_another() if own or self._own(kinds) else 0
-        in_company = options.is_in_company and self._open
-        company_bytes = self._company_bytes(kind, ranges, options) if in_company else 0
-        return OpenCalls(len(own), least_bytes + waiting_bytes, company_bytes)
+        if own or self._own(kinds):
+            least_bytes += self._gradients_of_another()
+        return OpenCalls(
+            len(own),
+            least_bytes,
+            ranges[kind].least_bytes + ranges[kind].working_bytes,
+            self._company_bytes(kind, ranges, options) if in_company else 0,
+            sum(max(0, each.kept_bytes - ranges[each].least_bytes) for each in self._open),
+        )
 
     def _company_bytes(
         self, kind: _Kind, ranges: Mapping[_Kind, KeptRange], options: Options

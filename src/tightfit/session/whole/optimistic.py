@@ -169,6 +169,10 @@ class LessExpected:
             around = way.around
             if around.around(spec.hoped).constant_bytes > around.budget_bytes:
                 continue
+            for known in (*spec.running, *spec.known.all()):
+                planned = plan_as(around, known)
+                if fits(planned, way):
+                    return planned
             graph = around.around(spec.hoped)
             within = spec.least_budgets.within
             found = within(graph, around.gradients, _QUICKLY, around.budget_bytes)
@@ -202,6 +206,9 @@ class LessExpected:
 
     def _by_room(self, spec: Specialisation) -> Iterator[Passing]:
         """Yield steps to plan, with ever more memory that may pass before the backward."""
+        if not spec.user_code.is_known:  # the loop may hold it until the backward has ended
+            staying_bytes = self.unseen.others_bytes + self.outside_bytes
+            yield Passing(replace(self.unseen, others_bytes=staying_bytes), 0)
         if self.unseen != self.around:  # for that none was found
             yield Passing(self.unseen, 0)
         passed_bytes = 0

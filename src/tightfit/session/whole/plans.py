@@ -118,11 +118,13 @@ class Plans:
         `FitsPlainly`.
         """
         try:
-            return self._chosen(spec, inputs, options, waiting, waits=waits)
+            planned = self._chosen(spec, inputs, options, waiting, waits=waits)
         except (InfeasibleBudget, FitsPlainly):
             if not self._account.collect_garbage():
                 raise
-        return self._chosen(spec, inputs, options, waiting, waits=waits)
+            planned = self._chosen(spec, inputs, options, waiting, waits=waits)
+        self.shares.runs_by(spec, planned)
+        return planned
 
     def smallest_budget(
         self, spec: Specialisation, inputs: list[Any], options: Options

@@ -33,7 +33,7 @@ from tightfit.session.whole.compile_trials import CompiledPlan
 from tightfit.session.whole.earlier import earlier_plan, earlier_plans
 from tightfit.session.whole.known_plans import KnownPlans
 from tightfit.session.whole.postponed import Postponed
-from tightfit.session.whole.user_code import UserCode
+from tightfit.session.whole.user_code import Unmet, UserCode
 
 
 class Moves:
@@ -249,9 +249,21 @@ class Specialisation:
             for other, lacking_bytes in self._refused.items()
         )
 
-    def _running(self) -> tuple[Plan, ...]:
-        every = (planned.outcome.plan for planned in self._plans.values())
-        return tuple(plan for plan in every if plan is not None)
+    @property
+    def unmet(self) -> Unmet | None:
+        """What no plan was found for the last time; None: nothing, or other calls decide."""
+        if not self._refused:
+            return None
+        around, lacking_bytes = next(reversed(self._refused.items()))
+        if around.part < 1.0:
+            return None
+        return Unmet(around.outside_bytes, around.whole_bytes + lacking_bytes)
+
+    @property
+    def running(self) -> tuple[Plan, ...]:
+        """The plans by which steps run, whatever memory they leave room for."""
+        every = itertools.chain(self._plans.values(), self._optimistic.values())
+        return tuple(each.outcome.plan for each in every if each.outcome.plan is not None)
 
     def forget_plans(self) -> None:
         """Drop the plans that are ready to run and end the searches for better ones."""
@@ -319,7 +331,7 @@ class Specialisation:
         self._step_costs = costs
         self.captured = self.captured.with_graph(with_step_costs(graph, costs))
         self.tuner = None
-        self.known.retire(self._running())
+        self.known.retire(self.running)
         self._drop_plans()  # what no plan had room for still has none
 
     # -- alternatives that were left for later --------------------------------------------------
@@ -341,7 +353,7 @@ class Specialisation:
         self.captured = self.postponed.compared(options, room_bytes)
         self.postponed = None
         after = self.captured.graph
-        self.known.have_further_ways(self._running(), before, hoped, after)
+        self.known.have_further_ways(self.running, before, hoped, after)
         if self._step_costs is not None:
             costs = self._step_costs = self._step_costs.among(before, after)
             self.captured = self.captured.with_graph(with_step_costs(after, costs))

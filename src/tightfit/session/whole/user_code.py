@@ -22,6 +22,7 @@ from tightfit.plan.simulate import simulate
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.surroundings import (
     assumed_outside_bytes,
+    expected_outside_bytes,
     handed_out_bytes,
     held_by_losses,
     with_numbers,
@@ -69,6 +70,13 @@ class UserCode:
         self.planned_bytes = outside_bytes
 
 
+class Unmet(msgspec.Struct, frozen=True):
+    """What a step is expected to need, where the plan by which it runs has less room."""
+
+    outside_bytes: int  # memory of user code between forward and backward
+    needed_bytes: int  # the least budget that was found with room for it
+
+
 class PlannedForward(msgspec.Struct, frozen=True):
     """A forward that has run by a plan."""
 
@@ -76,6 +84,7 @@ class PlannedForward(msgspec.Struct, frozen=True):
     user_code: UserCode  # memory of code that follows it
     graph: Graph  # the planned graph, with memory resident around the step
     plan: Plan | None  # the plan; None: it was compiled
+    unmet: Unmet | None = None  # None: it has all the room that it is expected to need
 
 
 class _Moment(enum.Enum):
@@ -151,10 +160,13 @@ class OpenCall:
         if self._entered_bytes is None:
             origin = self._origin
             used_bytes = max(0, self._held_bytes() - self._left_bytes)
-            needed = self._left_bytes + _outside_bytes(call, used_bytes)
+            outside_bytes = _outside_bytes(call, used_bytes)
+            needed = self._left_bytes + outside_bytes
+            if call.unmet is not None and outside_bytes <= call.unmet.outside_bytes:
+                needed = min(needed, call.unmet.needed_bytes)
         else:
             rise = _kept_bytes if self._is_differentiated else _rise_bytes
-            needed = self._entered_bytes + rise(call)
+            needed = max(self._entered_bytes + rise(call), _first_bytes(call))
         stepping_bytes = self._stepping_bytes(call.captured) + self._others_bytes(call)
         named_bytes = with_numbers(max(needed, stepping_bytes))
         growing_bytes = keeper.growing_within_limit_bytes()
@@ -213,6 +225,13 @@ def _rise_bytes(call: PlannedForward) -> int:
     crossing = simulation.crossing_index
     begin = simulation.after_bytes[crossing]
     return max(simulation.during_bytes[crossing + 1 :], default=begin) - begin
+
+
+def _first_bytes(call: PlannedForward) -> int:
+    """Return bytes of the first step, if user code holds until its end what it is expected to."""
+    if call.plan is None or call.user_code.is_known:
+        return 0
+    return simulate(call.graph, call.plan).peak_bytes + expected_outside_bytes(call.captured)
 
 
 def _kept_bytes(call: PlannedForward) -> int:
