@@ -115,8 +115,13 @@ class _Loop:
     def _returned_bytes(self) -> int:
         """Bytes of outputs that the loop holds until the next call has ended."""
         known = self.account.since.returned_bytes(self.account.tally)
-        if known is not None:
-            return known
+        return self._coming_bytes if known is None else known
+
+    @cached_property
+    def _coming_bytes(self) -> int:
+        """Those of them that are not held yet: no call has ended."""
+        if self.account.since.returned_bytes(self.account.tally) is not None:
+            return 0
         return handed_out_bytes(self.spec.captured) + kept_by_loss_bytes(self.spec.captured)
 
     @cached_property
@@ -135,7 +140,7 @@ class _Loop:
         every = {"this call": call_bytes, "the optimizer's step": self._step_bytes}
         calls = self.open_calls
         if calls.company_bytes:
-            every["calls within the same budget"] = calls.company_bytes + self._returned_bytes
+            every["calls within the same budget"] = calls.company_bytes + self._coming_bytes
         elif calls.waiting:
             every["calls that await their backward"] = self._waiting_bytes
         every = {holder: size - calls.spare_bytes for holder, size in every.items()}

@@ -252,7 +252,7 @@ class CallShares:
         # once they are known, those before a new call leave as much to it as they take
         others = self._open if self.is_new(spec, options) else calls[1:] if fraction < 1.0 else ()
         spans = [ranges[each].span_bytes for each in (kind, *others)]
-        part = spans[0] / sum(spans) if spans[0] else 1.0
+        part = spans[0] / sum(spans) if spans[0] and fraction > 0.0 else 1.0
         return Share(budget_bytes, others_bytes, reserved_bytes, part)
 
     def open_calls(self, spec: Specialisation, alone: Surroundings, options: Options) -> OpenCalls:
@@ -260,7 +260,7 @@ class CallShares:
         own, kinds = self._own(self._open), [*self._to_come]
         if not self._open and not kinds:
             return OpenCalls(0)
-        kind, in_company = self._kind(spec), options.is_in_company and bool(self._open)
+        kind, in_company = self._kind(spec), options.is_in_company
         if len(own) > 1 and not self.window(options).knows(kind):  # how many come is unknown
             kinds += [kind] * (len(own) + 1 - len(self._own(kinds)))
         ranges = self._ranges(spec, alone, options)
@@ -292,7 +292,7 @@ class CallShares:
         if again:
             coming.append(kind)
         waiting = (m.new_gradient_bytes() + m.gradient_bytes() for m in again if m is not None)
-        arriving = (each.input_bytes for each in coming[1:])  # that of this call is there
+        arriving = (each.arriving_bytes for each in coming[1:])  # that of this call is there
         return (
             lasting_bytes
             + expected_bytes_of(members)
