@@ -6,14 +6,17 @@ import weakref
 from dataclasses import dataclass
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from support.handed import call_of, handed, linear
 from tightfit.capture.handed import HandedGraphs
+from tightfit.plan.assemble import everything_kept
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.surroundings import Share, Surroundings
 from tightfit.session.options import Options, make_options
+from tightfit.session.whole.advice import OpenCalls
 from tightfit.session.whole.call_shares import CallShares
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.specialisation import Specialisation
@@ -55,6 +58,9 @@ class Shares:
         self.shares.called(self.spec, call, self.options, None)
         return call, share
 
+    def open_calls(self) -> OpenCalls:
+        return self.shares.open_calls(self.spec, self.alone(), self.options)
+
     def end(self, *calls: Call) -> None:
         for call in calls:
             call.is_open = False
@@ -91,6 +97,22 @@ def test_as_many_calls_are_expected_as_the_user_has_named() -> None:
     assert first == 2 * second > third == 0
     del begun  # no backward can come
     assert shares.begin()[1].reserved_bytes == first
+
+
+def test_what_waiting_calls_keep_beyond_the_least_is_known() -> None:
+    shares = Shares()
+    graph = shares.spec.captured.graph
+    shares.shares.runs_by(shares.spec, graph, everything_kept(graph))
+    begun = [shares.begin() for _ in range(3)]
+    kept = shares.open_calls()
+    assert kept.waiting == 2 and len(begun) == 3
+    values = [
+        replace(v, size_bytes=v.size_bytes + 64 * (v.fate == "returned")) for v in graph.values
+    ]
+    more = replace(graph, values=tuple(values))
+    shares.shares.runs_by(shares.spec, more, everything_kept(more))
+    more_bytes = sum(v.size_bytes for v in values) - sum(v.size_bytes for v in graph.values)
+    assert shares.open_calls().spare_bytes == kept.spare_bytes + 2 * more_bytes > 0
 
 
 def test_calls_do_not_keep_their_step_alive() -> None:

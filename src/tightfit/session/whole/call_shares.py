@@ -19,7 +19,7 @@ from tightfit.session.step.presumed import KeptRange, evenly
 from tightfit.session.step.window import Awaited, Window
 from tightfit.session.whole.advice import OpenCalls
 from tightfit.session.whole.planning import kept_bytes, most_kept, quick_range, rough_range
-from tightfit.session.whole.specialisation import Planned, Specialisation
+from tightfit.session.whole.specialisation import Specialisation
 
 _MOST_LOOKED_FOR = 4
 _REMEMBERED = 8
@@ -39,10 +39,9 @@ class _Kind:
     # The plan by which such a call ran last, and its graph
     last: tuple[Graph, Plan] | None = None
 
-    def runs_by(self, planned: Planned) -> None:
-        """Note the plan by which such a call runs."""
-        plan = planned.outcome.plan
-        self.last = None if plan is None else (planned.graph, plan)
+    def runs_by(self, graph: Graph, plan: Plan | None) -> None:
+        """Note the plan by which such a call runs; None: it was compiled."""
+        self.last = None if plan is None else (graph, plan)
 
     @property
     def kept_bytes(self) -> int:
@@ -217,9 +216,9 @@ class CallShares:
             kind = self._kinds[spec] = _Kind(weakref.ref(self._account), input_bytes)
         return kind
 
-    def runs_by(self, spec: Specialisation, planned: Planned) -> None:
-        """Note the plan by which a call runs."""
-        self._kind(spec).runs_by(planned)
+    def runs_by(self, spec: Specialisation, graph: Graph, plan: Plan | None) -> None:
+        """Note the plan by which a call runs; None: it was compiled."""
+        self._kind(spec).runs_by(graph, plan)
 
     # -- sharing ------------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ class Plans:
             if not self._account.collect_garbage():
                 raise
             planned = self._chosen(spec, inputs, options, waiting, waits=waits)
-        self.shares.runs_by(spec, planned)
+        self.shares.runs_by(spec, planned.graph, planned.outcome.plan)
         return planned
 
     def smallest_budget(

@@ -249,10 +249,9 @@ class Specialisation:
             for other, lacking_bytes in self._refused.items()
         )
 
-    @property
-    def unmet(self) -> Unmet | None:
-        """What no plan was found for the last time; None: nothing, or other calls decide."""
-        if not self._refused:
+    def unmet_by(self, planned: Planned) -> Unmet | None:
+        """Return what a plan has less room for than is expected; None: nothing, or not known."""
+        if not self._refused or all(planned is not each for each in self._optimistic.values()):
             return None
         around, lacking_bytes = next(reversed(self._refused.items()))
         if around.part < 1.0:

@@ -109,7 +109,7 @@ class WholeSteps:
         self.monitor.after_forward()
         if self.last is not None:
             graph, plan = self.last.graph, self.last.outcome.plan
-            unmet = spec.unmet if spec.was_optimistic else None
+            unmet = spec.unmet_by(self.last)
             forward = PlannedForward(spec.captured, spec.user_code, graph, plan, unmet)
             self._under_way.forward_ended(forward)
         self._plans.shares.window(self.options).leaves(self.monitor.live_bytes())
