@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import tightfit
 from api.test_decisions import plans_of
 from benchmarks.training_loops import LIFETIMES, Life, Run, live
+from support.searches import wait_for_searches
 from tightfit.errors import BudgetExceeded, InfeasibleBudget, TightfitError
 from tightfit.units import parse_bytes
 
@@ -466,3 +467,32 @@ def test_an_arena_names_a_budget_with_room_for_gradients_that_are_cleared_late()
     assert len(refused.losses) == 1  # gradients exist from the second step on
     assert refused.advised_bytes is not None and refused.advised_bytes > 475 << 10
     assert lived(loop, refused.advised_bytes, steps=3).error == ""
+
+
+def overhead_of(clear: str, budget_bytes: int) -> float:
+    """Train by a loop that clears gradients at some moment; return the overhead of its plan."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*[m for _ in range(8) for m in (nn.Linear(128, 128), nn.GELU())])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    tightfit.fit(net, budget_bytes, optimizer=optimizer, costs="flops", cache=False)
+    for _ in range(5):
+        wait_for_searches(net)
+        loss = net(torch.randn(512, 128)).square().mean()
+        if clear == "before the backward":
+            optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if clear == "after the step":
+            optimizer.zero_grad()
+    found = tightfit.report(net)
+    assert found is not None and found.measured_peak_bytes is not None
+    assert found.measured_peak_bytes <= budget_bytes
+    tightfit.unfit(net)
+    return found.overhead
+
+
+def test_gradients_that_are_cleared_before_the_backward_take_no_room_in_it() -> None:
+    """They exist in the forward only, which has room for them while little is kept."""
+    budget_bytes = 9 << 19
+    late = overhead_of("before the backward", budget_bytes)
+    assert late <= 1.05 * overhead_of("after the step", budget_bytes)

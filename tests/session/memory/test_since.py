@@ -18,6 +18,28 @@ def test_gradients_are_used_from_a_step_of_an_optimizer_to_the_next_backward() -
     assert since.has_stepped and not since.gradients_are_used
 
 
+def test_used_gradients_are_cleared_late_where_that_was_seen_each_time() -> None:
+    since = SinceLastCall()
+    since.forward_begins(0)
+    since.backward_begins(lambda: 0)
+    assert since.clears_late is None  # there were none to clear
+    since.backward_ended()
+    since.step_begins()
+    since.forward_begins(64)
+    since.backward_begins(lambda: 0)
+    assert since.clears_late and since.cleared_bytes == 64
+    since.backward_ended()
+    since.forward_begins(64)  # of another batch that adds to them
+    assert since.cleared_bytes == 0
+    since.backward_begins(lambda: 64)
+    assert since.clears_late
+    since.step_begins()
+    since.forward_begins(64)
+    since.backward_begins(lambda: 64)  # set to zero, and kept
+    since.backward_begins(lambda: 0)
+    assert since.clears_late is False and since.cleared_bytes == 0
+
+
 def test_outputs_count_for_as_long_as_the_caller_holds_them() -> None:
     tally, since = Account({"": nn.Linear(2, 2)}, None).tally, SinceLastCall()
     assert since.returned_bytes(tally) is None

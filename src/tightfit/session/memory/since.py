@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,15 +16,32 @@ class SinceLastCall:
 
     `has_stepped`: whether any optimizer of the parameters has ever stepped. `gradients_are_used`:
     whether any has stepped since the last backward: gradients that exist are used up.
+    `clears_late`: whether such gradients are cleared between forward and backward; None: not seen.
     """
 
     def __init__(self) -> None:
         self.has_stepped = self.gradients_are_used = False
+        self.clears_late: bool | None = None
+        self._used_bytes = 0  # used gradients that existed as the last forward began
         self._returned: list[weakref.ref[torch.Tensor]] | None = None
 
     def step_begins(self) -> None:
         """Note that an optimizer of the parameters steps."""
         self.has_stepped = self.gradients_are_used = True
+
+    def forward_begins(self, gradient_bytes: int) -> None:
+        """Note the gradients that exist as a forward begins."""
+        self._used_bytes = gradient_bytes if self.gradients_are_used else 0
+
+    def backward_begins(self, gradient_bytes: Callable[[], int]) -> None:
+        """Note the gradients that are left as a backward begins; once they stayed is enough."""
+        if self._used_bytes and self.clears_late is not False:
+            self.clears_late = gradient_bytes() == 0
+
+    @property
+    def cleared_bytes(self) -> int:
+        """Bytes of gradients that were cleared between the last forward and its backward."""
+        return self._used_bytes if self.clears_late else 0
 
     def backward_ended(self) -> None:
         """Note that gradients were made, or added to."""

@@ -168,11 +168,14 @@ class StepMonitor:
             # fillers of an arena there count as given out: plans leave room for them already
             spec.saw_backward(last, step.constant_bytes + step.backward_bytes - before.more_bytes)
         # memory held between forward and backward of a step in company is theirs, too
+        step = _without_cleared(step, self._account.since.cleared_bytes)
         if step.has_freed_between and self._freed < _MOST_FREED:  # garbage of another model, say
             self._freed += 1
             return
         if alone and spec.user_code.may_be_seen and spec.plans:
-            self._learn_outside(spec, options, last, guard)
+            outside_bytes = _held_outside(last.graph, step, guard.growth_bytes)
+            has_grown = guard.growth_bytes > 0
+            self._learn_outside(spec, options, last, outside_bytes, has_grown=has_grown)
 
     def _tell(self, last: Planned, guard: Guard, options: Options) -> None:
         step = guard.steps[-1]
@@ -188,12 +191,17 @@ class StepMonitor:
         )
 
     def _learn_outside(
-        self, spec: Specialisation, options: Options, last: Planned, guard: Guard
+        self,
+        spec: Specialisation,
+        options: Options,
+        last: Planned,
+        outside_bytes: int,
+        *,
+        has_grown: bool,
     ) -> None:
         """Replace assumed bytes of user code by measured bytes; plan again if that matters."""
-        outside_bytes = _held_outside(last.graph, guard.steps[-1], guard.growth_bytes)
         outside_bytes = _agreed(spec, options, outside_bytes)
-        outside_bytes = spec.user_code.saw(outside_bytes, has_grown=guard.growth_bytes > 0)
+        outside_bytes = spec.user_code.saw(outside_bytes, has_grown=has_grown)
         if still_fits(
             last,
             options.usable_bytes,
@@ -206,6 +214,11 @@ class StepMonitor:
             self._announced_outside.add(outside_bytes)
             held = format_bytes(outside_bytes) if outside_bytes else "nothing"
             announce(f"user code holds {held} between forward and backward: planning with that")
+
+
+def _without_cleared(step: StepPeaks, cleared_bytes: int) -> StepPeaks:
+    """Return a step as if gradients that were cleared before its backward had stayed."""
+    return msgspec.structs.replace(step, entered_bytes=step.entered_bytes + cleared_bytes)
 
 
 def _held_outside(graph: Graph, step: StepPeaks, growth_bytes: int) -> int:

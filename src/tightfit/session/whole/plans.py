@@ -26,7 +26,12 @@ from tightfit.session.whole.call_shares import CallShares
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.comparing import Comparing
 from tightfit.session.whole.learning import StepMonitor
-from tightfit.session.whole.optimistic import LessExpected, less_expected, without_expected
+from tightfit.session.whole.optimistic import (
+    LessExpected,
+    less_expected,
+    without,
+    without_expected,
+)
 from tightfit.session.whole.planning import (
     NeedsComparing,
     PlanRequest,
@@ -65,12 +70,13 @@ class _LastChoice:
 
     spec: Specialisation  # the step
     around: Surroundings  # memory that was resident around it
+    cleared_bytes: int  # of that, bytes that were expected to be freed before its backward
     planned: Planned  # its plan
     plans: int  # how many there were
 
-    def holds(self, spec: Specialisation, around: Surroundings) -> bool:
+    def holds(self, spec: Specialisation, around: Surroundings, cleared_bytes: int) -> bool:
         """Whether the same would be found for a call: no better plan is being searched."""
-        if spec is not self.spec or around != self.around:
+        if spec is not self.spec or (around, cleared_bytes) != (self.around, self.cleared_bytes):
             return False
         return spec.keeps_to(self.planned, self.plans)
 
@@ -157,9 +163,13 @@ class Plans:
         self._comparing.go_on(spec, options, waiting)
         spec.use_step_costs(options)
         alone = partial(_around_step, spec, inputs, self._account, options)
+        around = alone()
+        self._account.since.forward_begins(around.gradient_bytes)
+        cleared_bytes = self._account.since.cleared_bytes
         settled, self._settled = self._settled, None
         may_stay = settled is not None and not (waits or options.compile)
-        if may_stay and settled.holds(spec, alone()) and self.shares.is_alone(spec, options):
+        may_stay = may_stay and settled.holds(spec, around, cleared_bytes)
+        if may_stay and self.shares.is_alone(spec, options):
             self._settled = settled
             return settled.planned
         looks = not (waits or spec.plans or self.shares.is_new(spec, options))
@@ -179,7 +189,8 @@ class Plans:
             if options.compile:
                 self._monitor.restart()  # memory of compiling and trials belongs to no step
         if self.shares.is_alone(spec, options):
-            self._settled = _LastChoice(spec, alone(), planned, len(spec.plans))
+            plans = len(spec.plans)
+            self._settled = _LastChoice(spec, alone(), cleared_bytes, planned, plans)
         return planned
 
     def _fitting(
@@ -191,6 +202,9 @@ class Plans:
         around = around.with_share(share)
         self._last = weakref.ref(spec), around
         request = PlanRequest(inputs, options, self._name, self._captures.other_plans, waits)
+        clearing = self._clearing(spec, around, request)
+        if clearing is not None:
+            return clearing
         optimistic = self._optimistic(spec, around, request)
         if optimistic is not None:
             self.more_bytes = 0
@@ -207,6 +221,31 @@ class Plans:
             assert isinstance(error, InfeasibleBudget)
             return self._with_less_expected(spec, around, request, error)
         self.more_bytes = spec.held_more(planned, around) + share.reserved_bytes
+        return planned
+
+    def _clearing(
+        self, spec: Specialisation, around: Surroundings, request: PlanRequest
+    ) -> Planned | None:
+        """Return a plan that counts on gradients to be cleared before its backward, as was seen.
+
+        None: no such plan fits, or the limit does not hold by itself if they are not.
+        """
+        options, cleared_bytes = request.options, self._account.since.cleared_bytes
+        if not cleared_bytes or request.waits or options.compile or self.shares.looks:
+            return None
+        if self.shares.has_company or not self._is_limited(options):
+            return None
+        without_them = without(around, others_bytes=0, gradient_bytes=cleared_bytes)
+        # code between may hold as much on top of them before they are cleared
+        outside_bytes = around.outside_bytes + cleared_bytes
+        without_them = replace(without_them, around=without_them.around.with_outside(outside_bytes))
+        try:
+            planned = planned_for(spec, without_them.around, request)
+        except InfeasibleBudget:
+            return None
+        if not without_them.fits_with(planned, options.planned_bytes):
+            return None
+        self.more_bytes = spec.held_more(planned, without_them.around)
         return planned
 
     def _optimistic(

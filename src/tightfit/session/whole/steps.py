@@ -314,6 +314,7 @@ class WholeSteps:
             spec.tuner.begin()
         if run.reached.backwards == 1:
             self._under_way.backward_begins()
+            self.account.since.backward_begins(self.account.gradient_bytes)
             if torch.is_grad_enabled():
                 self._under_way.note_differentiated()
                 self.derived.begins(spec.key)
