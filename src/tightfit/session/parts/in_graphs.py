@@ -213,7 +213,8 @@ class _Resident:
         Inputs that existed before `fit` are outside of the limit.
         """
         earlier_bytes = self._account.standing(self._leaves).earlier_input_bytes
-        return self._account.resident_bytes(self._leaves) - earlier_bytes
+        counted_bytes = self._account.resident_bytes(self._leaves) - earlier_bytes
+        return self._account.at_most_held(counted_bytes)
 
     def coming_bytes(self) -> int:
         return self._account.coming_state_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
+from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -310,7 +311,7 @@ class RepeatableCall(Generic[_Step]):
 class _OnCopies(nn.Module):
     """Runs a callable with copies in the place of tensors that it writes.
 
-    `copies`: by the identity of inputs and of buffers of the modules.
+    `copies`: by the identity of inputs, and of buffers and parameters of the modules.
     """
 
     def __init__(
@@ -329,8 +330,9 @@ class _OnCopies(nn.Module):
 
     def run(self, given: GraphArguments) -> Any:
         args = tuple(self._copies.get(id(x), x) for x in given.args)
-        buffers = self.named_buffers(remove_duplicate=False)
-        written = {name: self._copies[id(x)] for name, x in buffers if id(x) in self._copies}
+        every = {"remove_duplicate": False}  # statistics may be parameters that need no gradient
+        members = chain(self.named_buffers(**every), self.named_parameters(**every))
+        written = {name: self._copies[id(x)] for name, x in members if id(x) in self._copies}
         if not written:
             return self._function(*args, **given.kwargs)
         return torch.func.functional_call(self, written, args, dict(given.kwargs))

@@ -87,7 +87,8 @@ class StepMonitor:
             standing = account.standing(inputs, sharing, spec.input_bytes)
             earlier_bytes = standing.earlier_input_bytes
             held = standing.gradient_bytes + standing.state_bytes + standing.others_bytes
-            return graph.constant_bytes + held
+            counted_bytes = graph.constant_bytes + held - earlier_bytes
+            return account.at_most_held(counted_bytes) + earlier_bytes
 
         begun = self._begun.get(spec, 0) + 1
         if begun <= _LEARNED:

@@ -50,7 +50,7 @@ class FitsPlainly(Exception):
     """No plan fits, and plain PyTorch may: its estimated peak is about the budget.
 
     `error`: to be raised if it does not fit either. `has_backward`: whether that is the peak of a
-    whole step; else of its forward, as its backward may never come.
+    whole step; else of its forward with nothing saved, as its backward may never come.
     """
 
     def __init__(self, error: InfeasibleBudget, *, has_backward: bool) -> None:
@@ -293,6 +293,7 @@ class Plans:
             spec.least_budgets.learn(error.least)
         standing = self._standing(spec, request.inputs, options)
         less = less_expected(spec, around, account, standing, options)
+        less = replace(less, may_be_alone=self._may_be_alone(spec, options))
         planned = self._leaving_less(spec, less, request)
         if planned is None:
             open_calls = self.shares.open_calls(spec, around, options)
@@ -319,19 +320,24 @@ class Plans:
     def _fits_plainly(
         self, spec: Specialisation, less: LessExpected, options: Options, error: InfeasibleBudget
     ) -> FitsPlainly | None:
-        """Return the error that says plain PyTorch may have room; None: not even for a forward.
-
-        Only where another step trains may this call be meant to have no backward.
-        """
+        """Return the error that says plain PyTorch may have room; None: not even for a forward."""
         most_bytes = _most_bytes(options)
         if options.needs_plans or not self._is_limited(options):
             return None
         if less.plain_bytes(spec) <= most_bytes and self._may_leave_less(spec, less, options):
             return FitsPlainly(error, has_backward=True)
-        trains = any(other.plans for other in self._captures if other is not spec)
-        if trains and less.plain_forward_bytes(spec) <= most_bytes:
+        if less.may_be_alone and less.forward_alone_bytes(spec) <= most_bytes:
             return FitsPlainly(error, has_backward=False)
         return None
+
+    def _may_be_alone(self, spec: Specialisation, options: Options) -> bool:
+        """Whether a call may run though there is no room for its backward: none may come.
+
+        Only where another step trains may it be meant to have none.
+        """
+        if options.needs_plans or not self._is_limited(options):
+            return False
+        return any(other.plans for other in self._captures if other is not spec)
 
     def _is_limited(self, options: Options) -> bool:
         """Whether the limit holds by itself, however much a step takes.
