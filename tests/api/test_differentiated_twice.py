@@ -315,3 +315,29 @@ def test_what_a_forward_writes_into_parameters_is_written_once() -> None:
         return [net.weight.detach(), *(s.detach() for s in net.statistics)]
 
     assert all(map(torch.equal, trained(None), trained("1MiB")))
+
+
+def test_statistics_of_a_batch_change_without_a_new_version() -> None:
+    """As in plain PyTorch, which may have kept them for the backward of another call."""
+    norm = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 8))
+    tightfit.fit(norm, "1MiB", cache=False)
+    own = norm[1].running_mean, norm[1].num_batches_tracked
+    before = [t._version for t in own]
+    norm(torch.randn(16, 8)).sum().backward()
+    assert own[0].abs().sum() > 0
+    assert [t._version - v for t, v in zip(own, before, strict=True)] == [0, 1]
+
+
+def test_statistics_that_change_before_a_backward_reads_them_are_noticed() -> None:
+    """A call in evaluation, then one in training: plain PyTorch's gradients, or an error."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 8))
+    fitted = tightfit.fit(copy.deepcopy(plain), "1MiB", cache=False, in_flight=2)
+    x, y = torch.randn(16, 8), torch.randn(16, 8)
+    gradients = []
+    for net in (plain, fitted):
+        seen = net.eval()(x)
+        trained = net.train()(y)
+        (seen.square().sum() + trained.square().sum()).backward()
+        gradients.append(net[0].weight.grad)
+    assert torch.equal(*gradients)

@@ -379,15 +379,6 @@ class Account:
             return 0
         return self._tally.given_bytes() + self._before_now
 
-    def at_most_held(self, counted_bytes: int) -> int:
-        """Return bytes counted tensor by tensor, or those held within the limit if these are fewer.
-
-        Sizes of tensors are rounded up; what the limit counts is exact.
-        """
-        keeper = self.keeper
-        held_bytes = keeper.held_bytes() if keeper is not None else 0
-        return min(counted_bytes, held_bytes) if held_bytes else counted_bytes
-
     # -- learning -----------------------------------------------------------------------------
 
     def locate(self) -> None:

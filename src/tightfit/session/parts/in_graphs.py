@@ -25,7 +25,7 @@ from tightfit.errors import CaptureError, InfeasibleBudget, OpaqueChanged, Opaqu
 from tightfit.session.callee import Callee
 from tightfit.session.handed_calls import HandedCalls, RunsGraphs
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.limit import name_budget
+from tightfit.session.memory.limit import at_most_held, name_budget
 from tightfit.session.options import Options
 from tightfit.session.parts.kinds import Part, PartCall
 from tightfit.session.parts.planning import Circumstances
@@ -214,7 +214,7 @@ class _Resident:
         """
         earlier_bytes = self._account.standing(self._leaves).earlier_input_bytes
         counted_bytes = self._account.resident_bytes(self._leaves) - earlier_bytes
-        return self._account.at_most_held(counted_bytes)
+        return at_most_held(self._account, counted_bytes)
 
     def coming_bytes(self) -> int:
         return self._account.coming_state_bytes()

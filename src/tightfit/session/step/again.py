@@ -17,6 +17,7 @@ from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.updates import decided_by_updates
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
 from tightfit.execution.again import RanPlainly
+from tightfit.execution.changing import version_of
 from tightfit.execution.replanned import Planned, gradients_at_once, gradients_in_turn, unplanned
 from tightfit.execution.runtime import Run
 from tightfit.progress import announce
@@ -346,9 +347,9 @@ def _is_captured_by_cuda() -> bool:
 def _state_of(inputs: Sequence[Any]) -> list[Any]:
     """Return marks by which tensors changed in place, or with other memory, are found."""
     try:
-        return [(x._version, x.data_ptr()) for x in inputs]
+        return [(version_of(x), x.data_ptr()) for x in inputs]
     except AttributeError:  # numbers are among them
-        return [(x._version, x.data_ptr()) if isinstance(x, torch.Tensor) else x for x in inputs]
+        return [(version_of(x), x.data_ptr()) if isinstance(x, torch.Tensor) else x for x in inputs]
 
 
 def _only_once(name: str, reason: str) -> TightfitError:
