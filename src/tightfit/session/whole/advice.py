@@ -186,6 +186,8 @@ def _need(
     more = _with_more_ways(spec, passing.around)
     if more is None or more.named_bytes >= need.needed_bytes:
         return need
+    if more.named_bytes <= passing.around.budget_bytes:  # which had no room to compare them
+        return need
     return Need(more.task.graph, more.least.plan, more.named_bytes)
 
 

@@ -303,6 +303,7 @@ class Plans:
                 if (advice.minimum_bytes or 0) <= options.planned_bytes:
                     # advice is searched for longer, and what it found is known now
                     planned = self._leaving_less(spec, less, request)
+                    planned = planned or self._as_advised(spec, less, options)
                 if planned is None:
                     self._monitor.abandon()
                     raise self._fits_plainly(spec, less, options, advice) or advice from None
@@ -369,6 +370,17 @@ class Plans:
 
         plan_as = partial(planned_as, spec, options=options)
         return less.planned(spec, planned_from, plan_as, options.planned_bytes)
+
+    def _as_advised(
+        self, spec: Specialisation, less: LessExpected, options: Options
+    ) -> Planned | None:
+        """Return the least plan with room for what the loop is likely to hold, if it fits."""
+        if not self._may_leave_less(spec, less, options):
+            return None
+        coming = less.likely_to_come()
+        planned = planned_as(spec, coming.around, coming.least(spec).plan, options=options)
+        fits = planned is not None and coming.fits_with(planned, options.planned_bytes)
+        return planned if fits else None
 
     def _standing(self, spec: Specialisation, inputs: Sequence[Any], options: Options) -> Standing:
         others = options.others_in_budget(self._account)
