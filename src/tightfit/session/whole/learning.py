@@ -17,7 +17,6 @@ from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
 from tightfit.progress import announce
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.limit import at_most_held
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
 from tightfit.session.whole.compiling import still_fits
@@ -88,8 +87,7 @@ class StepMonitor:
             standing = account.standing(inputs, sharing, spec.input_bytes)
             earlier_bytes = standing.earlier_input_bytes
             held = standing.gradient_bytes + standing.state_bytes + standing.others_bytes
-            counted_bytes = graph.constant_bytes + held - earlier_bytes
-            return at_most_held(account, counted_bytes) + earlier_bytes
+            return graph.constant_bytes + held
 
         begun = self._begun.get(spec, 0) + 1
         if begun <= _LEARNED:
