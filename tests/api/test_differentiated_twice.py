@@ -278,3 +278,66 @@ class TestRefused:
             model[0].bias.data = torch.zeros(32)
 
         self.refused(critic(), "changed", replace)
+
+
+class _Normalised(nn.Module):
+    """Keeps the statistics of batches as parameters that need no gradient; takes its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+        both = torch.zeros(8), torch.ones(8)
+        self.statistics = nn.ParameterList([nn.Parameter(t, requires_grad=False) for t in both])
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(x @ weight, *self.statistics, training=True)
+
+    def parameters(self, *_: object) -> nn.ParameterList:  # type: ignore[override]
+        return nn.ParameterList([self.weight])
+
+
+def test_what_a_forward_writes_into_parameters_is_written_once() -> None:
+    """Meta-learning with batch norm; also a class with a `parameters` of its own is fitted."""
+
+    def trained(budget: str | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        net = _Normalised()
+        sgd = torch.optim.SGD([net.weight], lr=0.1)
+        if budget is not None:
+            tightfit.fit(net, budget, optimizer=sgd, cache=False)
+        for _ in range(3):
+            loss = net(torch.randn(16, 8), net.weight).pow(3).mean()
+            (slope_,) = torch.autograd.grad(loss, [net.weight], create_graph=True)
+            after = net(torch.randn(16, 8), net.weight - 0.1 * slope_).pow(3).mean()
+            sgd.zero_grad()
+            after.backward()
+            sgd.step()
+        return [net.weight.detach(), *(s.detach() for s in net.statistics)]
+
+    assert all(map(torch.equal, trained(None), trained("1MiB")))
+
+
+def test_statistics_of_a_batch_change_without_a_new_version() -> None:
+    """As in plain PyTorch, which may have kept them for the backward of another call."""
+    norm = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 8))
+    tightfit.fit(norm, "1MiB", cache=False)
+    own = norm[1].running_mean, norm[1].num_batches_tracked
+    before = [t._version for t in own]
+    norm(torch.randn(16, 8)).sum().backward()
+    assert own[0].abs().sum() > 0
+    assert [t._version - v for t, v in zip(own, before, strict=True)] == [0, 1]
+
+
+def test_statistics_that_change_before_a_backward_reads_them_are_noticed() -> None:
+    """A call in evaluation, then one in training: plain PyTorch's gradients, or an error."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 8))
+    fitted = tightfit.fit(copy.deepcopy(plain), "1MiB", cache=False, in_flight=2)
+    x, y = torch.randn(16, 8), torch.randn(16, 8)
+    gradients = []
+    for net in (plain, fitted):
+        seen = net.eval()(x)
+        trained = net.train()(y)
+        (seen.square().sum() + trained.square().sum()).backward()
+        gradients.append(net[0].weight.grad)
+    assert torch.equal(*gradients)

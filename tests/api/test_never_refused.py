@@ -191,3 +191,49 @@ def test_gradients_that_may_never_come_prove_nothing() -> None:
     assert proven and refused.advised_bytes is not None
     assert proven[0] <= refused.advised_bytes
     assert_trained_alike(plain, within(loop, refused.advised_bytes))
+
+
+def test_a_forward_without_a_backward_runs_where_nothing_is_saved_for_one() -> None:
+    """A larger batch is sampled with gradients on: less than plain PyTorch is room for that."""
+    torch.manual_seed(0)
+    layers = [m for _ in range(12) for m in (nn.Linear(64, 64), nn.ReLU())]
+    net = nn.Sequential(*layers)
+    sgd = torch.optim.SGD(net.parameters(), lr=1e-3)
+    samples = torch.randn(4096, 64)
+    expected = net(samples).detach()
+    tightfit.fit(net, "4MiB", optimizer=sgd, cache=False)
+    net(torch.randn(256, 64)).square().mean().backward()
+    sgd.zero_grad()
+    sampled = net(samples)
+    assert sampled.requires_grad and torch.equal(sampled.detach(), expected)
+    with pytest.raises(InfeasibleBudget, match="if no backward of this call is to come"):
+        sampled.sum().backward()
+
+
+def test_rounded_sizes_are_no_reason_to_say_that_a_step_held_too_much() -> None:
+    """Parts outside of plans, and tensors whose sizes are not those of blocks."""
+
+    def loop(run: Run) -> None:
+        torch.manual_seed(0)
+        net = _Sparse()
+        adam = torch.optim.Adam(net.parameters())
+        edges = (torch.rand(40, 40) < 0.2).float().to_sparse()
+        run.fit(net, optimizer=adam)
+        for _ in range(run.steps):
+            loss = net(torch.rand(40, 33), edges)[:9].square().mean()
+            adam.zero_grad()
+            run.step(loss, adam)
+        run.trained(net)
+
+    assert_trained_alike(*lives(loop))
+
+
+class _Sparse(nn.Module):
+    """Two layers of a graph network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(33, 13), nn.Linear(13, 7)
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        return torch.spmm(edges, self.second(torch.spmm(edges, self.first(x)).relu()))

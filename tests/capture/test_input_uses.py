@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+import tightfit
 from tightfit.capture.capture import capture
 from tightfit.capture.input_uses import captured_by_uses
 from tightfit.capture.traced_call import TracedCall
@@ -31,3 +33,46 @@ def test_each_use_is_an_input_of_its_own() -> None:
     assert repeated == (0, 1, 1, 0)  # the last use first
     given = [source for source in captured.joint.sources if source.kind == "input"]
     assert len(given) == 6
+
+
+class Attends(nn.Module):
+    """PyTorch asks whether query, key and value are one tensor, and projects them at once then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2)
+
+    def forward(self, x):
+        direction = F.normalize(x, dim=-1)  # reads it twice, in Python
+        return x + self.attention(x, x, x, need_weights=False)[0] * direction
+
+
+def test_uses_inside_of_functions_in_python_are_seen_and_inputs_stay_the_same_tensor() -> None:
+    module = Attends()
+    call = TracedCall(
+        module.forward, {"part": module}, (torch.randn(3, 2, 8).requires_grad_(),), {}
+    )
+    captured, repeated = captured_by_uses(capture, call)
+    # by the sum, the projection; a division, a shape (which has no gradient) and a norm
+    assert repeated == (0, 0, 0, 0, 0)
+    made = [node.meta.get("val") for node in captured.joint.module.graph.nodes]
+    assert (6, 24) in [x.shape for x in made if isinstance(x, torch.Tensor)]  # all three in one
+
+
+def test_attention_after_a_graph_break_has_the_gradients_of_plain_pytorch() -> None:
+    class Breaks(Attends):
+        def forward(self, x):
+            hidden = super().forward(x)
+            if hidden.sum().item() > 1e9:
+                return hidden
+            return super().forward(hidden)
+
+    gradients = []
+    for budget in (None, "16MiB"):
+        torch.manual_seed(0)
+        module = Breaks()
+        if budget is not None:
+            tightfit.fit(module, budget, cache=False)
+        (module(torch.randn(12, 4, 8)) * torch.randn(12, 4, 8)).sum().backward()
+        gradients.append([p.grad for p in module.parameters()])
+    assert all(map(torch.equal, *gradients))

@@ -21,6 +21,7 @@ from tightfit.capture.calls.structure import flatten
 from tightfit.capture.captured import Captured
 from tightfit.capture.traced_call import TracedCall
 from tightfit.torch_private import core as private
+from tightfit.torch_private.patches import inside_of
 
 
 def captured_by_uses(
@@ -126,6 +127,10 @@ class _EachUse(TorchFunctionMode):
         used = [i for i, x in enumerate(leaves) if id(x) in self._places]
         if not used or not torch.is_grad_enabled() or not private.is_tracing():
             return func(*args, **kwargs)
+        inside = inside_of(func, self)  # it may ask whether two of its inputs are the same
+        if inside is not None:
+            with inside:
+                return func(*args, **kwargs)
         here = [self._places[id(leaves[i])] for i in used]
         if _writes(func):
             self._written.update(here)

@@ -32,6 +32,14 @@ def decided_by_updates(joint: JointGraph) -> list[str]:
     return [joint.sources[position].name for node, position in written.items() if node in deciding]
 
 
+def are_statistics(node: fx.Node) -> bool:
+    """Whether a batch norm makes a value to be kept: running statistics."""
+    if node.target is not operator.getitem:
+        return False
+    norm, result = node.args
+    return norm.target in _BATCH_NORMS and result in _BATCH_NORMS[norm.target][1]  # pyright: ignore
+
+
 def _read(node: fx.Node) -> Iterator[fx.Node]:
     """Yield the nodes that decide a node's value."""
     for read in node.all_input_nodes:

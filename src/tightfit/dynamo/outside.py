@@ -70,7 +70,7 @@ class Outside:
             return
         self._is_planned = is_planned
         for name, module in module_names(self._modules).items():
-            for parameter in module.parameters(recurse=False):
+            for parameter in nn.Module.parameters(module, recurse=False):
                 if parameter.requires_grad and parameter.is_leaf:
                     _note_first_gradient(parameter, name, weakref.ref(self))
 

@@ -2,11 +2,15 @@
 
 Plain PyTorch keeps values that a forward has computed of a buffer; a plan may compute them again.
 Where the buffer is changed meanwhile, as the queue of momentum contrast is, that needs a copy.
+
+Batch norm changes its running statistics without a new version, so plain PyTorch accepts them
+changed between a forward and its backward. Plans write them so, too; such changes are counted here.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -16,6 +20,34 @@ from tightfit.allocator.refusals import unless_refused
 from tightfit.allocator.tally import before_refusals
 from tightfit.capture.joint_graph import Source
 from tightfit.execution import refused
+from tightfit.torch_private import core as private
+
+_UNCOUNTED: Counter[int] = Counter()  # by the identity of tensors
+_REFERENCES: dict[int, weakref.ref[torch.Tensor]] = {}
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return a number that differs after each change of a tensor."""
+    return tensor._version + _UNCOUNTED[id(tensor)]
+
+
+def copy_uncounted(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy into tensors as kernels do that PyTorch takes to change nothing."""
+    with private.same_versions(tuple(targets)):
+        private.foreach_copy(targets, sources)
+    for target in targets:
+        _count(target)
+
+
+def _count(tensor: torch.Tensor) -> None:
+    own = id(tensor)
+    if own not in _REFERENCES:
+
+        def forget(_: weakref.ref[torch.Tensor]) -> None:
+            del _REFERENCES[own], _UNCOUNTED[own]
+
+        _REFERENCES[own] = weakref.ref(tensor, forget)
+    _UNCOUNTED[own] += 1
 
 
 class ChangingBuffers:
@@ -113,9 +145,9 @@ class Unchanged:
 
 def _versions(saved: Sequence[Any]) -> list[int | None]:
     try:
-        return [x._version for x in saved]
+        return [version_of(x) for x in saved]
     except AttributeError:  # numbers are among them
-        return [x._version if isinstance(x, torch.Tensor) else None for x in saved]
+        return [version_of(x) if isinstance(x, torch.Tensor) else None for x in saved]
 
 
 _HELD: weakref.WeakSet[Unchanged] = weakref.WeakSet()
@@ -145,12 +177,13 @@ class LateReads:
         sources: Sequence[Source],
     ) -> None:
         self._read = [
-            (last, weakref.ref(inputs[i]), inputs[i]._version, sources[i].name) for i, last in reads
+            (last, weakref.ref(inputs[i]), version_of(inputs[i]), sources[i].name)
+            for i, last in reads
         ]
 
     def check(self, group: int) -> None:
         """Raise `TightfitError` if a buffer was changed that is read for some group or later."""
         for last, reference, version, name in self._read:
             tensor = reference()
-            if group <= last and tensor is not None and tensor._version != version:
+            if group <= last and tensor is not None and version_of(tensor) != version:
                 raise refused.changed_during(name)

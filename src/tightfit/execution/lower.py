@@ -20,7 +20,9 @@ from torch import fx
 
 from tightfit.capture.captured import Captured
 from tightfit.capture.nodes import base_of, is_random
+from tightfit.capture.updates import are_statistics
 from tightfit.errors import InvalidPlan
+from tightfit.execution.changing import copy_uncounted
 from tightfit.execution.sums import first_sums
 from tightfit.execution.writing import Function, Writer
 from tightfit.graph.ir import OpId, ValueId
@@ -106,7 +108,8 @@ class _Lowering:
         self.plan = plan
         self.clock = clock
         self.turns = turns
-        own = {"clock": clock, "turn": turn, "write_back": write_back}
+        own = {"clock": clock, "turn": turn}
+        own |= {"write_back": write_back, "write_statistics": copy_uncounted}
         self.writer = Writer(captured, own)
         self.draws = _RepeatedDraws(captured, plan, self.writer)
         self.first_sums = first_sums(captured, plan)
@@ -236,22 +239,27 @@ class _Lowering:
     def _cross(self) -> None:
         """End the forward function: update buffers, fix outputs, go on in the backward function."""
         joint, writer = self.captured.joint, self.writer
-        for pairs in self._write_backs_together():
+        for is_counted, pairs in self._write_backs_together():
             buffers = ", ".join(f"p{position}" for _, position in pairs)
             values = ", ".join(writer.reference(node) for node, _ in pairs)
-            writer.function.emit(f"write_back([{buffers}], [{values}])")
+            write = "write_back" if is_counted else "write_statistics"
+            writer.function.emit(f"{write}([{buffers}], [{values}])")
             for node, _ in pairs:
                 writer.release(self.captured.value_of[base_of(node)])
         self.returns = f"[{', '.join(self.writer.literal(n) for n in joint.raw_outputs)}]"
         self.writer.go_on_in_backward()
 
-    def _write_backs_together(self) -> Iterable[list[tuple[fx.Node, int]]]:
-        """Return new values of buffers in groups that one kernel copies: each of one type."""
+    def _write_backs_together(self) -> Iterable[tuple[bool, list[tuple[fx.Node, int]]]]:
+        """Return new values of buffers in groups that one kernel copies: each of one type.
+
+        In addition whether plain PyTorch counts that as a change: not of a batch norm's statistics.
+        """
         groups: dict[Any, list[tuple[fx.Node, int]]] = {}
         for node, position in self.captured.joint.write_backs:
             value = node.meta["val"]
-            groups.setdefault((value.dtype, value.device), []).append((node, position))
-        return groups.values()
+            kind = not are_statistics(node), value.dtype, value.device
+            groups.setdefault(kind, []).append((node, position))
+        return ((kind[0], pairs) for kind, pairs in groups.items())
 
     def _assemble(self) -> Program:
         source = self._source()

@@ -44,7 +44,7 @@ class _Plainly:
     """A graph that runs as plain PyTorch, as no plan of it fits."""
 
     error: InfeasibleBudget  # raised where a request is refused
-    has_backward: bool = True  # whether there is expected to be room for its backward
+    has_backward: bool = True  # whether there is expected to be room for its backward, too
 
 
 class GraphSteps(WholeSteps):
@@ -141,7 +141,10 @@ class GraphSteps(WholeSteps):
             plainly = _Plainly(found.error, found.has_backward)
             why = "no plan fits the budget, and plain PyTorch is expected to."
             if not plainly.has_backward:
-                why = "no plan fits the budget, and the forward of plain PyTorch is expected to."
+                why = (
+                    "no plan fits the budget, and its forward by itself is expected to: nothing is "
+                    "saved for a backward."
+                )
         elif self.options.needs_plans or not refuses(self.account):
             raise found
         else:
@@ -173,10 +176,12 @@ class GraphSteps(WholeSteps):
         error = plainly.error
         if not name_budget(self.account, error.minimum_bytes or 0):
             raise error
-        with raising(error):
+        if plainly.has_backward:
+            with raising(error):
+                return graph.run_as_it_is(*inputs)
+        with raising(error), _nothing_saved(error):
             output = graph.run_as_it_is(*inputs)
-        if not plainly.has_backward:
-            _refuse_backward(output, error)
+        _refuse_backward(output, error)
         return output
 
     def _capture(self, key: Any, call: TracedCall, *, waits: bool) -> Specialisation:
@@ -258,6 +263,15 @@ class GraphSteps(WholeSteps):
 
     def smallest_budget(self, given: Arguments) -> MinimumBudget:
         return self._followed.asked(given, super().smallest_budget)
+
+
+def _nothing_saved(error: InfeasibleBudget) -> AbstractContextManager[None]:
+    """Have operators run without saving tensors; a backward that asks for one raises the error."""
+
+    def refuse(_: None) -> torch.Tensor:
+        raise without_frames(error)
+
+    return torch.autograd.graph.saved_tensors_hooks(lambda _: None, refuse)
 
 
 def _refuse_backward(outputs: Sequence[Any], error: InfeasibleBudget) -> None:

@@ -401,6 +401,10 @@ def foreach_copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor
     torch._foreach_copy_(targets, sources)
 
 
+same_versions = torch.autograd._unsafe_preserve_version_counter
+"""Returns a context in which changes of given tensors (a tuple) are not counted by autograd."""
+
+
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
     """Let operators run for real although a trace is running, saved-tensor hooks included."""

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 
 class Patch:
@@ -65,3 +70,31 @@ class Patch:
                 delattr(self._owner, self._name)
             else:
                 setattr(self._owner, self._name, self._own)
+
+
+_ASKS = "has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"
+_ASKING: dict[tuple[str, str], Patch] = {}
+
+
+def inside_of(function: Any, mode: TorchFunctionMode) -> AbstractContextManager[Any] | None:
+    """Return a context in which a mode sees what a Python function of PyTorch calls, not itself.
+
+    None: the function is not one in Python that asks whether a mode is to run it.
+    """
+    module = getattr(function, "__module__", None)
+    names = getattr(function, "__globals__", {}).keys() & _ASKS
+    if module not in sys.modules or not names:
+        return None
+    stack = contextlib.ExitStack()
+    for name in sorted(names):
+        patch = _ASKING.setdefault((module, name), Patch(sys.modules[module], name))
+        stack.enter_context(patch.by(_asked_without_mode))
+    stack.enter_context(mode)
+    return stack
+
+
+def _asked_without_mode(asked: Callable[..., bool], *args: Any) -> bool:
+    if not torch._C._is_torch_function_mode_enabled():
+        return asked(*args)
+    with _pop_mode_temporarily():
+        return asked(*args)

@@ -194,7 +194,8 @@ class _Tracing:
         """Return the program's functions with traced tensors in place of outside names."""
         names: dict[str, Any] = dict(self.program.names)
         names |= dict(zip(self.constants, constants, strict=True))
-        names |= {"get_state": generator.get, "set_state": generator.set, "write_back": write_back}
+        names |= {"get_state": generator.get, "set_state": generator.set}
+        names |= {"write_back": write_back, "write_statistics": write_back}
         exec(compile(self.program.source, "<traced by tightfit>", "exec"), names)
         return names["forward"], names["backward"]
 

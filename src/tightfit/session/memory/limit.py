@@ -43,6 +43,16 @@ def raising(error: InfeasibleBudget) -> AbstractContextManager[None]:
     return _refusals_as(lambda _: error)
 
 
+def at_most_held(account: Account, counted_bytes: int) -> int:
+    """Return bytes counted tensor by tensor, or those held within the limit if these are fewer.
+
+    Sizes of tensors are rounded up; what the limit counts is exact.
+    """
+    keeper = account.keeper
+    held_bytes = keeper.held_bytes() if keeper is not None else 0
+    return min(counted_bytes, held_bytes) if held_bytes else counted_bytes
+
+
 class Limit:
     """Has the allocator refuse requests above a budget; raises errors in terms of a call.
 

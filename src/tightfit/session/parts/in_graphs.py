@@ -25,9 +25,9 @@ from tightfit.errors import CaptureError, InfeasibleBudget, OpaqueChanged, Opaqu
 from tightfit.session.callee import Callee
 from tightfit.session.handed_calls import HandedCalls, RunsGraphs
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.limit import name_budget
+from tightfit.session.memory.limit import at_most_held, name_budget
 from tightfit.session.options import Options
-from tightfit.session.parts.kinds import Part, PartCall
+from tightfit.session.parts.kinds import Part, PartCall, class_of
 from tightfit.session.parts.planning import Circumstances
 from tightfit.session.parts.route import PartsRoute
 from tightfit.session.parts.steps import PartSteps
@@ -66,7 +66,7 @@ class InGraphs(PartsRoute):
         self._parts: dict[Any, Part] = {}
         self._left = outside.left
         self._numbers: Counter[HandedGraph] = Counter()
-        self._classes = Counter(map(type, module_names(callee.modules).values()))
+        self._classes = Counter(map(class_of, module_names(callee.modules).values()))
         self._by_call: dict[int, Part] = {}
         self._this: weakref.ref[RunsGraphs] = weakref.ref(self)
 
@@ -150,7 +150,7 @@ class InGraphs(PartsRoute):
                 others = sum(name == other for other, _ in self._parts)
                 own = name or self.callee.name
                 own += f" (graph {others + 1})" if others else ""
-                alike = max(_LEAST_PARTS, self._classes[type(modules.get("part"))])
+                alike = max(_LEAST_PARTS, self._classes[class_of(modules.get("part"))])
                 self._parts[place] = Part(own, modules, alike=alike)
             self._by_call[number] = self._parts[place]
         return self._by_call[number]
@@ -213,7 +213,8 @@ class _Resident:
         Inputs that existed before `fit` are outside of the limit.
         """
         earlier_bytes = self._account.standing(self._leaves).earlier_input_bytes
-        return self._account.resident_bytes(self._leaves) - earlier_bytes
+        counted_bytes = self._account.resident_bytes(self._leaves) - earlier_bytes
+        return at_most_held(self._account, counted_bytes)
 
     def coming_bytes(self) -> int:
         return self._account.coming_state_bytes()

@@ -37,6 +37,16 @@ _MOST_KEPT = 64  # signatures of calls
 _MOST_ALIKE = 1024  # parts of one signature, each for all that it has read so far
 
 
+def class_of(module: nn.Module | None) -> Any:
+    """Return what modules have in common that are expected to hold about as much: their class.
+
+    That of a container says nothing without those of its modules.
+    """
+    if isinstance(module, nn.Sequential | nn.ModuleList):
+        return type(module), *map(class_of, module.children())
+    return type(module)
+
+
 class Part:
     """Modules whose graphs are planned by themselves: most often a single module.
 
@@ -89,7 +99,8 @@ class Part:
 
     def is_of_class(self, other: Part) -> bool:
         """Whether both are modules of the same class."""
-        return [*map(type, self.modules.values())] == [*map(type, other.modules.values())]
+        own, others = self.modules.values(), other.modules.values()
+        return [*map(class_of, own)] == [*map(class_of, others)]
 
 
 @dataclass(frozen=True)

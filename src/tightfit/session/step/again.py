@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
+from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.updates import decided_by_updates
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
 from tightfit.execution.again import RanPlainly
+from tightfit.execution.changing import version_of
 from tightfit.execution.replanned import Planned, gradients_at_once, gradients_in_turn, unplanned
 from tightfit.execution.runtime import Run
 from tightfit.progress import announce
@@ -310,7 +312,7 @@ class RepeatableCall(Generic[_Step]):
 class _OnCopies(nn.Module):
     """Runs a callable with copies in the place of tensors that it writes.
 
-    `copies`: by the identity of inputs and of buffers of the modules.
+    `copies`: by the identity of inputs, and of buffers and parameters of the modules.
     """
 
     def __init__(
@@ -329,8 +331,9 @@ class _OnCopies(nn.Module):
 
     def run(self, given: GraphArguments) -> Any:
         args = tuple(self._copies.get(id(x), x) for x in given.args)
-        buffers = self.named_buffers(remove_duplicate=False)
-        written = {name: self._copies[id(x)] for name, x in buffers if id(x) in self._copies}
+        every = {"remove_duplicate": False}  # statistics may be parameters that need no gradient
+        members = chain(self.named_buffers(**every), self.named_parameters(**every))
+        written = {name: self._copies[id(x)] for name, x in members if id(x) in self._copies}
         if not written:
             return self._function(*args, **given.kwargs)
         return torch.func.functional_call(self, written, args, dict(given.kwargs))
@@ -344,9 +347,9 @@ def _is_captured_by_cuda() -> bool:
 def _state_of(inputs: Sequence[Any]) -> list[Any]:
     """Return marks by which tensors changed in place, or with other memory, are found."""
     try:
-        return [(x._version, x.data_ptr()) for x in inputs]
+        return [(version_of(x), x.data_ptr()) for x in inputs]
     except AttributeError:  # numbers are among them
-        return [(x._version, x.data_ptr()) if isinstance(x, torch.Tensor) else x for x in inputs]
+        return [(version_of(x), x.data_ptr()) if isinstance(x, torch.Tensor) else x for x in inputs]
 
 
 def _only_once(name: str, reason: str) -> TightfitError:

@@ -93,8 +93,9 @@ def advised(
         text = infeasible_message(error.task, error.outcome, least, expected)
         if proven_bytes is not None:
             proven = proven and proven_bytes > options.planned_bytes
+    text += _in_words(most, needed_bytes, open_calls) + _alone_in_words(spec, less)
     return InfeasibleBudget(
-        text + _in_words(most, needed_bytes, open_calls),
+        text,
         budget_bytes=error.budget_bytes,
         minimum_bytes=needed_bytes,
         proven=proven,
@@ -206,6 +207,8 @@ def _need(
     more = _with_more_ways(spec, passing.around)
     if more is None or more.named_bytes >= need.needed_bytes:
         return need
+    if more.named_bytes <= passing.around.budget_bytes:  # which had no room to compare them
+        return need
     return Need(more.task.graph, more.least.plan, more.named_bytes)
 
 
@@ -227,6 +230,17 @@ def _in_words(most: str, needed_bytes: int, open_calls: OpenCalls) -> str:
             "for the others"
         )
     return text
+
+
+def _alone_in_words(spec: Specialisation, less: LessExpected) -> str:
+    """Say what a call needs whose backward never comes."""
+    if not less.may_be_alone:
+        return ""
+    alone_bytes = with_numbers(less.forward_alone_bytes(spec))
+    return (
+        f"\n  forward   if no backward of this call is to come (torch.no_grad() says so), "
+        f"{alone_bytes} bytes ({format_bytes(alone_bytes)}) are expected to be enough"
+    )
 
 
 @dataclass(frozen=True)

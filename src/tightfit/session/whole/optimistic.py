@@ -102,13 +102,15 @@ class LessExpected:
     used_gradient_bytes: int  # gradients that exist and that an optimizer has used
     outside_bytes: int  # expected memory of user code between forward and backward
     held_bytes: Mapping[str, int]  # expected bytes other than the step's, by holder
+    may_be_alone: bool = False  # whether its backward may never come
 
     def proven_bytes(self, spec: Specialisation) -> int | None:
         """Return the least budget without all that is only expected; None: nothing is."""
-        if not (any(self.held_bytes.values()) or spec.may_receive_less):
+        is_open = self.may_be_alone or spec.may_receive_less
+        if not (any(self.held_bytes.values()) or is_open):
             return None
         known = self._certain.around(spec.hoped.with_predicted(0))
-        if spec.may_receive_less:
+        if is_open:
             known = forward_of(known)
         return proven_least_bytes(known, self._certain.gradients, _QUICKLY)
 
@@ -227,10 +229,9 @@ class LessExpected:
         """Return the least memory of plain PyTorch for the step, as far as its operators say."""
         return _plain_bytes(spec, self._certain)
 
-    def plain_forward_bytes(self, spec: Specialisation) -> int:
-        """Return the memory of plain PyTorch up to the end of the forward."""
-        graph = self.unseen.around(spec.captured)
-        return forward_peak_bytes(graph, everything_kept(graph, self.unseen.gradients))
+    def forward_alone_bytes(self, spec: Specialisation) -> int:
+        """Return the memory of the forward where nothing is saved for a backward."""
+        return eager_peak_bytes(forward_of(self.unseen.around(spec.captured)))
 
     def plain_bytes_now(self, spec: Specialisation) -> int:
         """Return the same with all that is held now."""

@@ -55,7 +55,7 @@ class FitsPlainly(Exception):
     """No plan fits, and plain PyTorch may: its estimated peak is about the budget.
 
     `error`: to be raised if it does not fit either. `has_backward`: whether that is the peak of a
-    whole step; else of its forward, as its backward may never come.
+    whole step; else of its forward with nothing saved, as its backward may never come.
     """
 
     def __init__(self, error: InfeasibleBudget, *, has_backward: bool) -> None:
@@ -334,6 +334,7 @@ class Plans:
             spec.least_budgets.learn(error.least)
         standing = self._standing(spec, request.inputs, options)
         less = less_expected(spec, around, account, standing, options)
+        less = replace(less, may_be_alone=self._may_be_alone(spec, options))
         planned = self._leaving_less(spec, less, request)
         if planned is None:
             open_calls = self.shares.open_calls(spec, around, options)
@@ -343,6 +344,7 @@ class Plans:
                 if (advice.minimum_bytes or 0) <= options.planned_bytes:
                     # advice is searched for longer, and what it found is known now
                     planned = self._leaving_less(spec, less, request)
+                    planned = planned or self._as_advised(spec, less, options)
                 if planned is None:
                     self._monitor.abandon()
                     raise self._fits_plainly(spec, less, options, advice) or advice from None
@@ -360,19 +362,24 @@ class Plans:
     def _fits_plainly(
         self, spec: Specialisation, less: LessExpected, options: Options, error: InfeasibleBudget
     ) -> FitsPlainly | None:
-        """Return the error that says plain PyTorch may have room; None: not even for a forward.
-
-        Only where another step trains may this call be meant to have no backward.
-        """
+        """Return the error that says plain PyTorch may have room; None: not even for a forward."""
         most_bytes = _most_bytes(options)
         if options.needs_plans or not self._is_limited(options):
             return None
         if less.plain_bytes(spec) <= most_bytes and self._may_leave_less(spec, less, options):
             return FitsPlainly(error, has_backward=True)
-        trains = any(other.plans for other in self._captures if other is not spec)
-        if trains and less.plain_forward_bytes(spec) <= most_bytes:
+        if less.may_be_alone and less.forward_alone_bytes(spec) <= most_bytes:
             return FitsPlainly(error, has_backward=False)
         return None
+
+    def _may_be_alone(self, spec: Specialisation, options: Options) -> bool:
+        """Whether a call may run though there is no room for its backward: none may come.
+
+        Only where another step trains may it be meant to have none.
+        """
+        if options.needs_plans or not self._is_limited(options):
+            return False
+        return any(other.plans for other in self._captures if other is not spec)
 
     def _is_limited(self, options: Options) -> bool:
         """Whether the limit holds by itself, however much a step takes.
@@ -404,6 +411,17 @@ class Plans:
 
         plan_as = partial(planned_as, spec, options=options)
         return less.planned(spec, planned_from, plan_as, options.planned_bytes)
+
+    def _as_advised(
+        self, spec: Specialisation, less: LessExpected, options: Options
+    ) -> Planned | None:
+        """Return the least plan with room for what the loop is likely to hold, if it fits."""
+        if not self._may_leave_less(spec, less, options):
+            return None
+        coming = less.likely_to_come()
+        planned = planned_as(spec, coming.around, coming.least(spec).plan, options=options)
+        fits = planned is not None and coming.fits_with(planned, options.planned_bytes)
+        return planned if fits else None
 
     def _standing(self, spec: Specialisation, inputs: Sequence[Any], options: Options) -> Standing:
         others = options.others_in_budget(self._account)
