@@ -81,6 +81,9 @@ def advised(
         error = _with_more_room(error, spec, less.around)
         call_bytes = error.minimum_bytes or 0
     needed = loop.needed_bytes(call_bytes)
+    if max(needed.values()) <= options.planned_bytes:  # within which calls have kept more
+        as_kept = replace(loop, open_calls=replace(open_calls, spare_bytes=0))
+        needed = as_kept.needed_bytes(call_bytes)
     most = max(needed, key=needed.__getitem__)
     needed_bytes = needed[most] + options.reserve_bytes
     text, proven = str(error), error.proven
@@ -155,7 +158,7 @@ class _Loop:
     @cached_property
     def _waiting_bytes(self) -> int:
         """Bytes with which a first call leaves room for those that wait along with it."""
-        around_bytes = self.less.unseen.around(self.spec.captured).constant_bytes
+        around_bytes = self.less.around.around(self.spec.captured).constant_bytes
         new_bytes = self.account.new_gradient_bytes()
         return around_bytes + new_bytes + self.open_calls.least_bytes + self.open_calls.own_bytes
 
