@@ -40,6 +40,17 @@ def test_used_gradients_are_cleared_late_where_that_was_seen_each_time() -> None
     assert since.clears_late is False and since.cleared_bytes == 0
 
 
+def test_nothing_is_counted_on_where_a_call_has_several_backwards() -> None:
+    since = SinceLastCall()
+    since.step_begins()
+    since.forward_begins(64)
+    since.backward_begins(lambda: 0)
+    assert since.cleared_bytes == 64
+    since.backward_is_unusual()
+    since.backward_begins(lambda: 0)
+    assert since.cleared_bytes == 0
+
+
 def test_outputs_count_for_as_long_as_the_caller_holds_them() -> None:
     tally, since = Account({"": nn.Linear(2, 2)}, None).tally, SinceLastCall()
     assert since.returned_bytes(tally) is None

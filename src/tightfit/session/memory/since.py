@@ -16,7 +16,8 @@ class SinceLastCall:
 
     `has_stepped`: whether any optimizer of the parameters has ever stepped. `gradients_are_used`:
     whether any has stepped since the last backward: gradients that exist are used up.
-    `clears_late`: whether such gradients are cleared between forward and backward; None: not seen.
+    `clears_late`: whether such gradients are cleared between forward and backward, and room that
+    they leave is not needed otherwise; None: not seen.
     """
 
     def __init__(self) -> None:
@@ -37,6 +38,13 @@ class SinceLastCall:
         """Note the gradients that are left as a backward begins; once they stayed is enough."""
         if self._used_bytes and self.clears_late is not False:
             self.clears_late = gradient_bytes() == 0
+
+    def backward_is_unusual(self) -> None:
+        """Note that a call has several backwards, or one that is differentiated.
+
+        The memory that code around them holds is not known.
+        """
+        self.clears_late = False
 
     @property
     def cleared_bytes(self) -> int:

@@ -48,7 +48,12 @@ _NEARLY = 1.03  # of the budget: plain PyTorch may take so much less than expect
 
 
 class _NoneAtOnce(Exception):
-    """Room is left for another call that may come, and no plan with that room is found at once."""
+    """Room is left, or taken, for what may come, and no plan for that is found at once."""
+
+
+def _none_at_once() -> None:
+    """Raise `_NoneAtOnce`: no step waits for a plan where another way is known."""
+    raise _NoneAtOnce
 
 
 class FitsPlainly(Exception):
@@ -106,6 +111,9 @@ class Plans:
         self._comparing = Comparing(account, addresses)
         self._settled: _LastChoice | None = None  # of the last call
         self._leaves_less: weakref.WeakSet[Specialisation] = weakref.WeakSet()  # it was announced
+        # Surroundings of steps for which no plan was found, gradients left out that are cleared
+        self._never_cleared: weakref.WeakKeyDictionary[Specialisation, set[Surroundings]]
+        self._never_cleared = weakref.WeakKeyDictionary()
         self._last: tuple[weakref.ref[Specialisation], Surroundings] | None = None
 
     def chosen(
@@ -238,14 +246,19 @@ class Plans:
         without_them = without(around, others_bytes=0, gradient_bytes=cleared_bytes)
         # code between may hold as much on top of them before they are cleared
         outside_bytes = around.outside_bytes + cleared_bytes
-        without_them = replace(without_them, around=without_them.around.with_outside(outside_bytes))
+        own = without_them.around.with_outside(outside_bytes)
+        without_them = replace(without_them, around=own)
+        refused = self._never_cleared.setdefault(spec, set())
+        if own in refused:
+            return None
         try:
-            planned = planned_for(spec, without_them.around, request)
-        except InfeasibleBudget:
+            planned = planned_for(spec, own, replace(request, instead=_none_at_once))
+        except (_NoneAtOnce, InfeasibleBudget):
+            refused.add(own)
             return None
         if not without_them.fits_with(planned, options.planned_bytes):
             return None
-        self.more_bytes = spec.held_more(planned, without_them.around)
+        self.more_bytes = spec.held_more(planned, own)
         return planned
 
     def _optimistic(

@@ -316,10 +316,12 @@ class WholeSteps:
             self._under_way.backward_begins()
             self.account.since.backward_begins(self.account.gradient_bytes)
             if torch.is_grad_enabled():
+                self.account.since.backward_is_unusual()
                 self._under_way.note_differentiated()
                 self.derived.begins(spec.key)
             self.monitor.before_backward()
         else:
+            self.account.since.backward_is_unusual()
             self.monitor.close()  # the planned step is over; later work belongs to none
         self.captures.learn_outputs(spec, run)
 
