@@ -183,7 +183,9 @@ class Account:
         if self._tally is not None and self.replicas is None:
             own = self._tally.counted_bytes([*self._own(), *inputs])
             others_bytes = self._tally.given_bytes() - own - library_bytes(self.device)
-            others_bytes += self._before_bytes((self, *sharing)) - self._before_bytes((self,))
+            # members of its own in whose place others are for a while are among them
+            before_bytes = self._before_bytes_of(self._own())
+            others_bytes += self._before_bytes((self, *sharing)) - before_bytes
             others_bytes -= self._left_to_others(sharing)
             others_coming_bytes = expected_bytes_of(sharing, (self,))
             earlier_bytes = _earlier_bytes(self._tally, self._own(), inputs)
@@ -215,8 +217,10 @@ class Account:
     def _before_bytes(self, accounts: Iterable[Account]) -> int:
         """Return bytes that some hold together and that existed before this tally began."""
         assert self._tally is not None
-        held = [tensor for account in accounts for tensor in account._existing()]
-        counted = self._tally.counted_bytes(held)
+        return self._before_bytes_of([x for account in accounts for x in account._existing()])
+
+    def _before_bytes_of(self, held: Sequence[torch.Tensor]) -> int:
+        counted = self._tally.counted_bytes(held) if self._tally is not None else 0
         return max(0, resident_tensor_bytes(held, self.granularity_bytes) - counted)
 
     def _own(self) -> list[torch.Tensor]:
