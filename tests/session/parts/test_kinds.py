@@ -11,7 +11,7 @@ from tightfit.capture.handed import GraphArguments
 from tightfit.execution.reached import Reached
 from tightfit.session.options import make_options
 from tightfit.session.parts import kinds
-from tightfit.session.parts.kinds import KnownCalls, Part
+from tightfit.session.parts.kinds import KnownCalls, Part, class_of
 from tightfit.session.stages import capture_step
 
 OPTIONS = make_options("1GiB", costs="unit", cache=False)
@@ -71,3 +71,11 @@ def test_an_output_without_a_gradient_is_left_out_until_it_has_one() -> None:
     known.learn_outputs(part, call.key, Run({0}, {0, 1}))
     assert known.known(part, given(part)) is None
     assert not known.capture(part, given(part), OPTIONS).kind.captured.joint.detached
+
+
+def test_containers_are_alike_where_what_they_contain_is() -> None:
+    linear = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    assert class_of(linear) == class_of(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    assert class_of(linear) != class_of(nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU()))
+    assert class_of(nn.Sequential(linear)) != class_of(nn.Sequential(nn.Sequential()))
+    assert class_of(None) == class_of(None) != class_of(nn.ReLU())
