@@ -470,7 +470,7 @@ def most_kept(
 
 def kept_bytes(graph: Graph, plan: Plan) -> int:
     """Return the bytes that a plan keeps between forward and backward."""
-    return simulate(graph, plan).crossing_bytes - graph.constant_bytes
+    return _peak_and_kept(graph, plan, 0)[1]
 
 
 def _range_of(graph: Graph, thrifty: Plan, new_gradient_bytes: int) -> KeptRange:
@@ -491,5 +491,5 @@ def _most(graph: Graph, gradients: Gradients, new_gradient_bytes: int) -> tuple[
 
 def _peak_and_kept(graph: Graph, plan: Plan, new_gradient_bytes: int) -> tuple[int, int]:
     """Return a plan's peak and its bytes between forward and backward, without constants."""
-    own_bytes = simulate(graph, plan).peak_bytes - graph.constant_bytes
-    return own_bytes - new_gradient_bytes, kept_bytes(graph, plan)
+    result, constant = simulate(graph, plan), graph.constant_bytes
+    return result.peak_bytes - constant - new_gradient_bytes, result.crossing_bytes - constant

@@ -260,7 +260,7 @@ class Specialisation:
 
     @property
     def running(self) -> tuple[Plan, ...]:
-        """The plans by which steps run, whatever memory they leave room for."""
+        """The plans by which steps run, also those without room for all that is expected."""
         every = itertools.chain(self._plans.values(), self._optimistic.values())
         return tuple(each.outcome.plan for each in every if each.outcome.plan is not None)
 
