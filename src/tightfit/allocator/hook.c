@@ -289,8 +289,9 @@ static struct {
     void (*give_lock)(int);
     long (*collect)(void);
 } python;
-static void (*_Atomic before_refusals)(void); /* counts memory from before tallies began again */
-static __thread _Bool collecting;
+typedef void (*BeforeRefusal)(int64_t lacking); /* frees memory, and counts some again */
+static _Atomic(BeforeRefusal) before_refusals;
+static __thread _Bool collecting, making_room;
 
 static void find_python(void) {
     python.is_initialized = (int (*)(void))dlsym(RTLD_DEFAULT, "Py_IsInitialized");
@@ -300,24 +301,29 @@ static void find_python(void) {
     python.collect = (long (*)(void))dlsym(RTLD_DEFAULT, "PyGC_Collect");
 }
 
-/* Frees objects that only cycles hold, and counts memory from before again. In threads that Python
- * knows: others may be waited for by one that holds its lock. Returns whether it ran. */
-static _Bool collect_garbage(void) {
+/* Returns the bytes by which a request would exceed the limit of a tally now. */
+static int64_t lacking(Tally *tally, int64_t size) {
+    int64_t held = atomic_load(&tally->given) + atomic_load(&tally->before);
+    return held + size - atomic_load(&tally->limit);
+}
+
+/* Frees objects that only cycles hold and what Python code can do without, and counts memory from
+ * before again. In threads that Python knows: others may be waited for by one that holds its lock.
+ * Returns whether it ran. */
+static _Bool free_in_python(Tally *tally, int64_t size) {
     if (collecting || !python.is_initialized || !python.thread_state || !python.take_lock ||
         !python.give_lock || !python.collect || !python.is_initialized() || !python.thread_state())
         return 0;
     collecting = 1;
     int lock = python.take_lock();
     python.collect();
-    void (*count)(void) = atomic_load(&before_refusals);
-    if (count)
-        count();
+    BeforeRefusal free_more = atomic_load(&before_refusals);
+    if (free_more)
+        free_more(lacking(tally, size));
     python.give_lock(lock);
     collecting = 0;
     return 1;
 }
-
-static __thread _Bool making_room;
 
 /* Lets the owner of an exceeded limit free something. Returns whether it did. */
 static _Bool make_room(Tally *tally, int64_t size) {
@@ -325,8 +331,7 @@ static _Bool make_room(Tally *tally, int64_t size) {
     if (!ask || making_room)
         return 0;
     making_room = 1;
-    int64_t held = atomic_load(&tally->given) + atomic_load(&tally->before);
-    int freed = ask(held + size - atomic_load(&tally->limit));
+    int freed = ask(lacking(tally, size));
     making_room = 0;
     return freed != 0;
 }
@@ -469,7 +474,7 @@ static inline Tally *tallied(uint64_t stamp, int64_t size) {
     Tally *exceeded = tally_allocation(stamp, size);
     while (exceeded && make_room(exceeded, size))
         exceeded = tally_allocation(stamp, size);
-    if (exceeded && collect_garbage())
+    if (exceeded && free_in_python(exceeded, size))
         exceeded = tally_allocation(stamp, size);
     return exceeded;
 }
@@ -736,7 +741,7 @@ EXPORT void tightfit_hook_tally_make_room(int slot, MakeRoom function) {
 }
 
 /* Calls a function before a request is refused, in a thread that Python knows and with its lock. */
-EXPORT void tightfit_hook_before_refusals(void (*function)(void)) {
+EXPORT void tightfit_hook_before_refusals(BeforeRefusal function) {
     atomic_store(&before_refusals, function);
 }
 

@@ -13,7 +13,7 @@ _FILE = "tightfit_hook.so"
 _VERSION = 11
 MAKE_ROOM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
 """A function to free memory at a limit: missing bytes in, whether it freed any out."""
-BEFORE_REFUSAL = ctypes.CFUNCTYPE(None)
+BEFORE_REFUSAL = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 """The function that is called before a request is refused."""
 
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...] | None]] = {

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tightfit.allocator.cuda_tally import budget_refusal
+from tightfit.allocator.tally import optional_requests
 from tightfit.errors import BudgetExceeded
 from tightfit.units import format_bytes
 
@@ -23,7 +24,8 @@ def is_refusal(error: BaseException) -> bool:
 def unless_refused(run: Callable[[], Result]) -> Result | None:
     """Return a call's result; None where a limit refuses one of its requests."""
     try:
-        return run()
+        with optional_requests():
+            return run()
     except RuntimeError as error:
         if not is_refusal(error):
             raise

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
+import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -143,12 +145,45 @@ def before_refusals(action: Callable[[], None]) -> None:
     _ACTIONS.append(action)
 
 
-def _before_refusals() -> None:
+def free_before_refusals(free: Callable[[int], int]) -> None:
+    """Call a function of the bytes that lack before any limit refuses a request.
+
+    It frees what costs time to make again, and returns how many bytes that were. It is called as
+    `before_refusals` says, after those functions, and not for `optional_requests`.
+    """
+    _FREEING.append(free)
+
+
+@contextlib.contextmanager
+def optional_requests() -> Iterator[None]:
+    """Free nothing for requests that may be refused, if it costs time to make that again."""
+    before = getattr(_OPTIONAL, "now", False)
+    _OPTIONAL.now = True
+    try:
+        yield
+    finally:
+        _OPTIONAL.now = before
+
+
+def _before_refusals(lacking_bytes: int) -> None:
     for action in _ACTIONS:
         action()
+    if not getattr(_OPTIONAL, "now", False):
+        free_for(lacking_bytes)
+
+
+def free_for(lacking_bytes: int) -> int:
+    """Free what costs time to make again, for as many bytes; return how many are free then."""
+    freed_bytes = 0
+    for free in _FREEING:
+        if freed_bytes < lacking_bytes:
+            freed_bytes += free(lacking_bytes - freed_bytes)
+    return freed_bytes
 
 
 _ACTIONS: list[Callable[[], None]] = []
+_FREEING: list[Callable[[int], int]] = []
+_OPTIONAL = threading.local()
 _BEFORE_REFUSALS = BEFORE_REFUSAL(_before_refusals)
 
 

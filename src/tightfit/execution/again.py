@@ -63,6 +63,12 @@ class Repeated(Protocol):
     def retained(self) -> None:
         """Note that a further backward may come: tensors that exist now must exist then."""
 
+    def may_free(self) -> bool:
+        """Whether the call can be run once more for its first backward, as things are now."""
+
+    def freed(self) -> None:
+        """Note that saved tensors were freed before the first backward, to keep to a limit."""
+
 
 class DifferentiatedCall:
     """A call whose gradients are differentiated.

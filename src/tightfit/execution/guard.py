@@ -282,6 +282,13 @@ class Guard:
             self.take_peak()  # while it was there
             self._start = min(self._start, self.meter.live_bytes())
 
+    def leave_out(self, constant_bytes: int) -> None:
+        """Leave out constants of when the window was opened that have been freed since."""
+        if self._open is not None and self._start is not None:
+            self.take_peak()  # while they were there
+            self._start -= constant_bytes
+            self._open["constant_bytes"] -= constant_bytes
+
     def after_forward(self) -> None:
         """Note the peak of the forward program."""
         if self.meter is not None and self._open is not None:

@@ -14,7 +14,7 @@ class RunState(Enum):
     | AWAITS_BACKWARD | the forward has run | NEW |
     | IN_BACKWARD | the planned backward runs | AWAITS_BACKWARD, RETAINED |
     | REPLANNED | it runs again: outputs have gradients that were to have none | the same |
-    | ONCE_MORE | it runs again: a backward has been before (`retain_graph`) | the same |
+    | ONCE_MORE | it runs again: a backward was before, or its saved tensors are freed | the same |
     | DIFFERENTIATED | it runs again under autograd: its gradients have a history | the same |
     | RETAINED | a backward has ended, and another may come | a backward |
     | DONE | the last backward has ended | a backward |

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tightfit.allocator.refusals import budget_exceeded, is_refusal
+from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
 from tightfit.capture.captured import Captured
 from tightfit.capture.normalise.gradients import added_up
 from tightfit.errors import TightfitError
@@ -164,6 +165,7 @@ class Run(Chained):
         self.inputs: list[Any] = []
         self.aliases: dict[int, Any] = {}
         self.saved: list[Any] | None = None
+        self.freed_bytes = 0  # of saved tensors, before the backward
         self.unchanged: Unchanged | None = None
         self.late_reads: LateReads | None = None
         self._inner_parts: InnerParts | None = None
@@ -251,7 +253,9 @@ class Run(Chained):
         unplanned = self._note_gradients(by_position)
         if not self.reached.is_retained:
             self.reached.frees(reads, runner.apart.may_follow if self._repeated else None)
-        if unplanned or self.reached.backwards > 1:
+        saved, self.saved = self.saved, None  # nothing frees them from now on
+        if unplanned or saved is None:
+            del saved
             self._check_startable()
             self._start_rerun(by_position, node)
             return
@@ -261,13 +265,12 @@ class Run(Chained):
             self.unchanged = None
         runner.look_at_views(self._tell, by_position)
         tangents = [tangent(by_position.pop(i, None), meta) for i, meta in runner.tangents]
-        saved, self.saved = self.saved, None
         self.state = RunState.IN_BACKWARD
         self.on_start(self)
         assert self.sums is not None
         self.sums.start(node, runner.program.groups)
         begun = (self.sums.begin,) if runner.program.sums else ()
-        self.generator = runner.program.backward(saved or [], tangents, *begun)
+        self.generator = runner.program.backward(saved, tangents, *begun)
         self._end_with_backward()
 
     def _end_with_backward(self) -> None:
@@ -308,6 +311,23 @@ class Run(Chained):
             self._end(RunState.DIFFERENTIATED)
         groups = runner.program.groups or ((),)
         self.generator = ([found.pop(p, None) for p in positions] for positions in groups)
+
+    def free_saved(self) -> int:
+        """Free the saved tensors of a call that awaits its backward; return how many bytes.
+
+        Its backward begins with its forward then, run once more.
+        """
+        if self.state is not RunState.AWAITS_BACKWARD or self.saved is None:
+            return 0
+        assert self.runner is not None
+        computed = self.saved[len(self.runner.program.kept) :]
+        saved_bytes = resident_tensor_bytes(computed, granularity_of(self.runner.device.type))
+        if not saved_bytes or self._repeated is None or not self._repeated.may_free():
+            return 0
+        self._repeated.freed()
+        self.saved = self.unchanged = None
+        self.freed_bytes = saved_bytes
+        return saved_bytes
 
     def _ran_again(self) -> DifferentiatedCall:
         """Return the call as it was run again under autograd; it is now, the first time."""
@@ -407,9 +427,9 @@ class Run(Chained):
         except BaseException as error:
             self._end(RunState.FAILED)
             if is_refusal(error):
-                message = "A loss took an output that was planned to have no gradient."
-                if reached.backwards > 1:
-                    message = "A further backward through the call runs its forward again."
+                message = "The backward runs the forward of the call again."
+                if reached.unplanned:
+                    message = "A loss took an output that was planned to have no gradient."
                 raise budget_exceeded(error, message) from error
             raise
         self._end_with_backward()

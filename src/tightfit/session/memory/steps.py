@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tightfit.allocator.tally import free_for
 from tightfit.errors import BudgetExceeded
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.forecast import NUMBERS, StepNeeds, step_needs
@@ -30,8 +31,11 @@ def refuse_step(
     if needs is None or limit_bytes is None:
         return
     held_bytes, taken_bytes = keeper.held_bytes(), _taken_bytes(needs, account, optimizer)
-    needed_bytes = held_bytes + taken_bytes
     numbers_bytes = NUMBERS * account.granularity_bytes  # at most: kernels may take fewer
+    lacking_bytes = held_bytes + taken_bytes - numbers_bytes - limit_bytes
+    if lacking_bytes > 0 and free_for(lacking_bytes):
+        held_bytes = keeper.held_bytes()
+    needed_bytes = held_bytes + taken_bytes
     if needed_bytes - numbers_bytes <= limit_bytes:
         return
     if taken_bytes <= numbers_bytes and held_bytes > limit_bytes:

@@ -98,6 +98,7 @@ class RepeatableCall(Generic[_Step]):
         remembers = step.captured.draws and not _is_captured_by_cuda()
         self._before = GeneratorStates() if remembers else None
         self._as_they_were: list[Any] = []
+        self._is_freed = False  # whether its saved tensors were, before its first backward
 
     def _owner(self) -> CallRepeater[_Step]:
         """Return the object that knows how calls are run again.
@@ -131,6 +132,23 @@ class RepeatableCall(Generic[_Step]):
         """Hold the inputs that are there: a further backward may come."""
         self._given.hold_all()
 
+    def may_free(self) -> bool:
+        """Whether the call can be run once more for its first backward, as things are now."""
+        joint = self._step.captured.joint
+        if self._why_not_once_more() or decided_by_updates(joint):
+            return False
+        try:
+            given = self._given.now()
+            written = {position for _, position in joint.write_backs}
+            return given is not None and self._obstacle(given, (), written) is None
+        except TightfitError:  # the model is gone
+            return False
+
+    def freed(self) -> None:
+        """Hold the inputs: saved tensors were freed before the first backward."""
+        self._is_freed = True
+        self._given.hold_all()
+
     def plainly(self, instead: Instead) -> RanPlainly:
         """Run the forward again under autograd, on stand-ins for its inputs.
 
@@ -162,10 +180,8 @@ class RepeatableCall(Generic[_Step]):
     def _why_not_plainly(self) -> str | None:
         """Return why the forward cannot be run twice with the same result and no further effect."""
         joint = self._step.captured.joint
-        if self._before is None and self._step.captured.draws:
-            return _DREW
-        if joint.opaque.changes_state:
-            return "an opaque module writes its state"
+        if reason := self._why_not_once_more():
+            return reason
         if read := decided_by_updates(joint):
             return f"its forward writes {read[0]} and reads it, too"
         return "it returns numbers" if joint.structure.numbers else None
@@ -198,7 +214,12 @@ class RepeatableCall(Generic[_Step]):
         `unread`: placeholders that may have changed since the call.
         """
         owner = self._owner()
-        if not owner.is_repeated(self._step):
+        if self._is_freed:
+            announce(
+                f"{self._name}: there was no room for all that it has saved for its backward and "
+                "for what ran before that. The backward begins with its forward, run once more"
+            )
+        elif not owner.is_repeated(self._step):
             announce(
                 f"{self._name}: several backwards go through one call: for each but the first its "
                 "forward runs again. To spare that, sum the losses and call backward once"
@@ -220,10 +241,11 @@ class RepeatableCall(Generic[_Step]):
 
         Raises `TightfitError` if the call cannot be run again.
         """
-        self._owner().note_repeated(self._step)
+        if not self._is_freed:
+            self._owner().note_repeated(self._step)
         given = self._given_once_more(unread)
         if isinstance(given, str):
-            raise _only_once(self._name, given)
+            raise (_freed_and_gone if self._is_freed else _only_once)(self._name, given)
         with torch.enable_grad():
             inputs = self._inputs_once_more(given)
             return plan(self._step, inputs), inputs
@@ -236,10 +258,8 @@ class RepeatableCall(Generic[_Step]):
         `unread`: placeholders that may have changed.
         """
         joint = self._step.captured.joint
-        if self._before is None and self._step.captured.draws:
-            return _DREW
-        if joint.opaque.changes_state:
-            return "an opaque module writes its state"
+        if reason := self._why_not_once_more():
+            return reason
         read = decided_by_updates(joint)
         written = {p for _, p in joint.write_backs if joint.sources[p].name in read}
         made: dict[int, Any] = {}
@@ -263,6 +283,14 @@ class RepeatableCall(Generic[_Step]):
         inputs = self._owner().inputs(self._step, given)
         late = [joint.sources[p].name for p in written if id(inputs[p]) not in made]
         return f"its forward writes {late[0]} and reads it, too" if late else given
+
+    def _why_not_once_more(self) -> str | None:
+        """Return why a plan's forward cannot be run twice with the same result."""
+        if self._before is None and self._step.captured.draws:
+            return _DREW
+        if self._step.captured.joint.opaque.changes_state:
+            return "an opaque module writes its state"
+        return None
 
     def _inputs_once_more(self, given: GraphArguments) -> list[Any]:
         """Return the placeholders; written ones are copies: the writes were done before."""
@@ -357,6 +385,14 @@ def _only_once(name: str, reason: str) -> TightfitError:
         f"backward runs through a step of {name} a further time: for that its "
         f"forward is run again, and here it cannot be, as {reason}. Call the model again, or sum "
         f"the losses and call backward once. {WITHOUT_A_PLAN}"
+    )
+
+
+def _freed_and_gone(name: str, reason: str) -> TightfitError:
+    return TightfitError(
+        f"the tensors that a step of {name} had saved for its backward were freed to keep to the "
+        f"budget. For that its forward is to run once more, and here it cannot, as {reason}. Way "
+        f"out: a larger budget. {WITHOUT_A_PLAN}"
     )
 
 

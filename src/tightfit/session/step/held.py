@@ -59,12 +59,13 @@ class GivenToCall:
 
     def hold_all(self) -> None:
         """Hold all inputs: those that other calls can make again as long as there is room."""
-        if self._given is None:
-            for place in self._places:
-                there = self._present_inputs()[place]
-                if there is not None and place not in self._written:
-                    self._inputs[place] = there
-            _RETAINED.add(self)
+        if self._given is not None:
+            return
+        for place in self._places:
+            there = self._present_inputs()[place]
+            if there is not None and place not in self._written:
+                self._inputs[place] = there
+        _RETAINED.add(self)
 
     def release(self) -> None:
         """Free inputs that other calls can make again."""

@@ -127,6 +127,11 @@ class StepMonitor:
         if self.guard is not None:
             self.guard.leave_out_garbage()
 
+    def leave_out(self, constant_bytes: int) -> None:
+        """Leave out constants of when the window was opened that have been freed since."""
+        if self.guard is not None:
+            self.guard.leave_out(constant_bytes)
+
     def restart(self) -> None:
         """Restart the measured window: its peaks so far belong to no step."""
         if self.guard is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from tightfit.allocator.tally import free_for
 from tightfit.capture.captured import Captured
 from tightfit.errors import InfeasibleBudget
 from tightfit.plan.plan import Gradients, Plan
@@ -54,6 +55,10 @@ class _NoneAtOnce(Exception):
 def _none_at_once() -> None:
     """Raise `_NoneAtOnce`: no step waits for a plan where another way is known."""
     raise _NoneAtOnce
+
+
+class _HasRoom(Exception):
+    """Memory was freed: a plan may fit now."""
 
 
 class FitsPlainly(Exception):
@@ -131,14 +136,54 @@ class Plans:
         in the background, before training. Raises `InfeasibleBudget` if no plan fits, or
         `FitsPlainly`.
         """
-        try:
-            planned = self._chosen(spec, inputs, options, waiting, waits=waits)
-        except (InfeasibleBudget, FitsPlainly):
-            if not self._account.collect_garbage():
-                raise
-            planned = self._chosen(spec, inputs, options, waiting, waits=waits)
+        choose = partial(self._chosen, spec, inputs, options, waiting, waits=waits)
+        planned = self._with_room(choose)
         self.shares.runs_by(spec, planned.graph, planned.outcome.plan)
         return planned
+
+    def chosen_once_more(
+        self, spec: Specialisation, inputs: list[Any], options: Options
+    ) -> Planned:
+        """Return the plan of a call that is run once more, in its backward.
+
+        Raises `InfeasibleBudget` if no plan fits.
+        """
+        self._settled = None
+        self.shares.begin_once_more(options)
+        return self._with_room(partial(self._for_now, spec, inputs, options))
+
+    def _for_now(self, spec: Specialisation, inputs: list[Any], options: Options) -> Planned:
+        """Return a plan for memory held now: the backward of the call follows at once.
+
+        Raises `_HasRoom` if none fits, and memory was freed.
+        """
+        standing = self._standing(spec, inputs, options)
+        around = _around_step(spec, inputs, self._account, options)
+        around = without_expected(around, standing)
+        around = replace(around, outside_bytes=0, budget_bytes=options.planned_bytes)
+        request = PlanRequest(inputs, options, self._name, self._captures.other_plans)
+        try:
+            return planned_for(spec, around, request)
+        except NeedsComparing:
+            self._comparing.end(spec, options)
+            return planned_for(spec, around, request)
+        except InfeasibleBudget as error:
+            if self._frees(_lacking_bytes(error)):
+                raise _HasRoom from None
+            raise
+
+    def _with_room(self, choose: Callable[[], Planned]) -> Planned:
+        """Return a chosen plan; where none fits, choose again once memory was freed."""
+        is_collected = False
+        while True:
+            try:
+                return choose()
+            except _HasRoom:
+                pass
+            except (InfeasibleBudget, FitsPlainly):
+                if is_collected or not self._account.collect_garbage():
+                    raise
+                is_collected = True
 
     def smallest_budget(
         self, spec: Specialisation, inputs: list[Any], options: Options
@@ -350,6 +395,8 @@ class Plans:
         less = replace(less, may_be_alone=self._may_be_alone(spec, options))
         planned = self._leaving_less(spec, less, request)
         if planned is None:
+            if not self._has_room_plainly(spec, less, options) and self._frees(lacking_bytes):
+                raise _HasRoom
             open_calls = self.shares.open_calls(spec, around, options)
             try:
                 expected = less if self._is_limited(options) else less.all_at_once()
@@ -376,14 +423,26 @@ class Plans:
         self, spec: Specialisation, less: LessExpected, options: Options, error: InfeasibleBudget
     ) -> FitsPlainly | None:
         """Return the error that says plain PyTorch may have room; None: not even for a forward."""
-        most_bytes = _most_bytes(options)
-        if options.needs_plans or not self._is_limited(options):
-            return None
-        if less.plain_bytes(spec) <= most_bytes and self._may_leave_less(spec, less, options):
+        if self._has_room_plainly(spec, less, options):
             return FitsPlainly(error, has_backward=True)
-        if less.may_be_alone and less.forward_alone_bytes(spec) <= most_bytes:
+        if less.may_be_alone and less.forward_alone_bytes(spec) <= _most_bytes(options):
             return FitsPlainly(error, has_backward=False)
         return None
+
+    def _has_room_plainly(self, spec: Specialisation, less: LessExpected, options: Options) -> bool:
+        """Whether plain PyTorch is expected to have room for a call and its backward."""
+        if options.needs_plans or not self._may_leave_less(spec, less, options):
+            return False
+        return less.plain_bytes(spec) <= _most_bytes(options)
+
+    def _frees(self, lacking_bytes: int) -> bool:
+        """Free garbage, else saved tensors of calls that wait; return whether there were any."""
+        if self._account.collect_garbage():
+            return True
+        before_bytes = self._monitor.live_bytes() or 0
+        is_freed = free_for(max(1, lacking_bytes)) > 0
+        self._monitor.leave_out(before_bytes - (self._monitor.live_bytes() or 0))
+        return is_freed
 
     def _may_be_alone(self, spec: Specialisation, options: Options) -> bool:
         """Whether a call may run though there is no room for its backward: none may come.
@@ -405,11 +464,14 @@ class Plans:
     def _may_leave_less(self, spec: Specialisation, less: LessExpected, options: Options) -> bool:
         """Whether a plan may leave less room than may be needed: the limit holds by itself.
 
-        Where others need room, too: only if plain PyTorch has room.
+        Where others need room, too: only if saved tensors can be freed for them, or plain PyTorch
+        has room.
         """
         if not self._is_limited(options):
             return False
-        return not self.shares.has_company or less.plain_bytes_now(spec) <= _most_bytes(options)
+        if not (self.shares.has_company and options.needs_plans):
+            return True
+        return less.plain_bytes_now(spec) <= _most_bytes(options)
 
     def _leaving_less(
         self, spec: Specialisation, less: LessExpected, request: PlanRequest

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from tightfit.allocator.refusal_details import BEFORE_BACKWARD, UNKNOWN, before_first_call
+from tightfit.allocator.tally import free_before_refusals
 from tightfit.capture.handed import GraphArguments
 from tightfit.capture.side_effects.generators import GeneratorStates, generators_of
 from tightfit.capture.trace.garbage import fewer_collections
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import (
     BadInput,
+    InfeasibleBudget,
     OpaqueChanged,
     OpaqueVaries,
 )
@@ -38,6 +40,7 @@ from tightfit.session.whole.learning import LastStep, StepMonitor
 from tightfit.session.whole.plans import FitsPlainly, Plans
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.user_code import OpenCall, PlannedForward
+from tightfit.units import format_bytes
 
 _MOST_ATTEMPTS = 8
 
@@ -67,6 +70,7 @@ class WholeSteps:
         methods = own_methods(type(callee.root)) if has_loss_outside else ()
         self._under_way = OpenCall(account, origin, before_first_call(methods))
         self._calls = 0
+        self._enough_bytes = 0  # budget with which the running backward had its saved tensors
         self._announcements = Announcements()
         self._again = StepRepeater(
             self.captures,
@@ -75,6 +79,7 @@ class WholeSteps:
         )
         self._this_weakly = weakref.ref(self)
         self._ended = _while_alive(self._this_weakly, WholeSteps._backward_ended)
+        _EVERY.add(self)
 
     # -- calling ------------------------------------------------------------------------------
 
@@ -283,8 +288,13 @@ class WholeSteps:
         return planned.runner
 
     def _planned_once_more(self, spec: Specialisation, inputs: list[Any]) -> Runner:
-        """Return an object that runs a call again for a further backward, with memory held now."""
-        return self._planned(spec, inputs).runner
+        """Return an object that runs a call again for its backward, with memory held now."""
+        try:
+            return self._plans.chosen_once_more(spec, inputs, self.options).runner
+        except InfeasibleBudget as error:
+            if not self._enough_bytes:
+                raise
+            raise _freed_in_vain(self.callee.name, error, self._enough_bytes) from None
 
     def _planned(self, spec: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
         """Return the plan for the constants of now; `waits`: search it now, before training."""
@@ -294,6 +304,17 @@ class WholeSteps:
             raise fits.error from None
 
     # -- backward -----------------------------------------------------------------------------
+
+    def free_saved(self, lacking_bytes: int) -> int:
+        """Free saved tensors of calls that await their backward, the oldest first.
+
+        Returns how many bytes. Their backward comes last, and begins with their forward then.
+        """
+        freed_bytes = 0
+        for run in self.waiting if not self.options.needs_plans else ():
+            if freed_bytes < lacking_bytes:
+                freed_bytes += run.free_saved()
+        return freed_bytes
 
     def _backward_ended(self, run: Run) -> None:
         self.account.since.backward_ended()
@@ -312,6 +333,9 @@ class WholeSteps:
     def _backward_started(self, spec: Specialisation, run: Run) -> None:
         if spec.tuner is not None:
             spec.tuner.begin()
+        self._enough_bytes = 0
+        if run.freed_bytes:
+            self._enough_bytes = self._under_way.enough_bytes(run.freed_bytes)
         if run.reached.backwards == 1:
             self._under_way.backward_begins()
             self.account.since.backward_begins(self.account.gradient_bytes)
@@ -322,8 +346,24 @@ class WholeSteps:
             self.monitor.before_backward()
         else:
             self.account.since.backward_is_unusual()
+        if run.reached.backwards > 1 or run.state is RunState.ONCE_MORE:
             self.monitor.close()  # the planned step is over; later work belongs to none
         self.captures.learn_outputs(spec, run)
+
+
+_EVERY: Living[WholeSteps] = Living()
+
+
+def _free_saved(lacking_bytes: int) -> int:
+    """Free saved tensors of calls of any callable; return how many bytes."""
+    freed_bytes = 0
+    for steps in _EVERY.now():
+        if freed_bytes < lacking_bytes:
+            freed_bytes += steps.free_saved(lacking_bytes - freed_bytes)
+    return freed_bytes
+
+
+free_before_refusals(_free_saved)
 
 
 def _while_alive(
@@ -352,6 +392,19 @@ def _plans_are_outdated(options: Options, before: Options) -> bool:
     return any(
         getattr(options, name) != getattr(before, name)
         for name in ("budget_bytes", "reserve_bytes", "planner", "limits", "plan", "compile")
+    )
+
+
+def _freed_in_vain(name: str, error: InfeasibleBudget, enough_bytes: int) -> InfeasibleBudget:
+    """Return the error that saved tensors were freed, and the forward cannot run once more."""
+    needed_bytes = min(enough_bytes, error.minimum_bytes or enough_bytes)
+    return InfeasibleBudget(
+        f"tensors that {name} had saved for this backward were freed to keep to the budget of "
+        f"{format_bytes(error.budget_bytes)}, and there is no room to run its forward once more"
+        f"\n  try       a budget of {needed_bytes} bytes ({format_bytes(needed_bytes)}), which is "
+        "expected to have room for them",
+        budget_bytes=error.budget_bytes,
+        minimum_bytes=needed_bytes,
     )
 
 

@@ -159,11 +159,7 @@ class OpenCall:
         origin = UNKNOWN
         if self._entered_bytes is None:
             origin = self._origin
-            used_bytes = max(0, self._held_bytes() - self._left_bytes)
-            outside_bytes = _outside_bytes(call, used_bytes)
-            needed = self._left_bytes + outside_bytes
-            if call.unmet is not None and outside_bytes <= call.unmet.outside_bytes:
-                needed = min(needed, call.unmet.needed_bytes)
+            needed = self._between_bytes(call)
         else:
             rise = _kept_bytes if self._is_differentiated else _rise_bytes
             needed = max(self._entered_bytes + rise(call), _first_bytes(call))
@@ -172,6 +168,24 @@ class OpenCall:
         growing_bytes = keeper.growing_within_limit_bytes()
         details = RefusalDetails(named_bytes + growing_bytes, growing_bytes, origin)
         self._describe(keeper.tally, details)
+
+    def enough_bytes(self, freed_bytes: int) -> int:
+        """Return a budget with which no saved tensors need be freed before the backward.
+
+        `freed_bytes`: the saved tensors that were.
+        """
+        return (
+            0 if self._call is None else with_numbers(self._between_bytes(self._call, freed_bytes))
+        )
+
+    def _between_bytes(self, call: PlannedForward, freed_bytes: int = 0) -> int:
+        """Return bytes that are needed between the forward of a call and its backward."""
+        used_bytes = max(0, self._held_bytes() + freed_bytes - self._left_bytes)
+        outside_bytes = _outside_bytes(call, used_bytes)
+        needed_bytes = self._left_bytes + outside_bytes
+        if call.unmet is not None and outside_bytes <= call.unmet.outside_bytes:
+            return min(needed_bytes, call.unmet.needed_bytes)
+        return needed_bytes
 
     def _describe(self, tally: Tally, details: RefusalDetails) -> None:
         self._described = tally
