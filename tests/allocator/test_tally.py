@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tightfit.allocator import CpuMeter
-from tightfit.allocator.refusals import budget_exceeded, is_refusal
-from tightfit.allocator.tally import CpuTally, tally_for
+from tightfit.allocator import tally as tallies
+from tightfit.allocator.refusals import budget_exceeded, is_refusal, unless_refused
+from tightfit.allocator.tally import CpuTally, free_before_refusals, tally_for
 
 MIB = 1 << 20
 
@@ -47,6 +48,28 @@ def test_a_request_beyond_the_limit_is_refused_before_it_is_given() -> None:
     tally.keep_to(None, 0)
     assert floats(8 * MIB).nbytes == 8 * MIB
     del held, fits
+
+
+def test_what_can_be_made_again_is_freed_before_anything_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept, lacking = [floats(MIB), floats(MIB)], list[int]()
+
+    def free(lacking_bytes: int) -> int:
+        lacking.append(lacking_bytes)
+        return kept.pop().nbytes if kept else 0
+
+    monkeypatch.setattr(tallies, "_FREEING", [])
+    tally = CpuTally()
+    kept[:] = [floats(MIB), floats(MIB)]
+    tally.keep_to(2 * MIB + 64, 0)
+    assert unless_refused(lambda: floats(MIB)) is None  # it is optional
+    assert not lacking
+    free_before_refusals(free)
+    assert unless_refused(lambda: floats(MIB)) is None
+    assert not lacking and len(kept) == 2
+    assert floats(MIB).nbytes == MIB
+    assert lacking == [MIB - 64] and len(kept) == 1
 
 
 def test_garbage_is_collected_before_anything_is_refused() -> None:

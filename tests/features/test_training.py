@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 import tightfit
 from support.training import WAYS, Net, batches
+from tightfit.allocator.tally import free_for
 from tightfit.execution.attach import attached
 
 SHARE = 0.9
@@ -71,3 +73,30 @@ def test_same_bits_inside_the_budget(name: str, budget_bytes: int) -> None:
         guard = attached(each).guard
         assert guard.steps
         assert all(s.peak_bytes <= budget_bytes for s in guard.steps)
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
+def test_same_bits_where_saved_tensors_are_freed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the limit had found no room: every call that may is run once more in its backward."""
+    freed_bytes: list[int] = []
+    backward = torch.autograd.backward
+
+    def after_freeing(*args: Any, **kwargs: Any) -> None:
+        freed_bytes.append(free_for(1 << 40))
+        backward(*args, **kwargs)
+
+    torch.manual_seed(0)
+    model = Net()
+    plain = copy.deepcopy(model)
+    reference = WAYS[name](plain, lambda each, optimizer: each)
+    monkeypatch.setattr(torch.autograd, "backward", after_freeing)
+    fit = lambda each, optimizer: tightfit.fit(each, "1GiB", optimizer=optimizer, costs="unit")  # noqa: E731
+    result = WAYS[name](model, fit)
+    if not any(each in name for each in ("several graphs", "functional_call")):
+        assert max(freed_bytes) > 0
+    state = [*plain.state_dict().values()], [*model.state_dict().values()]
+    for a, b in zip([*reference, *state[0]], [*result, *state[1]], strict=True):
+        assert torch.equal(a, b)

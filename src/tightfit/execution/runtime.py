@@ -253,6 +253,8 @@ class Run(Chained):
         unplanned = self._note_gradients(by_position)
         if not self.reached.is_retained:
             self.reached.frees(reads, runner.apart.may_follow if self._repeated else None)
+        if not unplanned:
+            runner.look_at_views(self._tell, by_position)
         saved, self.saved = self.saved, None  # nothing frees them from now on
         if unplanned or saved is None:
             del saved
@@ -263,7 +265,6 @@ class Run(Chained):
         if self.unchanged is not None:
             self.unchanged.read_copies()
             self.unchanged = None
-        runner.look_at_views(self._tell, by_position)
         tangents = [tangent(by_position.pop(i, None), meta) for i, meta in runner.tangents]
         self.state = RunState.IN_BACKWARD
         self.on_start(self)
@@ -407,6 +408,12 @@ class Run(Chained):
         if repeated is None:
             self._refuse(reached.unplanned)
             return
+        if self.freed_bytes:
+            self._tell(
+                f"{runner.captured.graph.name}: there was no room for all that it has saved for "
+                "its backward and for what came before that. The backward begins with its "
+                "forward, run once more"
+            )
         self.state = RunState.REPLANNED if reached.unplanned else RunState.ONCE_MORE
         self.saved = self.unchanged = None
         self.on_start(self)

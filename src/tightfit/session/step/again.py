@@ -23,7 +23,10 @@ from tightfit.execution.runtime import Run
 from tightfit.progress import announce
 from tightfit.session.step.held import GivenToCall, Instead
 from tightfit.torch_private import tools
+from tightfit.torch_private.autocast import AutocastState
+from tightfit.torch_private.core import caches_parametrizations
 from tightfit.torch_private.releases import DERIVATIVES
+from tightfit.torch_private.saving import saving_hook
 
 _T = TypeVar("_T")
 
@@ -98,6 +101,7 @@ class RepeatableCall(Generic[_Step]):
         remembers = step.captured.draws and not _is_captured_by_cuda()
         self._before = GeneratorStates() if remembers else None
         self._as_they_were: list[Any] = []
+        self._autocast = AutocastState.now()
         self._is_freed = False  # whether its saved tensors were, before its first backward
 
     def _owner(self) -> CallRepeater[_Step]:
@@ -133,14 +137,20 @@ class RepeatableCall(Generic[_Step]):
         self._given.hold_all()
 
     def may_free(self) -> bool:
-        """Whether the call can be run once more for its first backward, as things are now."""
+        """Whether the call can be run once more for its first backward, as things are now.
+
+        Not where a mode is on that may be off by then; that of autocast is put back.
+        """
         joint = self._step.captured.joint
         if self._why_not_once_more() or decided_by_updates(joint):
+            return False
+        if saving_hook() or caches_parametrizations():
             return False
         try:
             given = self._given.now()
             written = {position for _, position in joint.write_backs}
-            return given is not None and self._obstacle(given, (), written) is None
+            with self._autocast.restored():
+                return given is not None and self._obstacle(given, (), written) is None
         except TightfitError:  # the model is gone
             return False
 
@@ -154,6 +164,10 @@ class RepeatableCall(Generic[_Step]):
 
         It draws the same random numbers. Its writes go into copies: they were done before.
         """
+        with self._autocast.restored():
+            return self._ran_plainly(instead)
+
+    def _ran_plainly(self, instead: Instead) -> RanPlainly:
         owner, step = self._owner(), self._step
         owner.note_repeated(step)
         made: set[int] = set()
@@ -192,10 +206,10 @@ class RepeatableCall(Generic[_Step]):
         It draws the same random numbers. Its writes go into copies: they were done before. Returns
         the gradients of placeholders.
         """
-        given = self._given_once_more()
-        if isinstance(given, str):
-            raise unplanned(max(came), given)
-        with torch.enable_grad():
+        with self._autocast.restored(), torch.enable_grad():
+            given = self._given_once_more()
+            if isinstance(given, str):
+                raise unplanned(max(came), given)
             planned = self._owner().replanned(self._step, given)
             inputs = self._inputs_once_more(given)
         return self._drawing_the_same(lambda: gradients_at_once(planned, inputs, came))
@@ -214,12 +228,7 @@ class RepeatableCall(Generic[_Step]):
         `unread`: placeholders that may have changed since the call.
         """
         owner = self._owner()
-        if self._is_freed:
-            announce(
-                f"{self._name}: there was no room for all that it has saved for its backward and "
-                "for what ran before that. The backward begins with its forward, run once more"
-            )
-        elif not owner.is_repeated(self._step):
+        if not (self._is_freed or owner.is_repeated(self._step)):
             announce(
                 f"{self._name}: several backwards go through one call: for each but the first its "
                 "forward runs again. To spare that, sum the losses and call backward once"
@@ -243,10 +252,10 @@ class RepeatableCall(Generic[_Step]):
         """
         if not self._is_freed:
             self._owner().note_repeated(self._step)
-        given = self._given_once_more(unread)
-        if isinstance(given, str):
-            raise (_freed_and_gone if self._is_freed else _only_once)(self._name, given)
-        with torch.enable_grad():
+        with self._autocast.restored(), torch.enable_grad():
+            given = self._given_once_more(unread)
+            if isinstance(given, str):
+                raise (_freed_and_gone if self._is_freed else _only_once)(self._name, given)
             inputs = self._inputs_once_more(given)
             return plan(self._step, inputs), inputs
 

@@ -31,6 +31,7 @@ from tightfit.session.callee import Callee
 from tightfit.session.default_addresses import DefaultAddresses, PlanRejected
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.derived import DerivedSteps, NeedsLessPlainly
+from tightfit.session.memory.surroundings import with_numbers
 from tightfit.session.options import Options
 from tightfit.session.report import Report
 from tightfit.session.step.again import RepeatableCall
@@ -292,9 +293,7 @@ class WholeSteps:
         try:
             return self._plans.chosen_once_more(spec, inputs, self.options).runner
         except InfeasibleBudget as error:
-            if not self._enough_bytes:
-                raise
-            raise _freed_in_vain(self.callee.name, error, self._enough_bytes) from None
+            raise _no_room_once_more(self.callee.name, error, self._enough_bytes) from None
 
     def _planned(self, spec: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
         """Return the plan for the constants of now; `waits`: search it now, before training."""
@@ -395,14 +394,21 @@ def _plans_are_outdated(options: Options, before: Options) -> bool:
     )
 
 
-def _freed_in_vain(name: str, error: InfeasibleBudget, enough_bytes: int) -> InfeasibleBudget:
-    """Return the error that saved tensors were freed, and the forward cannot run once more."""
-    needed_bytes = min(enough_bytes, error.minimum_bytes or enough_bytes)
+def _no_room_once_more(name: str, error: InfeasibleBudget, enough_bytes: int) -> InfeasibleBudget:
+    """Return the error that a call cannot be run once more with all that is held now.
+
+    `enough_bytes`: a budget with which its saved tensors would not have been freed; 0: they were
+    not, or it is not known.
+    """
+    needed_bytes = with_numbers(error.minimum_bytes or 0)
+    why = "an earlier backward has used its saved tensors"
+    if enough_bytes:
+        needed_bytes = min(needed_bytes, enough_bytes)
+        why = "its saved tensors were freed, as there was no room for what came before that"
     return InfeasibleBudget(
-        f"tensors that {name} had saved for this backward were freed to keep to the budget of "
-        f"{format_bytes(error.budget_bytes)}, and there is no room to run its forward once more"
-        f"\n  try       a budget of {needed_bytes} bytes ({format_bytes(needed_bytes)}), which is "
-        "expected to have room for them",
+        f"no plan of {name} fits the budget of {format_bytes(error.budget_bytes)} (none was found)"
+        f"\n  once more its forward is to run again in its backward: {why}"
+        f"\n  try       a budget of {needed_bytes} bytes ({format_bytes(needed_bytes)})",
         budget_bytes=error.budget_bytes,
         minimum_bytes=needed_bytes,
     )

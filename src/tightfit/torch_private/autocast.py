@@ -1,0 +1,43 @@
+"""How autocast stands at an instant, to run code later as it would have run then."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from tightfit.torch_private.core import autocast_nesting
+
+_DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class AutocastState:
+    """Which operators are cast."""
+
+    casts: tuple[tuple[str, torch.dtype], ...]  # device types with autocast, and to which type
+    keeps: bool  # whether casts of weights are kept
+    is_nested: bool  # whether any context of autocast is open
+
+    @classmethod
+    def now(cls) -> AutocastState:
+        """Return the state of the calling thread."""
+        enabled = filter(torch.is_autocast_enabled, _DEVICES)
+        casts = tuple((device, torch.get_autocast_dtype(device)) for device in enabled)
+        return cls(casts, torch.is_autocast_cache_enabled(), autocast_nesting() > 0)
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Run code as if it were called in this state."""
+        now = AutocastState.now()
+        if now == self:
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            for device, dtype in now.casts:
+                stack.enter_context(torch.autocast(device, dtype, enabled=False))
+            for device, dtype in self.casts:
+                stack.enter_context(torch.autocast(device, dtype, cache_enabled=self.keeps))
+            yield
