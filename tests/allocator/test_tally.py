@@ -55,7 +55,8 @@ def test_what_can_be_made_again_is_freed_before_anything_is_refused(
 ) -> None:
     kept, lacking = [floats(MIB), floats(MIB)], list[int]()
 
-    def free(lacking_bytes: int) -> int:
+    def free(lacking_bytes: int, device: torch.device) -> int:
+        assert device == torch.device("cpu")
         lacking.append(lacking_bytes)
         return kept.pop().nbytes if kept else 0
 

@@ -94,8 +94,8 @@ def waiting() -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     model = tightfit.fit(network(), "1GiB", costs="unit", cache=False)
     loss = model(torch.randn(64, 64)).square().mean()
-    assert free_for(1) > 0
-    assert free_for(1) == 0  # nothing is left
+    assert free_for(1, torch.device("cpu")) > 0
+    assert free_for(1, torch.device("cpu")) == 0  # nothing is left
     return model, loss
 
 

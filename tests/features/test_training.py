@@ -85,7 +85,7 @@ def test_same_bits_where_saved_tensors_are_freed(
     backward = torch.autograd.backward
 
     def after_freeing(*args: Any, **kwargs: Any) -> None:
-        freed_bytes.append(free_for(1 << 40))
+        freed_bytes.append(free_for(1 << 40, torch.device("cpu")))
         backward(*args, **kwargs)
 
     torch.manual_seed(0)

@@ -145,8 +145,8 @@ def before_refusals(action: Callable[[], None]) -> None:
     _ACTIONS.append(action)
 
 
-def free_before_refusals(free: Callable[[int], int]) -> None:
-    """Call a function of the bytes that lack before any limit refuses a request.
+def free_before_refusals(free: Callable[[int, torch.device], int]) -> None:
+    """Call a function of the bytes that lack on a device before any limit refuses a request.
 
     It frees what costs time to make again, and returns how many bytes that were. It is called as
     `before_refusals` says, after those functions, and not for `optional_requests`.
@@ -169,20 +169,21 @@ def _before_refusals(lacking_bytes: int) -> None:
     for action in _ACTIONS:
         action()
     if not getattr(_OPTIONAL, "now", False):
-        free_for(lacking_bytes)
+        free_for(lacking_bytes, _CPU)
 
 
-def free_for(lacking_bytes: int) -> int:
+def free_for(lacking_bytes: int, device: torch.device) -> int:
     """Free what costs time to make again, for as many bytes; return how many are free then."""
     freed_bytes = 0
     for free in _FREEING:
         if freed_bytes < lacking_bytes:
-            freed_bytes += free(lacking_bytes - freed_bytes)
+            freed_bytes += free(lacking_bytes - freed_bytes, device)
     return freed_bytes
 
 
 _ACTIONS: list[Callable[[], None]] = []
-_FREEING: list[Callable[[int], int]] = []
+_FREEING: list[Callable[[int, torch.device], int]] = []
+_CPU = torch.device("cpu")
 _OPTIONAL = threading.local()
 _BEFORE_REFUSALS = BEFORE_REFUSAL(_before_refusals)
 

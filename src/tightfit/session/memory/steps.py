@@ -33,7 +33,7 @@ def refuse_step(
     held_bytes, taken_bytes = keeper.held_bytes(), _taken_bytes(needs, account, optimizer)
     numbers_bytes = NUMBERS * account.granularity_bytes  # at most: kernels may take fewer
     lacking_bytes = held_bytes + taken_bytes - numbers_bytes - limit_bytes
-    if lacking_bytes > 0 and free_for(lacking_bytes):
+    if lacking_bytes > 0 and free_for(lacking_bytes, account.device):
         held_bytes = keeper.held_bytes()
     needed_bytes = held_bytes + taken_bytes
     if needed_bytes - numbers_bytes <= limit_bytes:

@@ -440,7 +440,7 @@ class Plans:
         if self._account.collect_garbage():
             return True
         before_bytes = self._monitor.live_bytes() or 0
-        is_freed = free_for(max(1, lacking_bytes)) > 0
+        is_freed = free_for(max(1, lacking_bytes), self._account.device) > 0
         self._monitor.leave_out(before_bytes - (self._monitor.live_bytes() or 0))
         return is_freed
 

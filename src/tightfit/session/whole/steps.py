@@ -353,11 +353,11 @@ class WholeSteps:
 _EVERY: Living[WholeSteps] = Living()
 
 
-def _free_saved(lacking_bytes: int) -> int:
-    """Free saved tensors of calls of any callable; return how many bytes."""
+def _free_saved(lacking_bytes: int, device: torch.device) -> int:
+    """Free saved tensors of calls of any callable on a device; return how many bytes."""
     freed_bytes = 0
     for steps in _EVERY.now():
-        if freed_bytes < lacking_bytes:
+        if freed_bytes < lacking_bytes and steps.account.device == device:
             freed_bytes += steps.free_saved(lacking_bytes - freed_bytes)
     return freed_bytes
 
