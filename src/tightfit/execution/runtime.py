@@ -23,7 +23,7 @@ from tightfit.errors import TightfitError
 from tightfit.execution import refused
 from tightfit.execution.again import DifferentiatedCall, Repeated
 from tightfit.execution.apart import Apart
-from tightfit.execution.chain import Chained, goes_on_through
+from tightfit.execution.chain import Chained, chained, goes_on_through
 from tightfit.execution.changing import ChangingBuffers, LateReads, Unchanged
 from tightfit.execution.lower import Program
 from tightfit.execution.reached import Reached
@@ -40,7 +40,7 @@ from tightfit.execution.stepping import refuse_other_backward
 from tightfit.execution.sums import Sums, added_to, is_sum
 from tightfit.progress import announce
 from tightfit.torch_private import core as private
-from tightfit.torch_private import engine, tools
+from tightfit.torch_private import engine
 
 
 class Runner:
@@ -64,7 +64,7 @@ class Runner:
             if source.kind == "tangent"
         ]
         self.device = joint.device
-        self.returned = Returned(joint, _chained)
+        self.returned = Returned(joint, chained)
         self.differentiable = frozenset(index for index, _ in self.tangents)
         self._readers = readers_of_outputs(joint)
         self._without: dict[frozenset[int], frozenset[int]] = {}
@@ -129,20 +129,6 @@ class Runner:
                 "in another order than plain PyTorch, so that last bits may differ. Put that code "
                 "into the plan (tightfit.step)"
             )
-
-
-def _chained(given: list[Any]) -> dict[int, Any]:
-    """Make the chain of nodes of a run on its inputs, which it follows; return the raw outputs."""
-    *inputs, run = given
-    runner = run.runner
-    token: Any = torch.empty(0, device=runner.device, requires_grad=True)
-    groups = runner.program.groups or ((),)
-    for index in range(len(groups) - 1, -1, -1):
-        places = groups[index] if index else (*groups[0], *runner.stepped)
-        token = engine.applied(_Node, (run, index, token), map(inputs.__getitem__, places))
-    raw = token if isinstance(token, tuple) else (token,)
-    found = dict(zip(runner.returned.plain, raw, strict=True))
-    return found | run.take_aliases() if run.aliases else found
 
 
 class Run(Chained):
@@ -488,39 +474,3 @@ class Run(Chained):
     @property
     def is_open(self) -> bool:
         return self.state.is_open
-
-
-class _Node(torch.autograd.Function):
-    boxed_grads_call = True
-
-    @staticmethod
-    def forward(ctx: Any, run: Run, index: int, token: torch.Tensor, *owners: Any) -> Any:
-        ctx.run = run
-        ctx.index = index
-        ctx.owners = len(owners)
-        ctx.set_materialize_grads(False)
-        ctx.token_device = token.device
-        if index > 0:
-            return torch.empty(0, device=token.device)
-        raw = run.forward(ctx)
-        assert run.runner is not None
-        returned = run.runner.returned
-        outputs = returned.hidden(raw)
-        if without_history := returned.without_history(outputs):
-            ctx.mark_non_differentiable(*without_history)
-        return outputs if len(outputs) != 1 else outputs[0]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        incoming = gradients[0] if gradients and isinstance(gradients[0], list) else list(gradients)
-        run: Run = ctx.run
-        if ctx.index == 0:
-            run.start(incoming, ctx)
-        incoming.clear()
-        finished = run.next_gradients(ctx.index)
-        result = (*finished, *[None] * (ctx.owners - len(finished)))  # those of stepped parameters
-        finished.clear()
-        return (None, None, torch.empty(0, device=ctx.token_device), *result)
-
-
-tools.hide_all_from_dynamo(_Node.backward)  # code that Dynamo follows may call backward

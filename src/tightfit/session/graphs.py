@@ -33,7 +33,7 @@ from tightfit.session.options import Options
 from tightfit.session.parts.in_graphs import InGraphs
 from tightfit.session.report import Report
 from tightfit.session.step.graphs_of_step import GraphsOfStep
-from tightfit.session.whole.plans import FitsPlainly
+from tightfit.session.whole.optimistic import FitsPlainly
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.steps import WholeSteps
 from tightfit.units import format_bytes

@@ -21,9 +21,9 @@ from tightfit.execution.changing import version_of
 from tightfit.execution.replanned import Planned, gradients_at_once, gradients_in_turn, unplanned
 from tightfit.execution.runtime import Run
 from tightfit.progress import announce
+from tightfit.session.step.autocast import AutocastState
 from tightfit.session.step.held import GivenToCall, Instead
 from tightfit.torch_private import tools
-from tightfit.torch_private.autocast import AutocastState
 from tightfit.torch_private.core import caches_parametrizations
 from tightfit.torch_private.releases import DERIVATIVES
 from tightfit.torch_private.saving import saving_hook

@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from tightfit.capture.captured import Captured
 from tightfit.errors import InfeasibleBudget
 from tightfit.graph.forward import forward_of
 from tightfit.graph.ir import Graph
@@ -20,6 +22,7 @@ from tightfit.plan.assemble import everything_kept
 from tightfit.plan.plan import Gradients, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits
+from tightfit.planners.questions.infeasible import NoPlan
 from tightfit.planners.questions.minimum import proven_least_bytes
 from tightfit.session.memory.account import Account, Standing
 from tightfit.session.memory.surroundings import Surroundings, expected_outside_bytes
@@ -30,6 +33,7 @@ from tightfit.units import format_bytes
 
 _QUICKLY = Limits(seconds=1.0)
 _PREDICTED = 1.15  # a workspace that was predicted may be so much larger
+_NEARLY = 1.03  # of the budget: plain PyTorch may take so much less than expected
 # Holders of memory that is only expected
 _USER_CODE = "memory of user code between forward and backward"
 _STATE = "optimizer state that is to come"
@@ -37,6 +41,19 @@ _GRADIENTS = "gradients that exist now"
 _OTHER = "other memory held now"
 _SHARING = "memory of others within the budget"
 _WORKSPACES = "workspaces that there is no room to measure"
+
+
+class FitsPlainly(Exception):
+    """No plan fits, and plain PyTorch may: its estimated peak is about the budget.
+
+    `error`: to be raised if it does not fit either. `has_backward`: whether that is the peak of a
+    whole step; else of its forward with nothing saved, as its backward may never come.
+    """
+
+    def __init__(self, error: InfeasibleBudget, *, has_backward: bool) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.has_backward = has_backward
 
 
 @dataclass(frozen=True)
@@ -243,6 +260,37 @@ class LessExpected:
         return replace(self.all.around, outside_bytes=0)
 
 
+def around_step(
+    spec: Specialisation, inputs: list[Any], account: Account, options: Options
+) -> Surroundings:
+    """Return memory resident around a step now, if all of the budget is for it."""
+    standing = account.standing(inputs, options.others_in_budget(account), spec.input_bytes)
+    usable_bytes = options.usable_bytes
+    return Surroundings(
+        gradients=_gradients(spec.captured, inputs, account),
+        gradient_bytes=standing.gradient_bytes,
+        state_bytes=standing.state_bytes + standing.coming_bytes,
+        outside_bytes=spec.user_code.planned_bytes,
+        others_bytes=standing.others_bytes + standing.others_coming_bytes + spec.surplus_bytes,
+        budget_bytes=usable_bytes - options.left_bytes,
+        whole_bytes=usable_bytes,
+        far=options.far,
+    )
+
+
+def _gradients(captured: Captured, inputs: list[Any], account: Account) -> Gradients:
+    """Return whether gradients outlive their hand-over, or are added to existing ones."""
+    missing = (
+        owner
+        for _, position in captured.joint.gradients
+        if not (owner := inputs[position]).is_leaf or owner.grad is None
+    )
+    if account.replicas is None:
+        return "accumulated" if next(missing, None) is None else "fresh"
+    owners = list(missing)
+    return "fresh" if owners and not account.replicas.takes(owners) else "accumulated"
+
+
 def without_expected(around: Surroundings, standing: Standing) -> Surroundings:
     """Return memory resident around a step without memory that is only expected."""
     return replace(
@@ -319,3 +367,15 @@ def _thrifty(spec: Specialisation, graph: Graph, gradients: Gradients, crowd_byt
     """
     crowded = graph.with_outside(crowd_bytes)
     return spec.least_budgets.find(crowded, gradients, _QUICKLY).plan
+
+
+def lacking_bytes_of(error: InfeasibleBudget) -> int:
+    """Return how much more room the least known plan needs."""
+    if not isinstance(error, NoPlan):
+        return 0
+    return max(0, error.least.found_bytes - error.task.budget_bytes)
+
+
+def most_bytes(options: Options) -> int:
+    """Return the most expected bytes with which plain PyTorch is taken to fit the budget."""
+    return int(_NEARLY * options.planned_bytes)

@@ -9,9 +9,8 @@ from functools import partial
 from typing import Any
 
 from tightfit.allocator.tally import free_for
-from tightfit.capture.captured import Captured
 from tightfit.errors import InfeasibleBudget
-from tightfit.plan.plan import Gradients, Plan
+from tightfit.plan.plan import Plan
 from tightfit.planners.questions.infeasible import NoPlan
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.planners.registry import DEFAULT
@@ -28,8 +27,12 @@ from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.comparing import Comparing
 from tightfit.session.whole.learning import StepMonitor
 from tightfit.session.whole.optimistic import (
+    FitsPlainly,
     LessExpected,
+    around_step,
+    lacking_bytes_of,
     less_expected,
+    most_bytes,
     without,
     without_expected,
 )
@@ -45,8 +48,6 @@ from tightfit.session.whole.planning import (
 )
 from tightfit.session.whole.specialisation import Planned, Specialisation
 
-_NEARLY = 1.03  # of the budget: plain PyTorch may take so much less than expected
-
 
 class _NoneAtOnce(Exception):
     """Room is left, or taken, for what may come, and no plan for that is found at once."""
@@ -59,19 +60,6 @@ def _none_at_once() -> None:
 
 class _HasRoom(Exception):
     """Memory was freed: a plan may fit now."""
-
-
-class FitsPlainly(Exception):
-    """No plan fits, and plain PyTorch may: its estimated peak is about the budget.
-
-    `error`: to be raised if it does not fit either. `has_backward`: whether that is the peak of a
-    whole step; else of its forward with nothing saved, as its backward may never come.
-    """
-
-    def __init__(self, error: InfeasibleBudget, *, has_backward: bool) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.has_backward = has_backward
 
 
 @dataclass(frozen=True)
@@ -158,7 +146,7 @@ class Plans:
         Raises `_HasRoom` if none fits, and memory was freed.
         """
         standing = self._standing(spec, inputs, options)
-        around = _around_step(spec, inputs, self._account, options)
+        around = around_step(spec, inputs, self._account, options)
         around = without_expected(around, standing)
         around = replace(around, outside_bytes=0, budget_bytes=options.planned_bytes)
         request = PlanRequest(inputs, options, self._name, self._captures.other_plans)
@@ -168,7 +156,7 @@ class Plans:
             self._comparing.end(spec, options)
             return planned_for(spec, around, request)
         except InfeasibleBudget as error:
-            if self._frees(_lacking_bytes(error)):
+            if self._frees(lacking_bytes_of(error)):
                 raise _HasRoom from None
             raise
 
@@ -190,7 +178,7 @@ class Plans:
     ) -> MinimumBudget:
         """Find the smallest budget with a plan for a step; the plan is kept in mind."""
         self._comparing.end(spec, options)
-        alone = _around_step(spec, inputs, self._account, options)
+        alone = around_step(spec, inputs, self._account, options)
         return smallest_budget(spec, alone, options)
 
     def needed_bytes(self) -> int:
@@ -215,7 +203,7 @@ class Plans:
     ) -> Planned:
         self._comparing.go_on(spec, options, waiting)
         spec.use_step_costs(options)
-        alone = partial(_around_step, spec, inputs, self._account, options)
+        alone = partial(around_step, spec, inputs, self._account, options)
         around = alone()
         self._account.since.forward_begins(around.gradient_bytes)
         cleared_bytes = self._account.since.cleared_bytes
@@ -250,7 +238,7 @@ class Plans:
         self, spec: Specialisation, inputs: list[Any], options: Options, *, waits: bool
     ) -> Planned:
         """Return the plan of a step; a call that may come has room only if a plan has it."""
-        around = _around_step(spec, inputs, self._account, options)
+        around = around_step(spec, inputs, self._account, options)
         share = self.shares.share(spec, around, options)
         around = around.with_share(share)
         self._last = weakref.ref(spec), around
@@ -387,7 +375,7 @@ class Plans:
         Raises `InfeasibleBudget` if that does not fit either, or `FitsPlainly`.
         """
         account, options = self._account, request.options
-        lacking_bytes = _lacking_bytes(error)
+        lacking_bytes = lacking_bytes_of(error)
         if isinstance(error, NoPlan):
             spec.least_budgets.learn(error.least)
         standing = self._standing(spec, request.inputs, options)
@@ -425,7 +413,7 @@ class Plans:
         """Return the error that says plain PyTorch may have room; None: not even for a forward."""
         if self._has_room_plainly(spec, less, options):
             return FitsPlainly(error, has_backward=True)
-        if less.may_be_alone and less.forward_alone_bytes(spec) <= _most_bytes(options):
+        if less.may_be_alone and less.forward_alone_bytes(spec) <= most_bytes(options):
             return FitsPlainly(error, has_backward=False)
         return None
 
@@ -433,7 +421,7 @@ class Plans:
         """Whether plain PyTorch is expected to have room for a call and its backward."""
         if options.needs_plans or not self._may_leave_less(spec, less, options):
             return False
-        return less.plain_bytes(spec) <= _most_bytes(options)
+        return less.plain_bytes(spec) <= most_bytes(options)
 
     def _frees(self, lacking_bytes: int) -> bool:
         """Free garbage, else saved tensors of calls that wait; return whether there were any."""
@@ -471,7 +459,7 @@ class Plans:
             return False
         if not (self.shares.has_company and options.needs_plans):
             return True
-        return less.plain_bytes_now(spec) <= _most_bytes(options)
+        return less.plain_bytes_now(spec) <= most_bytes(options)
 
     def _leaving_less(
         self, spec: Specialisation, less: LessExpected, request: PlanRequest
@@ -501,46 +489,3 @@ class Plans:
     def _standing(self, spec: Specialisation, inputs: Sequence[Any], options: Options) -> Standing:
         others = options.others_in_budget(self._account)
         return self._account.standing(inputs, others, spec.input_bytes)
-
-
-def _lacking_bytes(error: InfeasibleBudget) -> int:
-    """Return how much more room the least known plan needs."""
-    if not isinstance(error, NoPlan):
-        return 0
-    return max(0, error.least.found_bytes - error.task.budget_bytes)
-
-
-def _most_bytes(options: Options) -> int:
-    """Return the most expected bytes with which plain PyTorch is taken to fit the budget."""
-    return int(_NEARLY * options.planned_bytes)
-
-
-def _around_step(
-    spec: Specialisation, inputs: list[Any], account: Account, options: Options
-) -> Surroundings:
-    """Return memory resident around a step now, if all of the budget is for it."""
-    standing = account.standing(inputs, options.others_in_budget(account), spec.input_bytes)
-    usable_bytes = options.usable_bytes
-    return Surroundings(
-        gradients=_gradients(spec.captured, inputs, account),
-        gradient_bytes=standing.gradient_bytes,
-        state_bytes=standing.state_bytes + standing.coming_bytes,
-        outside_bytes=spec.user_code.planned_bytes,
-        others_bytes=standing.others_bytes + standing.others_coming_bytes + spec.surplus_bytes,
-        budget_bytes=usable_bytes - options.left_bytes,
-        whole_bytes=usable_bytes,
-        far=options.far,
-    )
-
-
-def _gradients(captured: Captured, inputs: list[Any], account: Account) -> Gradients:
-    """Return whether gradients outlive their hand-over, or are added to existing ones."""
-    missing = (
-        owner
-        for _, position in captured.joint.gradients
-        if not (owner := inputs[position]).is_leaf or owner.grad is None
-    )
-    if account.replicas is None:
-        return "accumulated" if next(missing, None) is None else "fresh"
-    owners = list(missing)
-    return "fresh" if owners and not account.replicas.takes(owners) else "accumulated"

@@ -38,7 +38,8 @@ from tightfit.session.step.again import RepeatableCall
 from tightfit.session.whole.again import StepRepeater
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.learning import LastStep, StepMonitor
-from tightfit.session.whole.plans import FitsPlainly, Plans
+from tightfit.session.whole.optimistic import FitsPlainly
+from tightfit.session.whole.plans import Plans
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.user_code import OpenCall, PlannedForward
 from tightfit.units import format_bytes
