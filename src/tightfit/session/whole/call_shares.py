@@ -265,10 +265,15 @@ class CallShares:
         if not self._open and not kinds:
             return OpenCalls(0)
         kind, in_company = self._kind(spec), options.is_in_company
-        if len(own) > 1 and not self.window(options).knows(kind):  # how many come is unknown
-            kinds += [kind] * (len(own) + 1 - len(self._own(kinds)))
         ranges = self._ranges(spec, alone, options)
-        least_bytes = sum(ranges[each].least_bytes + each.arriving_bytes for each in kinds)
+        least_bytes = 0
+        if len(own) > 1 and not self.window(options).knows(kind):  # how many come is unknown
+            further = len(own) + 1 - len(self._own(kinds))
+            kinds += [kind] * further
+            least_bytes = further * ranges[kind].least_bytes
+        if not options.needs_plans:  # what calls save can be freed while they wait
+            ranges = {each: replace(known, least_bytes=0) for each, known in ranges.items()}
+        least_bytes += sum(ranges[each].least_bytes + each.arriving_bytes for each in kinds)
         if own or self._own(kinds):
             least_bytes += self._gradients_of_another()
         return OpenCalls(

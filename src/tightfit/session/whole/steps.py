@@ -404,7 +404,8 @@ def _no_room_once_more(name: str, error: InfeasibleBudget, enough_bytes: int) ->
     needed_bytes = with_numbers(error.minimum_bytes or 0)
     why = "an earlier backward has used its saved tensors"
     if enough_bytes:
-        needed_bytes = min(needed_bytes, enough_bytes)
+        if enough_bytes > error.budget_bytes:
+            needed_bytes = min(needed_bytes, enough_bytes)
         why = "its saved tensors were freed, as there was no room for what came before that"
     return InfeasibleBudget(
         f"no plan of {name} fits the budget of {format_bytes(error.budget_bytes)} (none was found)"
