@@ -151,7 +151,7 @@ class RepeatableCall(Generic[_Step]):
             written = {position for _, position in joint.write_backs}
             with self._autocast.restored():
                 return given is not None and self._obstacle(given, (), written) is None
-        except TightfitError:  # the model is gone
+        except (TightfitError, RuntimeError):  # the model is gone, or to look at it needs memory
             return False
 
     def freed(self) -> None:
