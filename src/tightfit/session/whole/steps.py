@@ -406,7 +406,10 @@ def _no_room_once_more(name: str, error: InfeasibleBudget, enough_bytes: int) ->
     if enough_bytes:
         if enough_bytes > error.budget_bytes:
             needed_bytes = min(needed_bytes, enough_bytes)
-        why = "its saved tensors were freed, as there was no room for what came before that"
+        why = (
+            "its saved tensors were freed, as there was no room for what came before that. "
+            "If that is a loss, tightfit.step plans it, too"
+        )
     return InfeasibleBudget(
         f"no plan of {name} fits the budget of {format_bytes(error.budget_bytes)} (none was found)"
         f"\n  once more its forward is to run again in its backward: {why}"
