@@ -271,8 +271,10 @@ class CallShares:
             further = len(own) + 1 - len(self._own(kinds))
             kinds += [kind] * further
             least_bytes = further * ranges[kind].least_bytes
-        if not options.needs_plans:  # what calls save can be freed while they wait
+        spare_bytes = sum(max(0, e.kept_bytes - ranges[e].least_bytes) for e in self._open)
+        if not options.needs_plans:  # what calls save is freed while they wait, and was by now
             ranges = {each: replace(known, least_bytes=0) for each, known in ranges.items()}
+            spare_bytes = 0
         least_bytes += sum(ranges[each].least_bytes + each.arriving_bytes for each in kinds)
         if own or self._own(kinds):
             least_bytes += self._gradients_of_another()
@@ -281,7 +283,7 @@ class CallShares:
             least_bytes,
             ranges[kind].least_bytes + ranges[kind].working_bytes,
             self._company_bytes(kind, ranges, options) if in_company else 0,
-            sum(max(0, each.kept_bytes - ranges[each].least_bytes) for each in self._open),
+            spare_bytes,
         )
 
     def _company_bytes(
