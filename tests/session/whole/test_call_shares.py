@@ -99,8 +99,8 @@ def test_as_many_calls_are_expected_as_the_user_has_named() -> None:
     assert shares.begin()[1].reserved_bytes == first
 
 
-def test_what_waiting_calls_keep_beyond_the_least_is_known() -> None:
-    shares = Shares()
+def test_what_waiting_calls_keep_beyond_the_least_is_known_where_it_is_not_freed() -> None:
+    shares = Shares(arena=True)
     graph = shares.spec.captured.graph
     shares.shares.runs_by(shares.spec, graph, everything_kept(graph))
     begun = [shares.begin() for _ in range(3)]
@@ -113,6 +113,8 @@ def test_what_waiting_calls_keep_beyond_the_least_is_known() -> None:
     shares.shares.runs_by(shares.spec, more, everything_kept(more))
     more_bytes = sum(v.size_bytes for v in values) - sum(v.size_bytes for v in graph.values)
     assert shares.open_calls().spare_bytes == kept.spare_bytes + 2 * more_bytes > 0
+    shares.options = replace(shares.options, arena=False)  # what they save is freed
+    assert shares.open_calls().spare_bytes == 0
 
 
 def test_calls_do_not_keep_their_step_alive() -> None:
