@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from dataclasses import dataclass
 
@@ -113,7 +114,7 @@ def test_what_waiting_calls_keep_beyond_the_least_is_known_where_it_is_not_freed
     shares.shares.runs_by(shares.spec, more, everything_kept(more))
     more_bytes = sum(v.size_bytes for v in values) - sum(v.size_bytes for v in graph.values)
     assert shares.open_calls().spare_bytes == kept.spare_bytes + 2 * more_bytes > 0
-    shares.options = replace(shares.options, arena=False)  # what they save is freed
+    shares.options = dataclasses.replace(shares.options, arena=False)  # what they save is freed
     assert shares.open_calls().spare_bytes == 0
 
 
