@@ -52,14 +52,17 @@ def by_kind(
     step = _Combinations(ledger, limit_bytes, menus)
     starts = {step.at(tried / _FRACTIONS) for tried in range(_FRACTIONS + 1)}
     likely = sorted(starts, key=step.badness)[:_MOST_EXCHANGED]
-    every = sorted(starts | set(map(step.exchanged, likely)), key=step.badness)
-    fitting = [step.holdings(each) for each in every if step.badness(each)[0] == 0]
+    ends = {*map(step.exchanged, likely), *map(step.descended, likely)}
+    every = sorted(starts | ends, key=step.badness)
+    fitting = [each for each in every if step.badness(each)[0] == 0]
+    # an end may be dearer with one plan a kind, and cheaper once the last calls have another
+    tried = dict.fromkeys([*fitting[:_MOST_SPREAD], *(each for each in fitting if each in ends)])
 
     def cost_s(kinds: Mapping[CallKind, Holding]) -> float:
         calls = spread(ledger, limit_bytes, kinds, menus)
         return sum(holding.cost_s for holding in calls)
 
-    return min(fitting[:_MOST_SPREAD], key=cost_s, default=None)
+    return min(map(step.holdings, tried), key=cost_s, default=None)
 
 
 def spread(
@@ -172,6 +175,15 @@ class _Combinations(Generic[CallKind]):
             before = choice
             for pair in pairs:
                 choice = min(choice, self._exchanged_at(choice, pair), key=self.badness)
+        return choice
+
+    def descended(self, choice: _Choice) -> _Choice:
+        """Return a combination after exchanges of one kind's holding, the best of all each time."""
+        before = None
+        while choice != before:
+            before = choice
+            every = (self._exchanged_at(choice, (place, place)) for place in range(len(self.kinds)))
+            choice = min((choice, *every), key=self.badness)
         return choice
 
     def _exchanged_at(self, choice: _Choice, places: tuple[int, int]) -> _Choice:

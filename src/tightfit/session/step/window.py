@@ -24,6 +24,10 @@ class Awaited(Protocol):
     def is_open(self) -> bool:
         """Whether its backward is still to come or running."""
 
+    @property
+    def freed_bytes(self) -> int:
+        """The bytes of its saved tensors, if they were freed before its backward."""
+
 
 class Window(Generic[CallKind]):
     """The current step: from its first planned call until no backward is awaited any more.
@@ -45,8 +49,13 @@ class Window(Generic[CallKind]):
     @property
     def open(self) -> list[CallKind]:
         """The kinds of the calls that await their backward, in the order of their forwards."""
+        return [kind for _, kind in self.waiting]
+
+    @property
+    def waiting(self) -> list[tuple[Awaited, CallKind]]:
+        """The calls that await their backward with their kinds, in the order of their forwards."""
         calls = self._calls
-        return [k for call, k in calls if (run := call()) is not None and run.is_open]
+        return [(run, k) for call, k in calls if (run := call()) is not None and run.is_open]
 
     def begins(self, kind: CallKind, call: Awaited) -> bool:
         """Note a call; return whether others await their backward."""

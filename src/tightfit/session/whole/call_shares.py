@@ -272,9 +272,10 @@ class CallShares:
             kinds += [kind] * further
             least_bytes = further * ranges[kind].least_bytes
         spare_bytes = sum(max(0, e.kept_bytes - ranges[e].least_bytes) for e in self._open)
-        if not options.needs_plans:  # what calls save is freed while they wait, and was by now
+        if not options.needs_plans:  # what calls save can be freed while they wait
             ranges = {each: replace(known, least_bytes=0) for each, known in ranges.items()}
-            spare_bytes = 0
+            waiting = self.window(options).waiting
+            spare_bytes = sum(kind.kept_bytes for run, kind in waiting if not run.freed_bytes)
         least_bytes += sum(ranges[each].least_bytes + each.arriving_bytes for each in kinds)
         if own or self._own(kinds):
             least_bytes += self._gradients_of_another()
