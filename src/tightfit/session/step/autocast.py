@@ -24,9 +24,12 @@ class AutocastState:
     @classmethod
     def now(cls) -> AutocastState:
         """Return the state of the calling thread."""
-        enabled = filter(torch.is_autocast_enabled, _DEVICES)
+        enabled = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
+        keeps, is_nested = torch.is_autocast_cache_enabled(), autocast_nesting() > 0
+        if keeps and not (enabled or is_nested):
+            return _OFF  # every call asks
         casts = tuple((device, torch.get_autocast_dtype(device)) for device in enabled)
-        return cls(casts, torch.is_autocast_cache_enabled(), autocast_nesting() > 0)
+        return cls(casts, keeps, is_nested)
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -41,3 +44,6 @@ class AutocastState:
             for device, dtype in self.casts:
                 stack.enter_context(torch.autocast(device, dtype, cache_enabled=self.keeps))
             yield
+
+
+_OFF = AutocastState((), keeps=True, is_nested=False)

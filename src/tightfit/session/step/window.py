@@ -49,7 +49,8 @@ class Window(Generic[CallKind]):
     @property
     def open(self) -> list[CallKind]:
         """The kinds of the calls that await their backward, in the order of their forwards."""
-        return [kind for _, kind in self.waiting]
+        calls = self._calls
+        return [k for call, k in calls if (run := call()) is not None and run.is_open]
 
     @property
     def waiting(self) -> list[tuple[Awaited, CallKind]]:
