@@ -52,11 +52,12 @@ def by_kind(
     step = _Combinations(ledger, limit_bytes, menus)
     starts = {step.at(tried / _FRACTIONS) for tried in range(_FRACTIONS + 1)}
     likely = sorted(starts, key=step.badness)[:_MOST_EXCHANGED]
-    ends = {*map(step.exchanged, likely), *map(step.descended, likely)}
-    every = sorted(starts | ends, key=step.badness)
-    fitting = [each for each in every if step.badness(each)[0] == 0]
-    # an end may be dearer with one plan a kind, and cheaper once the last calls have another
-    tried = dict.fromkeys([*fitting[:_MOST_SPREAD], *(each for each in fitting if each in ends)])
+    # those near may be dearer with one plan a kind, and cheaper once the last calls have another
+    near = {other for each in likely for other in step.near(each)}
+    tried = dict[_Choice, None]()
+    for each in (starts | set(map(step.exchanged, likely)), near):
+        fitting = sorted(choice for choice in each if step.badness(choice)[0] == 0)
+        tried |= dict.fromkeys(sorted(fitting, key=step.badness)[:_MOST_SPREAD])
 
     def cost_s(kinds: Mapping[CallKind, Holding]) -> float:
         calls = spread(ledger, limit_bytes, kinds, menus)
@@ -177,14 +178,9 @@ class _Combinations(Generic[CallKind]):
                 choice = min(choice, self._exchanged_at(choice, pair), key=self.badness)
         return choice
 
-    def descended(self, choice: _Choice) -> _Choice:
-        """Return a combination after exchanges of one kind's holding, the best of all each time."""
-        before = None
-        while choice != before:
-            before = choice
-            every = (self._exchanged_at(choice, (place, place)) for place in range(len(self.kinds)))
-            choice = min((choice, *every), key=self.badness)
-        return choice
+    def near(self, choice: _Choice) -> list[_Choice]:
+        """Return the best combinations that differ in the holding of one kind only."""
+        return [self._exchanged_at(choice, (place, place)) for place in range(len(self.kinds))]
 
     def _exchanged_at(self, choice: _Choice, places: tuple[int, int]) -> _Choice:
         """Return the best combination that differs at two places only."""
