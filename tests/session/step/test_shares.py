@@ -82,6 +82,26 @@ def test_of_one_plan_a_kind_the_cheapest_combination_is_found(case) -> None:
     assert cost(calls) >= min(cost(c) for c in each if ledger.peak_of(c) <= limit)
 
 
+def test_dearer_plans_for_each_kind_may_make_a_cheaper_step() -> None:
+    """With one plan a kind 6 and 7; then the last call of the dearer has another: 5."""
+    found = {
+        "a": [Holding(None, 0, 7, 0, 7, 0, 3, 1), Holding(None, 57, 7, 0, 64, 0, 1, 1)],
+        "b": [Holding(None, 0, 0, 0, 0, 0, 4, 1), Holding(None, 17, 0, 0, 17, 0, 1, 1)],
+    }
+    intervals = (
+        Interval("forward", 0, (), 0, 7),
+        Interval("forward", 1, (0,), 7, 14),
+        Interval("forward", 2, (0, 1), 14, 14),
+        Interval("between", -1, (0, 1, 2), 14, 27),
+        Interval("backward", 2, (0, 1), 14, 14),
+        Interval("backward", 1, (0,), 14, 14),
+        Interval("backward", 0, (), 7, 7),
+    )
+    ledger = StepLedger(("a", "a", "b"), (found["a"][0], found["a"][0], found["b"][0]), intervals)
+    calls = shares(ledger, 150, found)
+    assert calls is not None and [holding.saved_bytes for holding in calls] == [0, 57, 17]
+
+
 @given(limited(kinds=1).filter(lambda case: len(case[0].kinds) == 1))
 def test_a_single_call_has_all_that_there_is(case) -> None:
     _, found, ledger, limit = case
