@@ -56,8 +56,8 @@ def by_kind(
     near = {other for each in likely for other in step.near(each)}
     tried = dict[_Choice, None]()
     for each in (starts | set(map(step.exchanged, likely)), near):
-        fitting = sorted(choice for choice in each if step.badness(choice)[0] == 0)
-        tried |= dict.fromkeys(sorted(fitting, key=step.badness)[:_MOST_SPREAD])
+        judged = sorted((step.badness(choice), choice) for choice in each)[:_MOST_SPREAD]
+        tried |= {choice: None for (over_bytes, _), choice in judged if over_bytes == 0}
 
     def cost_s(kinds: Mapping[CallKind, Holding]) -> float:
         calls = spread(ledger, limit_bytes, kinds, menus)

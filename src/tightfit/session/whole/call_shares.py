@@ -160,11 +160,6 @@ class CallShares:
                 self._leave_room(spec, alone(), options)
             self._to_come = [kind] * (self._presumed - own_open - 1)
 
-    def begin_once_more(self, options: Options) -> None:
-        """Note that a call begins whose backward runs already: none is to come before that."""
-        self._open, self._to_come = self.window(options).open, []
-        self._presumed, self._looked = 0, None
-
     def is_alone(self, spec: Specialisation, options: Options) -> bool:
         """Whether a call is like all before it, of which none was open with another."""
         if options.in_flight is not None or options.is_in_company or self._looked is not None:

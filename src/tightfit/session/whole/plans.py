@@ -137,7 +137,6 @@ class Plans:
         Raises `InfeasibleBudget` if no plan fits.
         """
         self._settled = None
-        self.shares.begin_once_more(options)
         return self._with_room(partial(self._for_now, spec, inputs, options))
 
     def _for_now(self, spec: Specialisation, inputs: list[Any], options: Options) -> Planned:

@@ -305,16 +305,10 @@ class WholeSteps:
 
     # -- backward -----------------------------------------------------------------------------
 
-    def free_saved(self, lacking_bytes: int) -> int:
-        """Free saved tensors of calls that await their backward, the oldest first.
-
-        Returns how many bytes. Their backward comes last, and begins with their forward then.
-        """
-        freed_bytes = 0
-        for run in self.waiting if not self.options.needs_plans else ():
-            if freed_bytes < lacking_bytes:
-                freed_bytes += run.free_saved()
-        return freed_bytes
+    @property
+    def may_run_once_more(self) -> list[Run]:
+        """The calls that await their backward and may begin it with their forward."""
+        return [] if self.options.needs_plans else self.waiting
 
     def _backward_ended(self, run: Run) -> None:
         self.account.since.backward_ended()
@@ -355,11 +349,15 @@ _EVERY: Living[WholeSteps] = Living()
 
 
 def _free_saved(lacking_bytes: int, device: torch.device) -> int:
-    """Free saved tensors of calls of any callable on a device; return how many bytes."""
+    """Free saved tensors of calls of any callable on a device; return how many bytes.
+
+    Of each callable the oldest first: its backward comes last.
+    """
+    here = (steps for steps in _EVERY.now() if steps.account.device == device)
     freed_bytes = 0
-    for steps in _EVERY.now():
-        if freed_bytes < lacking_bytes and steps.account.device == device:
-            freed_bytes += steps.free_saved(lacking_bytes - freed_bytes)
+    for run in (run for steps in here for run in steps.may_run_once_more):
+        if freed_bytes < lacking_bytes:
+            freed_bytes += run.free_saved()
     return freed_bytes
 
 
