@@ -22,6 +22,7 @@ from benchmarks.training_loops.lifetimes import (
     autoencoder,
     calls_without_backward,
     critic_outside,
+    data_made_before,
     features_outside,
     gradients_cleared_late,
     old_output_held,
@@ -85,6 +86,7 @@ LIFETIMES: dict[str, Loop] = {
         Loop(picture_trained),
         Loop(calls_without_backward),
         Loop(critic_outside),
+        Loop(data_made_before),
         Loop(two_models_one_backward),
         Loop(autoencoder),
     )

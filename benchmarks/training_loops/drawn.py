@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +46,11 @@ class Habits:
         A second model, trained between the batches: plain, or within the same budget.
     seed : int
         Of its layers.
+    assigns : str
+        Whether the last output lives until the new one is there, or until its loss is, too.
+    data : str
+        Whether each batch is made when it is needed; else they are parts of a tensor, which is made
+        before `fit` or after it.
     """
 
     width: int
@@ -59,6 +65,8 @@ class Habits:
     besides: Literal["nothing", "no_grad", "no_backward"]
     other: Literal["none", "plain", "shares"]
     seed: int
+    data: Literal["new", "before", "after"]
+    assigns: Literal["in turn", "at once"]
 
 
 def drawn_loop(seed: int) -> tuple[Habits, Callable[[Run], None]]:
@@ -79,8 +87,26 @@ def drawn_loop(seed: int) -> tuple[Habits, Callable[[Run], None]]:
         besides=draw.choice(["nothing", "nothing", "no_grad", "no_backward"]),
         other=draw.choice(["none", "none", "plain", "shares"]),
         seed=draw.randrange(1 << 30),
+        data=draw.choice(["new", "before", "after"]),
+        assigns=draw.choice(["in turn", "in turn", "at once"]),
     )
     return habits, lambda run: _train(run, habits)
+
+
+class _Batches:
+    """Parts of one tensor in turn, once that is made; until then each batch is a new tensor."""
+
+    def __init__(self, habits: Habits) -> None:
+        self._rows, self._width = habits.rows, habits.width
+        self._parts: itertools.cycle[Tensor] | None = None
+
+    def make(self) -> None:
+        self._parts = itertools.cycle(torch.randn(3 * self._rows, self._width).chunk(3))
+
+    def following(self) -> Tensor:
+        if self._parts is None:
+            return torch.randn(self._rows, self._width)
+        return next(self._parts)
 
 
 class _Net(nn.Module):
@@ -103,7 +129,12 @@ def _train(run: Run, habits: Habits) -> None:
     others = _optimizer(other, habits) if other is not None else None
     shares = habits.other == "shares"
     budget = run.budget() if shares else None
+    batches = _Batches(habits)
+    if habits.data == "before":
+        batches.make()
     run.fit(net, budget, **({"optimizer": optimizer} if habits.tells_optimizer else {}))
+    if habits.data == "after":
+        batches.make()
     if shares and other is not None:
         run.fit(other, budget, **({"optimizer": others} if habits.tells_optimizer else {}))
     out = loss = None
@@ -112,11 +143,16 @@ def _train(run: Run, habits: Habits) -> None:
         if habits.clears == "before":
             optimizer.zero_grad(set_to_none=habits.to_none)
         for _ in range(habits.calls):
-            batch = torch.randn(habits.rows, habits.width)
+            batch = batches.following()
             _call_besides(net, batch, habits)
             if other is not None and others is not None:
                 batch = _trained_besides(other, others, batch)
-            out, loss = _outside(*net(batch), habits)
+            if habits.assigns == "in turn":
+                out, made = net(batch)
+                out, loss = _outside(out, made, habits)
+                del made
+            else:
+                out, loss = _outside(*net(batch), habits)
             if habits.clears == "between" and habits.calls == 1:
                 optimizer.zero_grad(set_to_none=habits.to_none)
             loss.backward()

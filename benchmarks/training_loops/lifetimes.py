@@ -12,6 +12,7 @@ __all__ = [
     "autoencoder",
     "calls_without_backward",
     "critic_outside",
+    "data_made_before",
     "features_outside",
     "gradients_cleared_late",
     "old_output_held",
@@ -177,6 +178,29 @@ def two_models_one_backward(run: Run) -> None:
         optimizer.step()
         run.note(loss)
     run.trained(first, second)
+
+
+def data_made_before(run: Run) -> None:
+    """All batches are parts of a data set that was there before `fit`."""
+    width, rows = run.size(32, 128), run.size(512, 4096)
+    net = nn.Sequential(
+        nn.Linear(8 * width, width),
+        nn.Tanh(),
+        nn.Linear(width, width),
+        nn.Tanh(),
+        nn.Linear(width, 1),
+    )
+    optimizer = torch.optim.Adam(net.parameters())
+    examples, targets = torch.randn(4 * rows, 8 * width), torch.randn(4 * rows, 1)
+    run.fit(net, optimizer=optimizer)
+    for step in range(run.steps):
+        part = slice(step % 4 * rows, (step % 4 + 1) * rows)
+        optimizer.zero_grad()
+        loss = F.mse_loss(net(examples[part]), targets[part])
+        loss.backward()
+        optimizer.step()
+        run.note(loss)
+    run.trained(net)
 
 
 def autoencoder(run: Run) -> None:

@@ -10,7 +10,12 @@ import torch
 from tightfit.allocator import CpuMeter
 from tightfit.allocator import tally as tallies
 from tightfit.allocator.refusals import budget_exceeded, is_refusal, unless_refused
-from tightfit.allocator.tally import CpuTally, free_before_refusals, tally_for
+from tightfit.allocator.tally import (
+    CpuTally,
+    describe_before_refusals,
+    free_before_refusals,
+    tally_for,
+)
 
 MIB = 1 << 20
 
@@ -71,6 +76,25 @@ def test_what_can_be_made_again_is_freed_before_anything_is_refused(
     assert not lacking and len(kept) == 2
     assert floats(MIB).nbytes == MIB
     assert lacking == [MIB - 64] and len(kept) == 1
+
+
+def test_a_refusal_is_described_once_nothing_more_can_be_freed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept, described = [floats(MIB)], list[bool]()
+    monkeypatch.setattr(tallies, "_FREEING", [])
+    monkeypatch.setattr(tallies, "_DESCRIBING", [])
+    describe_before_refusals(described.append)
+    free_before_refusals(lambda lacking_bytes, device: kept.pop().nbytes if kept else 0)
+    tally = CpuTally()
+    tally.keep_to(2 * MIB, 0)
+    held = floats(2 * MIB)
+    assert unless_refused(lambda: floats(MIB)) is None
+    assert described == [True] and len(kept) == 1  # nobody reads why
+    with pytest.raises(RuntimeError):
+        floats(2 * MIB)
+    assert described == [True, False] and not kept
+    del held
 
 
 def test_garbage_is_collected_before_anything_is_refused() -> None:

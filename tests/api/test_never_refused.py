@@ -228,6 +228,26 @@ def test_rounded_sizes_are_no_reason_to_say_that_a_step_held_too_much() -> None:
     assert_trained_alike(*lives(loop))
 
 
+def test_inputs_that_were_there_before_take_nothing_of_the_budget() -> None:
+    """The same batch in every step, made before `fit`: half of what the step holds, and more."""
+
+    def loop(run: Run) -> None:
+        net = nn.Sequential(nn.Linear(256, 16), nn.Tanh(), nn.Linear(16, 1))
+        sgd = torch.optim.SGD(net.parameters(), lr=0.01)
+        examples = torch.randn(512, 256)
+        run.fit(net, optimizer=sgd)
+        for _ in range(run.steps):
+            run.step(net(examples).square().mean(), sgd)
+        assert run.budget_bytes is None or tightfit.report(net).constant_bytes < examples.nbytes
+        run.trained(net)
+
+    plain, fitted = lives(loop)
+    assert_trained_alike(plain, fitted)
+    refused = within(loop, plain.whole_bytes // 2)
+    proven = [int(n) for n in re.findall(r"proven: none fits less than (\d+)", refused.error)]
+    assert refused.error and all(number <= plain.whole_bytes for number in proven)
+
+
 class _Sparse(nn.Module):
     """Two layers of a graph network."""
 

@@ -67,6 +67,11 @@ def element_bytes(tensors: Iterable[Any]) -> int:
     return sum(part.nbytes for x in own for part in _strided_parts(x))
 
 
+def is_part(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has but a part of the memory that it keeps: a slice of a data set, say."""
+    return element_bytes([tensor]) < sum(s.nbytes() for s in storages_of([tensor]))
+
+
 def _strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return the tensors with a tensor's numbers: itself, or indices and values if it is sparse.
 

@@ -145,6 +145,15 @@ def before_refusals(action: Callable[[], None]) -> None:
     _ACTIONS.append(action)
 
 
+def describe_before_refusals(describe: Callable[[bool], None]) -> None:
+    """Call a function before any limit refuses a request for which nothing more can be freed.
+
+    It is told whether the request is optional: then its error is not read, and must not take time
+    to describe. It runs as `before_refusals` says.
+    """
+    _DESCRIBING.append(describe)
+
+
 def free_before_refusals(free: Callable[[int, torch.device], int]) -> None:
     """Call a function of the bytes that lack on a device before any limit refuses a request.
 
@@ -168,8 +177,10 @@ def optional_requests() -> Iterator[None]:
 def _before_refusals(lacking_bytes: int) -> None:
     for action in _ACTIONS:
         action()
-    if not getattr(_OPTIONAL, "now", False):
-        free_for(lacking_bytes, _CPU)
+    is_optional = getattr(_OPTIONAL, "now", False)
+    if is_optional or free_for(lacking_bytes, _CPU) < lacking_bytes:
+        for describe in _DESCRIBING:
+            describe(is_optional)
 
 
 def free_for(lacking_bytes: int, device: torch.device) -> int:
@@ -182,10 +193,17 @@ def free_for(lacking_bytes: int, device: torch.device) -> int:
 
 
 _ACTIONS: list[Callable[[], None]] = []
+_DESCRIBING: list[Callable[[bool], None]] = []
 _FREEING: list[Callable[[int, torch.device], int]] = []
 _CPU = torch.device("cpu")
 _OPTIONAL = threading.local()
 _BEFORE_REFUSALS = BEFORE_REFUSAL(_before_refusals)
+
+
+def uncounted_places(tally: Tally, objects: Iterable[Any]) -> tuple[int, ...]:
+    """Return the places of tensors that a tally does not count: they existed before it."""
+    tensors = ((n, x) for n, x in enumerate(objects) if isinstance(x, torch.Tensor))
+    return tuple(n for n, x in tensors if not tally.counted_bytes([x]))
 
 
 def tally_for(device: torch.device, before: Iterable[Any]) -> Tally | None:

@@ -43,6 +43,7 @@ class StepPeaks(msgspec.Struct, frozen=True):
     boundary_bytes: int = 0
     entered_bytes: int = 0
     between_bytes: int = 0
+    freed_bytes: int = 0  # saved tensors that were freed between forward and backward
     backward_bytes: int = 0
     after_bytes: int = 0
     # The budgets of other callables whose steps were running at the same time: holders of bytes are
@@ -69,12 +70,15 @@ class StepPeaks(msgspec.Struct, frozen=True):
 
         Memory of user code may meanwhile have taken the place of freed memory, unseen.
         """
-        return self.entered_bytes < self.boundary_bytes
+        return self.entered_bytes + self.freed_bytes < self.boundary_bytes
 
     @property
     def outside_bytes(self) -> int:
-        """The most user code held between forward and backward, on top of the plan."""
-        return max(0, self.between_bytes - self.boundary_bytes)
+        """The most user code held between forward and backward, on top of the plan.
+
+        Saved tensors were freed for it: the most that it held came after that.
+        """
+        return max(0, self.between_bytes + self.freed_bytes - self.boundary_bytes)
 
 
 class Opened(Protocol):
@@ -288,6 +292,11 @@ class Guard:
             self.take_peak()  # while they were there
             self._start -= constant_bytes
             self._open["constant_bytes"] -= constant_bytes
+
+    def saved_tensors_freed(self, freed_bytes: int) -> None:
+        """Note that saved tensors of calls that wait have been freed for what comes before."""
+        if self._open is not None and self._phase == "between":
+            self._open["freed_bytes"] = self._open.get("freed_bytes", 0) + freed_bytes
 
     def after_forward(self) -> None:
         """Note the peak of the forward program."""

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from tightfit.allocator import meter_for
 from tightfit.allocator.refusals import budget_exceeded, is_refusal
-from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
+from tightfit.allocator.resident import storages_of
 from tightfit.capture.captured import Captured
 from tightfit.capture.normalise.gradients import added_up
 from tightfit.errors import TightfitError
@@ -151,7 +152,7 @@ class Run(Chained):
         self.inputs: list[Any] = []
         self.aliases: dict[int, Any] = {}
         self.saved: list[Any] | None = None
-        self.freed_bytes = 0  # of saved tensors, before the backward
+        self.freed_bytes: int | None = None  # of saved tensors, freed before the backward
         self.unchanged: Unchanged | None = None
         self.late_reads: LateReads | None = None
         self._inner_parts: InnerParts | None = None
@@ -299,6 +300,11 @@ class Run(Chained):
         groups = runner.program.groups or ((),)
         self.generator = ([found.pop(p, None) for p in positions] for positions in groups)
 
+    @property
+    def is_freed(self) -> bool:
+        """Whether its saved tensors were freed before its backward."""
+        return self.freed_bytes is not None
+
     def free_saved(self) -> int:
         """Free the saved tensors of a call that awaits its backward; return how many bytes.
 
@@ -308,13 +314,15 @@ class Run(Chained):
             return 0
         assert self.runner is not None
         computed = self.saved[len(self.runner.program.kept) :]
-        saved_bytes = resident_tensor_bytes(computed, granularity_of(self.runner.device.type))
-        if not saved_bytes or self._repeated is None or not self._repeated.may_free():
+        if not storages_of(computed) or self._repeated is None or not self._repeated.may_free():
             return 0
         self._repeated.freed()
+        meter = meter_for(self.runner.device)
+        before_bytes = meter.live_bytes()
+        computed.clear()
         self.saved = self.unchanged = None
-        self.freed_bytes = saved_bytes
-        return saved_bytes
+        self.freed_bytes = before_bytes - meter.live_bytes()  # outputs that are held stay
+        return self.freed_bytes
 
     def _ran_again(self) -> DifferentiatedCall:
         """Return the call as it was run again under autograd; it is now, the first time."""
@@ -394,7 +402,7 @@ class Run(Chained):
         if repeated is None:
             self._refuse(reached.unplanned)
             return
-        if self.freed_bytes:
+        if self.freed_bytes is not None:
             self._tell(
                 f"{runner.captured.graph.name}: there was no room for all that it has saved for "
                 "its backward and for what came before that. The backward begins with its "

@@ -1,4 +1,4 @@
-"""The forward of a step by itself: what runs whichever gradients are asked for afterwards."""
+"""What a step surely runs and holds, whatever its caller does after the forward."""
 
 from __future__ import annotations
 
@@ -29,3 +29,19 @@ def forward_of(graph: Graph) -> Graph:
         segments=graph.segments[:entered],
         choices=(),
     )
+
+
+def outputs_freed(graph: Graph) -> Graph:
+    """Return a step whose caller frees its outputs as soon as it may; numbers are left as they are.
+
+    Every plan of the step has room for it: what the backward reads is kept all the same.
+    """
+
+    def freed(value: Value) -> Value:
+        is_held = value.fate == "returned" and not value.is_constant
+        if not is_held or value.size_bytes <= graph.device.granularity_bytes:
+            return value
+        return msgspec.structs.replace(value, fate="none")
+
+    values = tuple(map(freed, graph.values))
+    return graph if values == graph.values else msgspec.structs.replace(graph, values=values)

@@ -30,7 +30,7 @@ class Call:
     """A call that awaits its backward."""
 
     is_open: bool = True
-    freed_bytes: int = 0
+    is_freed: bool = False
 
 
 class Shares:
@@ -119,7 +119,7 @@ def test_what_waiting_calls_keep_beyond_the_least_is_known_where_it_is_not_freed
     shares.options = dataclasses.replace(shares.options, arena=False)  # all of it can be freed
     assert shares.open_calls().spare_bytes > spare_bytes
     for call, _ in begun:
-        call.freed_bytes = 64
+        call.is_freed = True
     assert shares.open_calls().spare_bytes == 0
 
 

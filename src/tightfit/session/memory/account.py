@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Container, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -16,34 +15,24 @@ from tightfit.allocator.resident import (
     FirstStorages,
     element_bytes,
     granularity_of,
+    is_part,
     resident_tensor_bytes,
 )
-from tightfit.allocator.tally import Refusals, Tally, before_refusals, tally_for
+from tightfit.allocator.tally import (
+    Refusals,
+    Tally,
+    before_refusals,
+    tally_for,
+    uncounted_places,
+)
 from tightfit.errors import BadInput
 from tightfit.living import Living
 from tightfit.session.memory.forecast import growing_bytes
 from tightfit.session.memory.optimizers import Optimizers, parameters_of
 from tightfit.session.memory.since import SinceLastCall
+from tightfit.session.memory.standing import Standing
 from tightfit.session.processes import Replicas
 from tightfit.torch_private.tools import cublas_workspace_bytes
-
-
-@dataclass(frozen=True)
-class Standing:
-    """The memory held at the begin of a call, in bytes."""
-
-    gradient_bytes: int  # gradients that exist, with the buckets they go into
-    # state_bytes, coming_bytes: the optimizers' state that is there, and that will be
-    state_bytes: int
-    coming_bytes: int
-    # Other bytes given out since the callable was fitted and still held: outputs of steps
-    # before, averages of weights, other models; but not the inputs
-    others_bytes: int
-    others_coming_bytes: int  # gradients and state that others within the same budget will hold
-    # Of the inputs, those that were there before the callable was fitted: a data set, say. They do
-    # not count against the limit.
-    earlier_input_bytes: int = 0
-
 
 _State = Literal["free", "resting", "running"]
 """Of a limit: not enforced; enforced between steps; enforced while a step is running."""
@@ -95,6 +84,10 @@ class Account:
     def gradient_bytes(self) -> int:
         """Return the bytes of the gradients that exist now."""
         return resident_tensor_bytes(self._gradients(), self.granularity_bytes)
+
+    def gradient_versions(self) -> int:
+        """Return how often the gradients that exist were changed in place, added up."""
+        return sum(gradient._version for gradient in self._gradients())
 
     def new_gradient_bytes(self, counted: Set[int] = frozenset()) -> int:
         """Return the bytes of the gradients that do not exist yet but will.
@@ -179,7 +172,8 @@ class Account:
         self._count_before()
         gradient_bytes = self.held_gradient_bytes()
         state_bytes, coming_bytes = self.existing_state_bytes(), self.coming_state_bytes()
-        others_bytes = others_coming_bytes = earlier_bytes = 0
+        others_bytes = others_coming_bytes = 0
+        earlier_inputs = earlier_parts = ()
         if self._tally is not None and self.replicas is None:
             own = self._tally.counted_bytes([*self._own(), *inputs])
             others_bytes = self._tally.given_bytes() - own - library_bytes(self.device)
@@ -188,9 +182,13 @@ class Account:
             others_bytes += self._before_bytes((self, *sharing)) - before_bytes
             others_bytes -= self._left_to_others(sharing)
             others_coming_bytes = expected_bytes_of(sharing, (self,))
-            earlier_bytes = _earlier_bytes(self._tally, self._own(), inputs)
+            members = {id(t) for t in self._own()}
+            uncounted = uncounted_places(self._tally, inputs)
+            earlier_inputs = tuple(n for n in uncounted if id(inputs[n]) not in members)
+            earlier_parts = tuple(n for n in earlier_inputs if is_part(inputs[n]))
         own_bytes = gradient_bytes, state_bytes, coming_bytes
-        return Standing(*own_bytes, max(0, others_bytes), others_coming_bytes, earlier_bytes)
+        earlier = earlier_inputs, earlier_parts
+        return Standing(*own_bytes, max(0, others_bytes), others_coming_bytes, *earlier)
 
     def _left_to_others(self, sharing: Sequence[Account]) -> int:
         """Return bytes that others that train in this process may hold, each in its own budget.
@@ -412,13 +410,6 @@ class Account:
 
     def _new_tally(self) -> Tally | None:
         return tally_for(self.device, self._own())
-
-
-def _earlier_bytes(tally: Tally, own: Iterable[Any], inputs: Iterable[Any]) -> int:
-    """Return bytes of inputs that existed before a tally began."""
-    owned = {id(t) for t in own}
-    given = [x for x in inputs if isinstance(x, torch.Tensor) and id(x) not in owned]
-    return max(0, element_bytes(given) - tally.counted_bytes(given))
 
 
 _KEEPERS: Living[Account] = Living()

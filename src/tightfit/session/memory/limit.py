@@ -14,7 +14,8 @@ from tightfit.allocator.resident import resident_tensor_bytes
 from tightfit.errors import InfeasibleBudget
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.optimizers import before_every_step
-from tightfit.session.memory.steps import refuse_step
+from tightfit.session.memory.steps import refuse_step, stepping_bytes
+from tightfit.session.memory.surroundings import with_numbers
 from tightfit.units import format_bytes
 
 _LOOKING_BYTES = 16 << 10
@@ -30,10 +31,15 @@ def refuses(account: Account) -> bool:
 
 
 def name_budget(account: Account, needed_bytes: int) -> bool:
-    """Have errors of refused requests name a budget; return whether requests are refused."""
+    """Have errors of refused requests name a budget; return whether requests are refused.
+
+    `needed_bytes`: of a step; 0: nothing is known of it. The optimizer's may need more.
+    """
     keeper = account.keeper
     if keeper is None or keeper.tally is None or not refuses(account):
         return False
+    if needed_bytes:
+        needed_bytes = max(needed_bytes, with_numbers(stepping_bytes(account)))
     keeper.tally.describe_refusals(RefusalDetails(budget_bytes=needed_bytes))
     return True
 
@@ -108,8 +114,7 @@ class Limit:
         least_bytes = resident_tensor_bytes(own, account.granularity_bytes)
         if least_bytes <= budget_bytes:
             return
-        coming_bytes = account.expected_bytes() + account.optimizers.passing_bytes()
-        needed_bytes = account.lasting_bytes() + coming_bytes
+        needed_bytes = stepping_bytes(account)
         raise InfeasibleBudget(
             f"no plan of {self._name} fits the budget of {format_bytes(budget_bytes)} (proven: "
             f"there is none)\n  least     parameters and buffers take {least_bytes} bytes "
@@ -190,7 +195,7 @@ class Limit:
             return
         if optimizers.meet(optimizer):
             refuse_step(self._name, self._account, optimizer, keeper, self._needed_bytes)
-            self._account.since.step_begins()
+            self._account.since.step_begins(self._account.gradient_versions)
 
     def _needed_bytes(self) -> int:
         needs = self._needs()

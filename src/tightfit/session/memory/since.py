@@ -16,6 +16,7 @@ class SinceLastCall:
 
     `has_stepped`: whether any optimizer of the parameters has ever stepped. `gradients_are_used`:
     whether any has stepped since the last backward: gradients that exist are used up.
+    `sets_to_zero`: whether such gradients are set to zero in place and stay; None: not seen.
     `clears_late`: whether such gradients are cleared between forward and backward, and room that
     they leave is not needed otherwise; None: not seen.
     """
@@ -23,16 +24,26 @@ class SinceLastCall:
     def __init__(self) -> None:
         self.has_stepped = self.gradients_are_used = False
         self.clears_late: bool | None = None
+        self.sets_to_zero: bool | None = None
+        self._versions = 0  # of the gradients as an optimizer stepped
         self._used_bytes = 0  # used gradients that existed as the last forward began
         self._returned: list[weakref.ref[torch.Tensor]] | None = None
 
-    def step_begins(self) -> None:
-        """Note that an optimizer of the parameters steps."""
-        self.has_stepped = self.gradients_are_used = True
+    def step_begins(self, versions: Callable[[], int]) -> None:
+        """Note that an optimizer of the parameters steps.
 
-    def forward_begins(self, gradient_bytes: int) -> None:
+        `versions`: returns how often the gradients were changed in place.
+        """
+        self.has_stepped = self.gradients_are_used = True
+        if self.sets_to_zero is None:
+            self._versions = versions()
+
+    def forward_begins(self, gradient_bytes: int, versions: Callable[[], int]) -> None:
         """Note the gradients that exist as a forward begins."""
-        self._used_bytes = gradient_bytes if self.gradients_are_used else 0
+        are_used = gradient_bytes > 0 and self.gradients_are_used
+        if are_used and self.sets_to_zero is None:
+            self.sets_to_zero = versions() > self._versions
+        self._used_bytes = gradient_bytes if are_used and not self.sets_to_zero else 0
 
     def backward_begins(self, gradient_bytes: Callable[[], int]) -> None:
         """Note the gradients that are left as a backward begins; once they stayed is enough."""
@@ -45,6 +56,11 @@ class SinceLastCall:
         The memory that code around them holds is not known.
         """
         self.clears_late = False
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of used gradients as the last forward began: they are likely to be freed."""
+        return self._used_bytes
 
     @property
     def cleared_bytes(self) -> int:

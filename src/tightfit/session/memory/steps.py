@@ -15,6 +15,12 @@ from tightfit.units import format_bytes
 _WAYS = ({"foreach": False, "fused": None}, {"foreach": None, "fused": True})
 
 
+def stepping_bytes(account: Account) -> int:
+    """Return the least bytes that are held while the optimizer steps, its gradients included."""
+    coming_bytes = account.expected_bytes() + account.optimizers.passing_bytes()
+    return account.lasting_bytes() + coming_bytes
+
+
 def refuse_step(
     name: str, account: Account, optimizer: Any, keeper: Account, coming: Callable[[], int]
 ) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import torch
 from torch import fx
 
@@ -52,6 +54,8 @@ class Surroundings:
     # The step's share of each further byte of it
     part: float = field(default=1.0, compare=False)
     far: Far | None = None  # the far memory that its values may be moved to
+    # Which inputs existed before the budget began: they take nothing of it
+    earlier_inputs: tuple[int, ...] = ()
 
     @property
     def held_bytes(self) -> int:
@@ -86,7 +90,7 @@ class Surroundings:
     def around(self, captured: Captured) -> Graph:
         """Return a step's graph with the memory resident around it."""
         root_bytes = root_gradient_bytes(captured)
-        graph = captured.graph.with_constants(
+        graph = without_inputs(captured, self.earlier_inputs).with_constants(
             gradients=self.gradient_bytes,
             optimizer_state=self.state_bytes,
             others=self.others_bytes,
@@ -106,6 +110,22 @@ class Surroundings:
         )
 
 
+def without_inputs(captured: Captured, inputs: Collection[int]) -> Graph:
+    """Return a step's graph as if some of its inputs took no memory; `inputs`: their places."""
+    graph = captured.graph
+    nodes = (captured.joint.placeholders[place] for place in inputs)
+    values = {captured.value_of[node] for node in nodes if node in captured.value_of}
+    left_out = {v for v in values if graph.values[v].role == "input"}
+    if not left_out:
+        return graph
+    left_bytes = sum(graph.values[v].size_bytes for v in left_out)
+    sized = tuple(
+        msgspec.structs.replace(v, size_bytes=0) if v.id in left_out else v for v in graph.values
+    )
+    graph = graph.with_constants(inputs=graph.constants_bytes["inputs"] - left_bytes)
+    return msgspec.structs.replace(graph, values=sized)
+
+
 def assumed_outside_bytes(captured: Captured) -> int:
     """Assume the bytes of a loss outside the plan until measured: three times the outputs.
 
@@ -119,9 +139,13 @@ def expected_outside_bytes(captured: Captured) -> int:
     """Return the bytes that a loss outside the plan will probably hold, until it is measured.
 
     The gradient of each output, and further memory of a loss for one output at a time. The mean of
-    squares holds an output four times, once more than is assumed of any loss.
+    squares holds an output four times, once more than is assumed of any loss. Where a number is
+    among several outputs, that is taken to be the loss.
     """
     held = held_by_losses(captured)
+    granularity = captured.graph.device.granularity_bytes
+    numbers = [(times, size) for times, size in held if size <= granularity]
+    held = numbers or held
     return sum(size for _, size in held) + max((times * size for times, size in held), default=0)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from tightfit.allocator import meter_for
+from tightfit.allocator.resident import resident_tensor_bytes
 from tightfit.capture.calls.signature import shape_of_call
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured
@@ -26,6 +27,7 @@ from tightfit.session.callee import Callee
 from tightfit.session.handed_calls import HandedCalls, RunsGraphs
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.limit import at_most_held, name_budget
+from tightfit.session.memory.steps import stepping_bytes
 from tightfit.session.options import Options
 from tightfit.session.parts.kinds import Part, PartCall, class_of
 from tightfit.session.parts.planning import Circumstances
@@ -212,17 +214,16 @@ class _Resident:
 
         Inputs that existed before `fit` are outside of the limit.
         """
-        earlier_bytes = self._account.standing(self._leaves).earlier_input_bytes
-        counted_bytes = self._account.resident_bytes(self._leaves) - earlier_bytes
-        return at_most_held(self._account, counted_bytes)
+        account, leaves = self._account, self._leaves
+        earlier = [leaves[place] for place in account.standing(leaves).earlier_inputs]
+        earlier_bytes = resident_tensor_bytes(earlier, account.granularity_bytes)
+        return at_most_held(account, account.resident_bytes(leaves) - earlier_bytes)
 
     def coming_bytes(self) -> int:
         return self._account.coming_state_bytes()
 
     def stepping_bytes(self) -> int:
-        account = self._account
-        lasting_bytes = account.lasting_bytes() + account.expected_bytes()
-        return lasting_bytes + account.optimizers.passing_bytes()
+        return stepping_bytes(self._account)
 
     def rest(self) -> None:
         """End the step: its budget is for the code that follows."""

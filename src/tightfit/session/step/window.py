@@ -25,8 +25,8 @@ class Awaited(Protocol):
         """Whether its backward is still to come or running."""
 
     @property
-    def freed_bytes(self) -> int:
-        """The bytes of its saved tensors, if they were freed before its backward."""
+    def is_freed(self) -> bool:
+        """Whether its saved tensors were freed before its backward."""
 
 
 class Window(Generic[CallKind]):

@@ -270,7 +270,7 @@ class CallShares:
         if not options.needs_plans:  # what calls save can be freed while they wait
             ranges = {each: replace(known, least_bytes=0) for each, known in ranges.items()}
             waiting = self.window(options).waiting
-            spare_bytes = sum(kind.kept_bytes for run, kind in waiting if not run.freed_bytes)
+            spare_bytes = sum(kind.kept_bytes for run, kind in waiting if not run.is_freed)
         least_bytes += sum(ranges[each].least_bytes + each.arriving_bytes for each in kinds)
         if own or self._own(kinds):
             least_bytes += self._gradients_of_another()

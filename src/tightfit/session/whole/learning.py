@@ -17,6 +17,7 @@ from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
 from tightfit.progress import announce
 from tightfit.session.memory.account import Account
+from tightfit.session.memory.surroundings import without_inputs
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
 from tightfit.session.whole.compiling import still_fits
@@ -69,7 +70,7 @@ class StepMonitor:
 
         `runs`: the calls whose outputs are held, at any time it is asked.
         """
-        account, graph = self._account, spec.captured.graph
+        account = self._account
         budget_bytes = options.usable_bytes
         sharing = options.others_in_budget(account)
         if self.guard is None:
@@ -80,14 +81,11 @@ class StepMonitor:
             )
             self.guard.change_budget(budget_bytes)
 
-        earlier_bytes = 0
-
         def constant_bytes() -> int:
-            nonlocal earlier_bytes
             standing = account.standing(inputs, sharing, spec.input_bytes)
-            earlier_bytes = standing.earlier_input_bytes
             held = standing.gradient_bytes + standing.state_bytes + standing.others_bytes
-            return graph.constant_bytes + held
+            own = without_inputs(spec.captured, standing.earlier_inputs)
+            return own.constant_bytes + held
 
         begun = self._begun.get(spec, 0) + 1
         if begun <= _LEARNED:
@@ -95,8 +93,6 @@ class StepMonitor:
         self.guard.before_forward(
             constant_bytes, budget_bytes, options.shared, runs, is_known=begun > _LEARNED
         )
-        if earlier_bytes:  # of the peak, but not counted by the limit
-            self.guard.change_budget(budget_bytes + earlier_bytes)
         if self.guard.steps and last is not None:
             self._learn(spec, options, last, self.guard)
 
@@ -131,6 +127,11 @@ class StepMonitor:
         """Leave out constants of when the window was opened that have been freed since."""
         if self.guard is not None:
             self.guard.leave_out(constant_bytes)
+
+    def saved_tensors_freed(self, freed_bytes: int) -> None:
+        """Note that saved tensors of calls that wait have been freed."""
+        if self.guard is not None:
+            self.guard.saved_tensors_freed(freed_bytes)
 
     def restart(self) -> None:
         """Restart the measured window: its peaks so far belong to no step."""
@@ -233,7 +234,7 @@ def _held_outside(graph: Graph, step: StepPeaks, growth_bytes: int) -> int:
     another model's optimizer, still exists when the next step begins.
     """
     tangents = sum(v.size_bytes for v in graph.values if v.role == "tangent")
-    left_bytes = step.entered_bytes - step.boundary_bytes - tangents
+    left_bytes = step.entered_bytes + step.freed_bytes - step.boundary_bytes - tangents
     stays_bytes = min(max(0, left_bytes), max(0, growth_bytes))
     return max(0, step.outside_bytes + max(0, -left_bytes) - stays_bytes)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tightfit.capture.captured import Captured
 from tightfit.errors import InfeasibleBudget
-from tightfit.graph.forward import forward_of
+from tightfit.graph.forward import forward_of, outputs_freed
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.assemble import everything_kept
@@ -24,7 +24,8 @@ from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits
 from tightfit.planners.questions.infeasible import NoPlan
 from tightfit.planners.questions.minimum import proven_least_bytes
-from tightfit.session.memory.account import Account, Standing
+from tightfit.session.memory.account import Account
+from tightfit.session.memory.standing import Standing
 from tightfit.session.memory.surroundings import Surroundings, expected_outside_bytes
 from tightfit.session.options import Options
 from tightfit.session.step.holding import forward_peak_bytes, holding_of
@@ -119,14 +120,20 @@ class LessExpected:
     used_gradient_bytes: int  # gradients that exist and that an optimizer has used
     outside_bytes: int  # expected memory of user code between forward and backward
     held_bytes: Mapping[str, int]  # expected bytes other than the step's, by holder
+    # Inputs that exist already and will not be made anew in later steps
+    lasting_inputs: tuple[int, ...]
     may_be_alone: bool = False  # whether its backward may never come
 
     def proven_bytes(self, spec: Specialisation) -> int | None:
-        """Return the least budget without all that is only expected; None: nothing is."""
+        """Return the least budget without all that is only expected; None: nothing is.
+
+        That the caller holds outputs until the backward has ended is only expected, too.
+        """
         is_open = self.may_be_alone or spec.may_receive_less
-        if not (any(self.held_bytes.values()) or is_open):
+        around = self._certain.around(spec.hoped.with_predicted(0))
+        known = outputs_freed(around)
+        if not (any(self.held_bytes.values()) or is_open or known is not around):
             return None
-        known = self._certain.around(spec.hoped.with_predicted(0))
         if is_open:
             known = forward_of(known)
         return proven_least_bytes(known, self._certain.gradients, _QUICKLY)
@@ -153,6 +160,7 @@ class LessExpected:
             - self.unseen.others_bytes
             + self.likely.around.others_bytes,
             outside_bytes=max(self.outside_bytes, self.likely.around.outside_bytes),
+            earlier_inputs=self.lasting_inputs,
         )
         return replace(self.likely, around=around)
 
@@ -275,6 +283,7 @@ def around_step(
         budget_bytes=usable_bytes - options.left_bytes,
         whole_bytes=usable_bytes,
         far=options.far,
+        earlier_inputs=standing.earlier_inputs,
     )
 
 
@@ -317,7 +326,7 @@ def less_expected(
         state_bytes=standing.state_bytes + made_bytes,
         budget_bytes=options.planned_bytes,
     )
-    used_bytes = standing.gradient_bytes if account.since.gradients_are_used else 0
+    used_bytes = min(standing.gradient_bytes, account.since.used_bytes)
     returned_bytes = min(standing.others_bytes, account.since.returned_bytes(account.tally) or 0)
     stale = without(unseen, others_bytes=0, gradient_bytes=used_bytes)
     likely = without(unseen, others_bytes=returned_bytes, gradient_bytes=used_bytes)
@@ -336,7 +345,17 @@ def less_expected(
     outside_bytes = spec.user_code.seen_bytes
     if outside_bytes is None:
         outside_bytes = expected_outside_bytes(spec.captured)
-    return LessExpected(around, unseen, stale, likely, every, used_bytes, outside_bytes, held_bytes)
+    return LessExpected(
+        around,
+        unseen,
+        stale,
+        likely,
+        every,
+        used_gradient_bytes=used_bytes,
+        outside_bytes=outside_bytes,
+        held_bytes=held_bytes,
+        lasting_inputs=standing.earlier_parts,
+    )
 
 
 def without(around: Surroundings, *, others_bytes: int, gradient_bytes: int) -> Passing:

@@ -17,8 +17,9 @@ from tightfit.planners.registry import DEFAULT
 from tightfit.progress import announce
 from tightfit.session.callee import Callee
 from tightfit.session.default_addresses import DefaultAddresses
-from tightfit.session.memory.account import Account, Standing
+from tightfit.session.memory.account import Account
 from tightfit.session.memory.limit import refuses
+from tightfit.session.memory.standing import Standing
 from tightfit.session.memory.surroundings import Surroundings
 from tightfit.session.options import Options
 from tightfit.session.whole.advice import advised, needed_by_steps
@@ -178,7 +179,7 @@ class Plans:
         """Find the smallest budget with a plan for a step; the plan is kept in mind."""
         self._comparing.end(spec, options)
         alone = around_step(spec, inputs, self._account, options)
-        return smallest_budget(spec, alone, options)
+        return smallest_budget(spec, replace(alone, earlier_inputs=()), options)
 
     def needed_bytes(self) -> int:
         """Return the least budget for steps like the last; 0: nothing is known of any."""
@@ -204,8 +205,9 @@ class Plans:
         spec.use_step_costs(options)
         alone = partial(around_step, spec, inputs, self._account, options)
         around = alone()
-        self._account.since.forward_begins(around.gradient_bytes)
-        cleared_bytes = self._account.since.cleared_bytes
+        since = self._account.since
+        since.forward_begins(around.gradient_bytes, self._account.gradient_versions)
+        cleared_bytes = since.cleared_bytes
         settled, self._settled = self._settled, None
         may_stay = settled is not None and not (waits or options.compile)
         may_stay = may_stay and settled.holds(spec, around, cleared_bytes)

@@ -70,7 +70,8 @@ class WholeSteps:
         has_loss_outside = callee.root is not None
         origin = BEFORE_BACKWARD if has_loss_outside else UNKNOWN
         methods = own_methods(type(callee.root)) if has_loss_outside else ()
-        self._under_way = OpenCall(account, origin, before_first_call(methods))
+        needs = weakref.WeakMethod(self.needed_bytes)
+        self._under_way = OpenCall(account, origin, before_first_call(methods), needs)
         self._calls = 0
         self._enough_bytes = 0  # budget with which the running backward had its saved tensors
         self._announcements = Announcements()
@@ -294,7 +295,10 @@ class WholeSteps:
         try:
             return self._plans.chosen_once_more(spec, inputs, self.options).runner
         except InfeasibleBudget as error:
-            raise _no_room_once_more(self.callee.name, error, self._enough_bytes) from None
+            needed_bytes = self._under_way.first_steps_bytes()
+            raise _no_room_once_more(
+                self.callee.name, error, self._enough_bytes, needed_bytes
+            ) from None
 
     def _planned(self, spec: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
         """Return the plan for the constants of now; `waits`: search it now, before training."""
@@ -328,7 +332,7 @@ class WholeSteps:
         if spec.tuner is not None:
             spec.tuner.begin()
         self._enough_bytes = 0
-        if run.freed_bytes:
+        if run.freed_bytes is not None:
             self._enough_bytes = self._under_way.enough_bytes(run.freed_bytes)
         if run.reached.backwards == 1:
             self._under_way.backward_begins()
@@ -353,11 +357,13 @@ def _free_saved(lacking_bytes: int, device: torch.device) -> int:
 
     Of each callable the oldest first: its backward comes last.
     """
-    here = (steps for steps in _EVERY.now() if steps.account.device == device)
+    here = [steps for steps in _EVERY.now() if steps.account.device == device]
     freed_bytes = 0
     for run in (run for steps in here for run in steps.may_run_once_more):
         if freed_bytes < lacking_bytes:
             freed_bytes += run.free_saved()
+    for steps in here:
+        steps.monitor.saved_tensors_freed(freed_bytes)
     return freed_bytes
 
 
@@ -393,11 +399,13 @@ def _plans_are_outdated(options: Options, before: Options) -> bool:
     )
 
 
-def _no_room_once_more(name: str, error: InfeasibleBudget, enough_bytes: int) -> InfeasibleBudget:
+def _no_room_once_more(
+    name: str, error: InfeasibleBudget, enough_bytes: int, later_bytes: int
+) -> InfeasibleBudget:
     """Return the error that a call cannot be run once more with all that is held now.
 
     `enough_bytes`: a budget with which its saved tensors would not have been freed; 0: they were
-    not, or it is not known.
+    not, or it is not known. `later_bytes`: the least budget for steps like it; 0: not known.
     """
     needed_bytes = with_numbers(error.minimum_bytes or 0)
     why = "an earlier backward has used its saved tensors"
@@ -408,6 +416,7 @@ def _no_room_once_more(name: str, error: InfeasibleBudget, enough_bytes: int) ->
             "its saved tensors were freed, as there was no room for what came before that. "
             "If that is a loss, tightfit.step plans it, too"
         )
+    needed_bytes = max(needed_bytes, later_bytes)
     return InfeasibleBudget(
         f"no plan of {name} fits the budget of {format_bytes(error.budget_bytes)} (none was found)"
         f"\n  once more its forward is to run again in its backward: {why}"

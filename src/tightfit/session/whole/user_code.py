@@ -8,11 +8,13 @@ of the optimizer's step.
 from __future__ import annotations
 
 import enum
+import weakref
+from collections.abc import Callable
 
 import msgspec
 
 from tightfit.allocator.refusal_details import BETWEEN_CALLS, UNKNOWN, Origin, RefusalDetails
-from tightfit.allocator.tally import Tally, before_refusals
+from tightfit.allocator.tally import Tally, describe_before_refusals
 from tightfit.capture.captured import Captured
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import producers
@@ -23,7 +25,6 @@ from tightfit.session.memory.account import Account
 from tightfit.session.memory.surroundings import (
     assumed_outside_bytes,
     expected_outside_bytes,
-    handed_out_bytes,
     held_by_losses,
     with_numbers,
 )
@@ -99,11 +100,19 @@ class OpenCall:
     """The call whose backward is to come, or that runs.
 
     `account`: memory of its callee. `origin`: of requests between its forward and its backward.
-    `unused`: of requests before the first call.
+    `unused`: of requests before the first call. `needs`: searches the least budget for steps like
+    this, as far as it is known.
     """
 
-    def __init__(self, account: Account, origin: Origin, unused: Origin) -> None:
+    def __init__(
+        self,
+        account: Account,
+        origin: Origin,
+        unused: Origin,
+        needs: weakref.WeakMethod[Callable[[], int]],
+    ) -> None:
         self._account = account
+        self._needs = needs
         self._origin, self._unused = origin, unused
         self.has_run = False
         self._call: PlannedForward | None = None
@@ -142,7 +151,7 @@ class OpenCall:
         """Whether no call runs or awaits its backward."""
         return self._call is None
 
-    def name_budget(self, moment: _Moment) -> None:
+    def name_budget(self, moment: _Moment, *, searches: bool) -> None:
         """Have a refused request name the bytes that the step needs, as far as known."""
         keeper, call = self._account.keeper, self._call
         if keeper is None or keeper.tally is None:
@@ -163,11 +172,23 @@ class OpenCall:
         else:
             rise = _kept_bytes if self._is_differentiated else _rise_bytes
             needed = max(self._entered_bytes + rise(call), _first_bytes(call))
-        stepping_bytes = self._stepping_bytes(call.captured) + self._others_bytes(call)
-        named_bytes = with_numbers(max(needed, stepping_bytes))
+        named_bytes = with_numbers(max(needed, self._in_step_bytes(call, keeper)))
+        if searches:
+            named_bytes = max(named_bytes, self.first_steps_bytes())
         growing_bytes = keeper.growing_within_limit_bytes()
         details = RefusalDetails(named_bytes + growing_bytes, growing_bytes, origin)
         self._describe(keeper.tally, details)
+
+    def first_steps_bytes(self) -> int:
+        """Search the least budget for steps like the call, if no step was taken yet; else 0.
+
+        Later steps need what was seen. What a loss reads of several outputs is not known.
+        """
+        call, needs = self._call, self._needs()
+        if call is None or needs is None or self._account.since.has_stepped:
+            return 0
+        is_known = call.user_code.seen_bytes is None and len(held_by_losses(call.captured)) == 1
+        return needs() if is_known else 0
 
     def enough_bytes(self, freed_bytes: int) -> int:
         """Return a budget with which no saved tensors need be freed before the backward.
@@ -200,20 +221,15 @@ class OpenCall:
         keeper = self._account.keeper
         return keeper.held_bytes() if keeper is not None else 0
 
-    def _others_bytes(self, call: PlannedForward) -> int:
-        """Return bytes that were neither of the step nor of its model when its backward began."""
-        if call.plan is None or self._entered_bytes is None:
-            return 0
-        own_bytes = simulate(call.graph, call.plan).crossing_bytes - call.graph.constant_bytes
-        own_bytes += self._account.lasting_bytes() + call.graph.constants_bytes["inputs"]
-        return max(0, self._entered_bytes - own_bytes)
-
-    def _stepping_bytes(self, captured: Captured) -> int:
-        """Return bytes to be held in the optimizer's step, at least."""
-        account = self._account
-        held_bytes = account.lasting_bytes() + account.expected_bytes()
-        held_bytes += captured.graph.constants_bytes["inputs"] + handed_out_bytes(captured)
-        return held_bytes + account.optimizers.passing_bytes()
+    def _in_step_bytes(self, call: PlannedForward, keeper: Account) -> int:
+        """Return bytes to be held in the optimizer's step: what the call has saved is gone."""
+        saved_bytes = 0
+        if call.plan is not None:
+            crossing_bytes = simulate(call.graph, call.plan).crossing_bytes
+            saved_bytes = crossing_bytes - call.graph.constant_bytes
+        held_bytes = self._left_bytes if self._entered_bytes is None else self._entered_bytes
+        staying_bytes = max(0, held_bytes - saved_bytes)
+        return staying_bytes + keeper.later_steps_bytes() - keeper.held_bytes()
 
 
 def _outside_bytes(call: PlannedForward, used_bytes: int) -> int:
@@ -242,8 +258,11 @@ def _rise_bytes(call: PlannedForward) -> int:
 
 
 def _first_bytes(call: PlannedForward) -> int:
-    """Return bytes of the first step, if user code holds until its end what it is expected to."""
-    if call.plan is None or call.user_code.is_known:
+    """Return bytes of the first step, if user code holds until its end what it is expected to.
+
+    0: it is searched what such a step needs, or known.
+    """
+    if call.plan is None or call.user_code.is_known or len(held_by_losses(call.captured)) == 1:
         return 0
     return simulate(call.graph, call.plan).peak_bytes + expected_outside_bytes(call.captured)
 
@@ -261,13 +280,14 @@ def _kept_bytes(call: PlannedForward) -> int:
 _STEPS: Living[OpenCall] = Living()
 
 
-def _name_budgets() -> None:
+def _name_budgets(is_optional: bool) -> None:
     steps = list(_STEPS)
     is_open = not all(step.is_none for step in steps)
     used = {id(step.keeper) for step in steps if step.has_run}
     for step in steps:
         moment = _Moment.BETWEEN_CALLS if id(step.keeper) in used else _Moment.BEFORE_FIRST_CALL
-        step.name_budget(_Moment.OPEN_CALL if is_open else moment)
+        moment = _Moment.OPEN_CALL if is_open else moment
+        step.name_budget(moment, searches=not is_optional)
 
 
-before_refusals(_name_budgets)
+describe_before_refusals(_name_budgets)
