@@ -2,6 +2,7 @@
 
     python benchmarks/advice.py                         # all loops, small, a few minutes each
     python benchmarks/advice.py autoencoder --steps 8
+    python benchmarks/advice.py drawn_0 drawn_1         # drawn at random by these seeds
 
 Each loop of `training_loops` runs plainly, then fitted within exactly what plain PyTorch took, and
 within less and less until it is refused: the least budget that works is found by bisection. Then it
@@ -26,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.loops import in_processes
 from benchmarks.training import circumstances
-from benchmarks.training_loops import LIFETIMES, LOOPS, Life, Loop
+from benchmarks.training_loops import LIFETIMES, LOOPS, Life, Loop, loop_named
 
 __all__ = ["TOO_LITTLE", "found_out"]
 
@@ -50,7 +51,7 @@ def main(words: Sequence[str] | None = None) -> None:
         print(summary([json.loads(line) for line in RESULTS.read_text().splitlines()]))
         return
     for name in options.loops or every:
-        row = {**circumstances(1, rounds=1), **row_of(every[name], options)}
+        row = {**circumstances(1, rounds=1), **row_of(loop_named(name), options)}
         with RESULTS.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(_line(row), flush=True)

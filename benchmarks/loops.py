@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from benchmarks.training import circumstances
-from benchmarks.training_loops import LIFETIMES, LOOPS, Life, Loop, Run, live
+from benchmarks.training_loops import LOOPS, Life, Loop, Run, live, loop_named
 
 __all__ = ["RATIO", "compared", "fitted_row", "row_of"]
 
@@ -197,7 +197,7 @@ def _be_a_process(options: argparse.Namespace) -> None:
         rank=options.rank,
         port=options.port,
     )
-    life = live({**LOOPS, **LIFETIMES}[options.loops[0]].function, run)
+    life = live(loop_named(options.loops[0]).function, run)
     print(f"\n{_TELLS}{json.dumps(dataclasses.asdict(life))}", flush=True)
     sys.stdin.read()  # until the others have told, too: who ends early leaves them hanging
     os._exit(0)  # groups of processes end badly while the interpreter is torn down

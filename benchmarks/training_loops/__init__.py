@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from benchmarks.training_loops.adversarial import gan, gan_one_budget
 from benchmarks.training_loops.around import data_parallel, trainer
 from benchmarks.training_loops.deciding import mixture_of_experts, proximal_policy
+from benchmarks.training_loops.drawn import drawn_loop
 from benchmarks.training_loops.generative import diffusion, vector_quantised
 from benchmarks.training_loops.language import (
     evaluation_between_steps,
@@ -33,7 +34,7 @@ from benchmarks.training_loops.recurrences import limited_memory, state_space
 from benchmarks.training_loops.run import Life, Run, live
 from benchmarks.training_loops.vision import detector, two_views
 
-__all__ = ["LIFETIMES", "LOOPS", "Life", "Loop", "Run", "live"]
+__all__ = ["LIFETIMES", "LOOPS", "Life", "Loop", "Run", "live", "loop_named"]
 
 
 @dataclass(frozen=True)
@@ -92,3 +93,12 @@ LIFETIMES: dict[str, Loop] = {
     )
 }
 """Small loops that differ in what lives from one call to the next; for `benchmarks/advice.py`."""
+
+_DRAWN = "drawn_"
+
+
+def loop_named(name: str) -> Loop:
+    """Return the loop of a name; ``drawn_7`` is the one that is drawn at random by the seed 7."""
+    if name.startswith(_DRAWN):
+        return Loop(drawn_loop(int(name.removeprefix(_DRAWN)))[1])
+    return {**LIFETIMES, **LOOPS}[name]

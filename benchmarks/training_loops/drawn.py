@@ -90,7 +90,12 @@ def drawn_loop(seed: int) -> tuple[Habits, Callable[[Run], None]]:
         data=draw.choice(["new", "before", "after"]),
         assigns=draw.choice(["in turn", "in turn", "at once"]),
     )
-    return habits, lambda run: _train(run, habits)
+
+    def loop(run: Run) -> None:
+        _train(run, habits)
+
+    loop.__name__ = f"drawn_{seed}"
+    return habits, loop
 
 
 class _Batches:

@@ -115,6 +115,26 @@ def test_garbage_that_is_collected_in_the_forward_is_nothing_that_user_code_hold
     assert step is None or step.outside_bytes == 0
 
 
+def test_saved_tensors_that_are_freed_for_user_code_hide_nothing_of_it() -> None:
+    guard, saved = Guard("cpu", "raise"), list[torch.Tensor]()
+    guard.before_forward(lambda: 0, 600 * KIB)
+    saved.append(held(300))
+    guard.after_forward()
+    outside = held(200)
+    saved.clear()
+    guard.saved_tensors_freed(300 * KIB)
+    more = held(150)
+    guard.before_backward()
+    guard.after_backward()
+    step = guard.close()
+    assert outside.nbytes + more.nbytes == 350 * KIB
+    if step is None:
+        pytest.skip("peaks are not measured in this process")
+    assert 500 * KIB <= step.peak_bytes < 510 * KIB
+    assert 350 * KIB <= step.outside_bytes <= 500 * KIB
+    assert not step.has_freed_between
+
+
 def test_garbage_that_is_collected_while_a_step_is_planned_hides_nothing_of_it() -> None:
     guard, garbage = Guard("cpu", "raise"), [held(300)]
     guard.before_forward(lambda: 0, 100 * KIB)

@@ -187,8 +187,9 @@ class OpenCall:
         call, needs = self._call, self._needs()
         if call is None or needs is None or self._account.since.has_stepped:
             return 0
-        is_known = call.user_code.seen_bytes is None and len(held_by_losses(call.captured)) == 1
-        return needs() if is_known else 0
+        if call.user_code.seen_bytes is not None or len(held_by_losses(call.captured)) != 1:
+            return 0
+        return needs()
 
     def enough_bytes(self, freed_bytes: int) -> int:
         """Return a budget with which no saved tensors need be freed before the backward.
