@@ -273,10 +273,11 @@ class Comparison:
 
     def _fit(self, options: Options) -> Fitted:
         if self.subject.step is not None:
-            return Fitted.as_a_whole(self.subject.step, options)
-        fitted = fit_in_place(self.subject.model, options)
-        self._fit_again = unfit_for_now(self.subject.model)
-        self.subject.make_new_target()
+            fitted = Fitted.as_a_whole(self.subject.step, options)
+        else:
+            fitted = fit_in_place(self.subject.model, options)
+            self._fit_again = unfit_for_now(self.subject.model)
+        self.subject.make_new_batch()
         return fitted
 
     @contextlib.contextmanager

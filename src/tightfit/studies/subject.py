@@ -8,6 +8,7 @@ import hashlib
 import math
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy
 import torch
 from torch import nn
 
-from tightfit.allocator.resident import resident_tensor_bytes
+from tightfit.allocator.resident import is_part, resident_tensor_bytes
 from tightfit.capture.calls.structure import flatten, unflatten
 from tightfit.errors import BadInput, NothingToTrain
 from tightfit.execution.attach import attached, detach
@@ -26,6 +27,7 @@ from tightfit.session.fitted import Fitted
 from tightfit.session.handles import PlannedStep, fitted_of
 from tightfit.session.memory.account import Account
 from tightfit.studies.model import loss_function, model_inputs
+from tightfit.torch_private.core import storage_key
 from tightfit.zoo import Example
 
 _UNLIMITED = 1 << 60
@@ -78,20 +80,27 @@ class Subject:
         finally:
             self._runs = before
 
-    def make_new_target(self) -> None:
-        """Allocate the target of the loss now: batches are allocated once a model is fitted.
+    def make_new_batch(self) -> None:
+        """Allocate inputs and the target now: batches are made once a model is fitted.
 
-        Memory allocated before `fit` counts against no budget, unless the model is called with it.
+        Memory allocated before `fit` counts against no budget. What shares memory, or is laid out
+        as no copy is, stays.
         """
-        if "_target" not in self.kwargs:
-            return
-        leaves, structure = flatten(self.kwargs["_target"])
-        made = {id(leaf): leaf for leaf in flatten(self.given)[0]}
+        leaves, structure = flatten((self.args, self.kwargs, self.given))
+        members = [*self.model.parameters(), *self.model.buffers()]
+        inputs = {id(leaf): leaf for leaf, _, _ in self._inputs}.values()
+        keys = (storage_key(t) for t in (*members, *inputs) if t.layout == torch.strided)
+        uses = Counter(keys)
+        made: dict[int, torch.Tensor] = {}
         for index, (leaf, _, value) in enumerate(self._inputs):
-            if id(leaf) not in made:
-                made[id(leaf)] = twin = value.clone()
-                self._inputs[index] = twin, twin._version, value
-        self.kwargs["_target"] = unflatten([made.get(id(x), x) for x in leaves], structure)
+            if leaf.layout != torch.strided or leaf.stride() != value.stride() or is_part(leaf):
+                continue
+            if uses[storage_key(leaf)] > 1:
+                continue
+            twin = made.setdefault(id(leaf), value.clone().requires_grad_(leaf.requires_grad))
+            self._inputs[index] = twin, twin._version, value
+        new = unflatten([made.get(id(x), x) for x in leaves], structure)
+        self.args, self.kwargs, self.given = new
 
     def has_trained(self) -> bool:
         """Whether a parameter has moved since the first state, or is about to."""
