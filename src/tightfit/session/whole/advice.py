@@ -184,14 +184,18 @@ class _Loop:
         return min(needed_bytes, plain_bytes)
 
 
-def needed_by_steps(spec: Specialisation, around: Surroundings, account: Account) -> int:
+def needed_by_steps(
+    spec: Specialisation, around: Surroundings, account: Account, outside_bytes: int | None
+) -> int:
     """Return the least budget for steps like the last, the optimizer's own left out.
 
-    `around`: memory resident around it, with all expected memory.
+    `around`: memory resident around it, with all expected memory. `outside_bytes`: memory of user
+    code in that step; None: its backward has not begun.
     """
     returned_bytes = account.since.returned_bytes(account.tally) or 0
-    outside_bytes = spec.user_code.seen_bytes
-    if outside_bytes is None:
+    if spec.user_code.seen_bytes is not None:
+        outside_bytes = max(outside_bytes or 0, spec.user_code.seen_bytes)
+    elif outside_bytes is None:
         outside_bytes = expected_outside_bytes(spec.captured)
     need = _need(spec, Passing(around.with_outside(outside_bytes), returned_bytes))
     return with_numbers(need.needed_bytes)

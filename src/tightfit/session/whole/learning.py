@@ -96,6 +96,11 @@ class StepMonitor:
         if self.guard.steps and last is not None:
             self._learn(spec, options, last, self.guard)
 
+    @property
+    def outside_bytes(self) -> int | None:
+        """The most that code held before the backward of this step; None: that is to come."""
+        return self.guard.outside_bytes if self.guard is not None else None
+
     def live_bytes(self) -> int | None:
         """Return the bytes given out in the process now; None where nothing is measured."""
         meter = self.guard.meter if self.guard is not None else None

@@ -185,8 +185,10 @@ class Plans:
         """Return the least budget for steps like the last; 0: nothing is known of any."""
         if self._last is None or self.shares.has_company:
             return 0
-        spec = self._last[0]()
-        return 0 if spec is None else needed_by_steps(spec, self._last[1], self._account)
+        spec, around = self._last[0](), self._last[1]
+        if spec is None:
+            return 0
+        return needed_by_steps(spec, around, self._account, self._monitor.outside_bytes)
 
     def looking_bytes(self, options: Options) -> int:
         """Return the bytes that measuring operators may hold now."""
