@@ -46,11 +46,11 @@ class Habits:
         A second model, trained between the batches: plain, or within the same budget.
     seed : int
         Of its layers.
-    assigns : str
-        Whether the last output lives until the new one is there, or until its loss is, too.
     data : str
         Whether each batch is made when it is needed; else they are parts of a tensor, which is made
         before `fit` or after it.
+    assigns : str
+        Whether the last output lives until the new one is there, or until its loss is, too.
     """
 
     width: int

@@ -90,7 +90,7 @@ def test_a_refusal_is_described_once_nothing_more_can_be_freed(
     tally.keep_to(2 * MIB, 0)
     held = floats(2 * MIB)
     assert unless_refused(lambda: floats(MIB)) is None
-    assert described == [True] and len(kept) == 1  # nobody reads why
+    assert described == [True] and len(kept) == 1  # its error is not read
     with pytest.raises(RuntimeError):
         floats(2 * MIB)
     assert described == [True, False] and not kept

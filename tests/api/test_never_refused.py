@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import tightfit
-from benchmarks.training_loops import LIFETIMES, LOOPS, Life, Loop, Run, live
+from benchmarks.training_loops import LIFETIMES, Life, Loop, Run, live, loop_named
 from benchmarks.training_loops.drawn import drawn_loop
 from tightfit.errors import InfeasibleBudget
 from tightfit.plan.plan import Outcome
@@ -84,7 +84,7 @@ def test_what_is_proven_is_not_disproven(seed: int) -> None:
 )
 def test_the_first_budget_that_is_advised_trains(name: str, share: float, most: float) -> None:
     """Within too little: what the error names is enough, and not much more than that."""
-    loop = {**LIFETIMES, **LOOPS}[name].function
+    loop = loop_named(name).function
     gc.collect()
     plain = live(loop, Run(None, steps=STEPS, small=True))
     refused = within(loop, int(share * plain.whole_bytes))
@@ -183,7 +183,7 @@ def test_no_step_waits_for_a_search_where_plain_pytorch_fits(
 
 def test_gradients_that_may_never_come_prove_nothing() -> None:
     """A model returns its loss and what it was made of: no gradient of the latter ever comes."""
-    loop = LOOPS["logits_held"].function
+    loop = loop_named("logits_held").function
     gc.collect()
     plain = live(loop, Run(None, steps=STEPS, small=True))
     refused = within(loop, plain.whole_bytes // 2)

@@ -1,4 +1,4 @@
-"""What a step surely holds, whatever its caller does after the forward."""
+"""What every step holds, independent of its caller after the forward."""
 
 from __future__ import annotations
 

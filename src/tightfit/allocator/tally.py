@@ -148,7 +148,7 @@ def before_refusals(action: Callable[[], None]) -> None:
 def describe_before_refusals(describe: Callable[[bool], None]) -> None:
     """Call a function before any limit refuses a request for which nothing more can be freed.
 
-    It is told whether the request is optional: then its error is not read, and must not take time
+    It receives whether the request is optional: then its error is not read, and must not take time
     to describe. It runs as `before_refusals` says.
     """
     _DESCRIBING.append(describe)
@@ -198,12 +198,6 @@ _FREEING: list[Callable[[int, torch.device], int]] = []
 _CPU = torch.device("cpu")
 _OPTIONAL = threading.local()
 _BEFORE_REFUSALS = BEFORE_REFUSAL(_before_refusals)
-
-
-def uncounted_places(tally: Tally, objects: Iterable[Any]) -> tuple[int, ...]:
-    """Return the places of tensors that a tally does not count: they existed before it."""
-    tensors = ((n, x) for n, x in enumerate(objects) if isinstance(x, torch.Tensor))
-    return tuple(n for n, x in tensors if not tally.counted_bytes([x]))
 
 
 def tally_for(device: torch.device, before: Iterable[Any]) -> Tally | None:

@@ -81,9 +81,6 @@ class StepPeaks(msgspec.Struct, frozen=True):
         return max(0, self.between_bytes + self.freed_bytes - self.boundary_bytes)
 
 
-_BETWEEN = ("boundary_bytes", "between_bytes", "freed_bytes")
-
-
 class Opened(Protocol):
     """A forward."""
 
@@ -313,8 +310,7 @@ class Guard:
         """The most user code held before the backward of the open step; None: it is not over."""
         if self._open is None or self._is_checked_only or self._phase not in ("after", "over"):
             return None
-        known = {name: self._open.get(name, 0) for name in _BETWEEN}
-        return StepPeaks(constant_bytes=0, **known).outside_bytes
+        return StepPeaks(**self._open).outside_bytes
 
     def before_backward(self) -> None:
         """Note the bytes that user code held between forward and backward."""

@@ -402,7 +402,7 @@ class Run(Chained):
         if repeated is None:
             self._refuse(reached.unplanned)
             return
-        if self.freed_bytes is not None:
+        if self.is_freed:
             self._tell(
                 f"{runner.captured.graph.name}: there was no room for all that it has saved for "
                 "its backward and for what came before that. The backward begins with its "

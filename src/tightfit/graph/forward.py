@@ -1,4 +1,4 @@
-"""What a step surely runs and holds, whatever its caller does after the forward."""
+"""What every step runs and holds, independent of its caller after the forward."""
 
 from __future__ import annotations
 

@@ -18,13 +18,7 @@ from tightfit.allocator.resident import (
     is_part,
     resident_tensor_bytes,
 )
-from tightfit.allocator.tally import (
-    Refusals,
-    Tally,
-    before_refusals,
-    tally_for,
-    uncounted_places,
-)
+from tightfit.allocator.tally import Refusals, Tally, before_refusals, tally_for
 from tightfit.errors import BadInput
 from tightfit.living import Living
 from tightfit.session.memory.forecast import growing_bytes
@@ -175,20 +169,20 @@ class Account:
         others_bytes = others_coming_bytes = 0
         earlier_inputs = earlier_parts = ()
         if self._tally is not None and self.replicas is None:
-            own = self._tally.counted_bytes([*self._own(), *inputs])
-            others_bytes = self._tally.given_bytes() - own - library_bytes(self.device)
+            tally, members = self._tally, self._own()
+            own_bytes = tally.counted_bytes([*members, *inputs])
+            others_bytes = tally.given_bytes() - own_bytes - library_bytes(self.device)
             # members of its own in whose place others are for a while are among them
-            before_bytes = self._before_bytes_of(self._own())
+            before_bytes = self._before_bytes_of(members)
             others_bytes += self._before_bytes((self, *sharing)) - before_bytes
             others_bytes -= self._left_to_others(sharing)
             others_coming_bytes = expected_bytes_of(sharing, (self,))
-            members = {id(t) for t in self._own()}
-            uncounted = uncounted_places(self._tally, inputs)
-            earlier_inputs = tuple(n for n in uncounted if id(inputs[n]) not in members)
+            given = _given(members, inputs)
+            earlier_inputs = tuple(n for n, x in given if not tally.counted_bytes([x]))
             earlier_parts = tuple(n for n in earlier_inputs if is_part(inputs[n]))
-        own_bytes = gradient_bytes, state_bytes, coming_bytes
+        kept = gradient_bytes, state_bytes, coming_bytes
         earlier = earlier_inputs, earlier_parts
-        return Standing(*own_bytes, max(0, others_bytes), others_coming_bytes, *earlier)
+        return Standing(*kept, max(0, others_bytes), others_coming_bytes, *earlier)
 
     def _left_to_others(self, sharing: Sequence[Account]) -> int:
         """Return bytes that others that train in this process may hold, each in its own budget.
@@ -410,6 +404,13 @@ class Account:
 
     def _new_tally(self) -> Tally | None:
         return tally_for(self.device, self._own())
+
+
+def _given(own: Iterable[Any], inputs: Iterable[Any]) -> list[tuple[int, torch.Tensor]]:
+    """Return the tensors among inputs with their places, members of its own left out."""
+    owned = {id(t) for t in own}
+    tensors = ((n, x) for n, x in enumerate(inputs) if isinstance(x, torch.Tensor))
+    return [(n, x) for n, x in tensors if id(x) not in owned]
 
 
 _KEEPERS: Living[Account] = Living()

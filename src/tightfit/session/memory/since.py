@@ -26,7 +26,7 @@ class SinceLastCall:
         self.clears_late: bool | None = None
         self.sets_to_zero: bool | None = None
         self._versions = 0  # of the gradients as an optimizer stepped
-        self._used_bytes = 0  # used gradients that existed as the last forward began
+        self.used_bytes = 0  # used gradients as the last forward began: they are likely to go
         self._returned: list[weakref.ref[torch.Tensor]] | None = None
 
     def step_begins(self, versions: Callable[[], int]) -> None:
@@ -40,14 +40,14 @@ class SinceLastCall:
 
     def forward_begins(self, gradient_bytes: int, versions: Callable[[], int]) -> None:
         """Note the gradients that exist as a forward begins."""
-        are_used = gradient_bytes > 0 and self.gradients_are_used
-        if are_used and self.sets_to_zero is None:
-            self.sets_to_zero = versions() > self._versions
-        self._used_bytes = gradient_bytes if are_used and not self.sets_to_zero else 0
+        if self.gradients_are_used and self.sets_to_zero is None:  # seen once is enough
+            self.sets_to_zero = gradient_bytes > 0 and versions() > self._versions
+        are_likely_to_go = self.gradients_are_used and not self.sets_to_zero
+        self.used_bytes = gradient_bytes if are_likely_to_go else 0
 
     def backward_begins(self, gradient_bytes: Callable[[], int]) -> None:
         """Note the gradients that are left as a backward begins; once they stayed is enough."""
-        if self._used_bytes and self.clears_late is not False:
+        if self.used_bytes and self.clears_late is not False:
             self.clears_late = gradient_bytes() == 0
 
     def backward_is_unusual(self) -> None:
@@ -58,14 +58,9 @@ class SinceLastCall:
         self.clears_late = False
 
     @property
-    def used_bytes(self) -> int:
-        """Bytes of used gradients as the last forward began: they are likely to be freed."""
-        return self._used_bytes
-
-    @property
     def cleared_bytes(self) -> int:
         """Bytes of gradients that were cleared between the last forward and its backward."""
-        return self._used_bytes if self.clears_late else 0
+        return self.used_bytes if self.clears_late else 0
 
     def backward_ended(self) -> None:
         """Note that gradients were made, or added to."""

@@ -20,5 +20,5 @@ class Standing:
     # Which inputs were there before the callable was fitted: a data set, say. They do not count
     # against the limit.
     earlier_inputs: tuple[int, ...] = ()
-    # Those of them that are parts of larger tensors. Others may be made anew for each call.
+    # Those of them that are parts of larger tensors. Others may be made again for each call.
     earlier_parts: tuple[int, ...] = ()

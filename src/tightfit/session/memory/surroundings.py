@@ -11,7 +11,7 @@ from torch import fx
 
 from tightfit.capture.captured import Captured
 from tightfit.capture.nodes import storage_bytes
-from tightfit.graph.ir import Graph
+from tightfit.graph.ir import Graph, ValueId
 from tightfit.plan.plan import Far, Gradients
 from tightfit.planners.base import Task
 from tightfit.torch_private.core import storage_key
@@ -90,7 +90,7 @@ class Surroundings:
     def around(self, captured: Captured) -> Graph:
         """Return a step's graph with the memory resident around it."""
         root_bytes = root_gradient_bytes(captured)
-        graph = without_inputs(captured, self.earlier_inputs).with_constants(
+        graph = _without_inputs(captured, self.earlier_inputs).with_constants(
             gradients=self.gradient_bytes,
             optimizer_state=self.state_bytes,
             others=self.others_bytes,
@@ -110,20 +110,29 @@ class Surroundings:
         )
 
 
-def without_inputs(captured: Captured, inputs: Collection[int]) -> Graph:
+def _without_inputs(captured: Captured, inputs: Collection[int]) -> Graph:
     """Return a step's graph as if some of its inputs took no memory; `inputs`: their places."""
-    graph = captured.graph
-    nodes = (captured.joint.placeholders[place] for place in inputs)
-    values = {captured.value_of[node] for node in nodes if node in captured.value_of}
-    left_out = {v for v in values if graph.values[v].role == "input"}
+    graph, left_out = captured.graph, _input_values(captured, inputs)
     if not left_out:
         return graph
-    left_bytes = sum(graph.values[v].size_bytes for v in left_out)
     sized = tuple(
         msgspec.structs.replace(v, size_bytes=0) if v.id in left_out else v for v in graph.values
     )
+    left_bytes = input_bytes(captured, inputs)
     graph = graph.with_constants(inputs=graph.constants_bytes["inputs"] - left_bytes)
     return msgspec.structs.replace(graph, values=sized)
+
+
+def input_bytes(captured: Captured, inputs: Collection[int]) -> int:
+    """Return the bytes that a step's graph has for some of its inputs; `inputs`: their places."""
+    values = captured.graph.values
+    return sum(values[v].size_bytes for v in _input_values(captured, inputs))
+
+
+def _input_values(captured: Captured, inputs: Collection[int]) -> set[ValueId]:
+    nodes = (captured.joint.placeholders[place] for place in inputs)
+    values = {captured.value_of[node] for node in nodes if node in captured.value_of}
+    return {v for v in values if captured.graph.values[v].role == "input"}
 
 
 def assumed_outside_bytes(captured: Captured) -> int:

@@ -17,7 +17,7 @@ from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
 from tightfit.progress import announce
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.surroundings import without_inputs
+from tightfit.session.memory.surroundings import input_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
 from tightfit.session.whole.compiling import still_fits
@@ -70,7 +70,7 @@ class StepMonitor:
 
         `runs`: the calls whose outputs are held, at any time it is asked.
         """
-        account = self._account
+        account, captured = self._account, spec.captured
         budget_bytes = options.usable_bytes
         sharing = options.others_in_budget(account)
         if self.guard is None:
@@ -84,8 +84,8 @@ class StepMonitor:
         def constant_bytes() -> int:
             standing = account.standing(inputs, sharing, spec.input_bytes)
             held = standing.gradient_bytes + standing.state_bytes + standing.others_bytes
-            own = without_inputs(spec.captured, standing.earlier_inputs)
-            return own.constant_bytes + held
+            earlier_bytes = input_bytes(captured, standing.earlier_inputs)
+            return captured.graph.constant_bytes - earlier_bytes + held
 
         begun = self._begun.get(spec, 0) + 1
         if begun <= _LEARNED:

@@ -120,7 +120,7 @@ class LessExpected:
     used_gradient_bytes: int  # gradients that exist and that an optimizer has used
     outside_bytes: int  # expected memory of user code between forward and backward
     held_bytes: Mapping[str, int]  # expected bytes other than the step's, by holder
-    # Inputs that exist already and will not be made anew in later steps
+    # Inputs that exist already and will not be made again in later steps
     lasting_inputs: tuple[int, ...]
     may_be_alone: bool = False  # whether its backward may never come
 

@@ -187,7 +187,7 @@ class OpenCall:
         call, needs = self._call, self._needs()
         if call is None or needs is None or self._account.since.has_stepped:
             return 0
-        if call.user_code.seen_bytes is not None or len(held_by_losses(call.captured)) != 1:
+        if call.user_code.seen_bytes is not None or not _has_one_output(call):
             return 0
         return needs()
 
@@ -258,12 +258,17 @@ def _rise_bytes(call: PlannedForward) -> int:
     return max(simulation.during_bytes[crossing + 1 :], default=begin) - begin
 
 
+def _has_one_output(call: PlannedForward) -> bool:
+    """Whether a loss outside can only read one output."""
+    return len(held_by_losses(call.captured)) == 1
+
+
 def _first_bytes(call: PlannedForward) -> int:
     """Return bytes of the first step, if user code holds until its end what it is expected to.
 
     0: it is searched what such a step needs, or known.
     """
-    if call.plan is None or call.user_code.is_known or len(held_by_losses(call.captured)) == 1:
+    if call.plan is None or call.user_code.is_known or _has_one_output(call):
         return 0
     return simulate(call.graph, call.plan).peak_bytes + expected_outside_bytes(call.captured)
 
