@@ -53,8 +53,10 @@ def main(words: Sequence[str] | None = None) -> None:
         _be_a_process(options)
         return
     for name in options.loops or LOOPS:
-        loop = LOOPS[name]
-        row = {**circumstances(1, rounds=1), **row_of(loop, options.steps, options.small)}
+        row = {
+            **circumstances(1, rounds=1, device=options.device),
+            **row_of(loop_named(name), options.steps, options.small, options.device),
+        }
         with options.output.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(_line(row), flush=True)
@@ -65,6 +67,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("loops", nargs="*", metavar="LOOP", help=", ".join(LOOPS))
     parser.add_argument("--steps", type=int, default=26, help="six that are timed, and 20 more")
     parser.add_argument("--small", action="store_true", help="models as small as tests need them")
+    parser.add_argument("--device", default="cpu", help="cuda: what is reserved there is counted")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--budget", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
@@ -75,17 +78,18 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
 # -- one loop -----------------------------------------------------------------------------------
 
 
-def row_of(loop: Loop, steps: int, small: bool) -> dict[str, Any]:
+def row_of(loop: Loop, steps: int, small: bool, device: str = "cpu") -> dict[str, Any]:
     """Run a loop plainly and within a budget; return what was found."""
-    row: dict[str, Any] = {"loop": loop.name, "small": small, "steps": steps}
+    row: dict[str, Any] = {"loop": loop.name, "small": small, "steps": steps, "on": device}
     missing = [name for name in loop.packages if importlib.util.find_spec(name) is None]
     if missing:
         way_out = "pip install tightfit[libraries]"
         return {**row, "skipped": f"{', '.join(missing)} is not installed: {way_out}"}
-    plain = in_processes(loop, None, steps, small)
+    within = lambda budget: in_processes(loop, budget, steps, small, device=device)  # noqa: E731
+    plain = within(None)
     if plain.error:
         return {**row, "error": f"plain PyTorch: {plain.error}"}
-    return {**row, **fitted_row(plain, lambda budget: in_processes(loop, budget, steps, small))}
+    return {**row, **fitted_row(plain, within)}
 
 
 def fitted_row(plain: Life, within: Callable[[int], Life]) -> dict[str, Any]:
@@ -125,13 +129,19 @@ def compared(plain: Life, fitted: Life) -> dict[str, Any]:
 
 
 def in_processes(
-    loop: Loop, budget_bytes: int | None, steps: int, small: bool, longest_s: float = _LONGEST_S
+    loop: Loop,
+    budget_bytes: int | None,
+    steps: int,
+    small: bool,
+    longest_s: float = _LONGEST_S,
+    device: str = "cpu",
 ) -> Life:
     """Run a loop in as many processes as it takes; return the life of them together."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, __file__, loop.name, f"--steps={steps}", f"--port={port}"]
+    command += [f"--device={device}"]
     command += ["--small"] * small
     if budget_bytes is not None:
         command.append(f"--budget={budget_bytes}")
@@ -190,12 +200,15 @@ def together(lives: list[Life]) -> Life:
 def _be_a_process(options: argparse.Namespace) -> None:
     """Run one loop here and tell its life on the last line."""
     torch.set_num_threads(1)
+    if options.device != "cpu":
+        torch.set_default_device(options.device)
     run = Run(
         options.budget,
         steps=options.steps,
         small=options.small,
         rank=options.rank,
         port=options.port,
+        device=options.device,
     )
     life = live(loop_named(options.loops[0]).function, run)
     print(f"\n{_TELLS}{json.dumps(dataclasses.asdict(life))}", flush=True)

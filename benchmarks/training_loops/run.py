@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import tightfit
-from tightfit.allocator import meter_for
+from tightfit.allocator import Meter, meter_for
 from tightfit.allocator.refusals import is_refusal, likely_further_bytes, refused_bytes
 from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
 from tightfit.errors import BudgetExceeded, InfeasibleBudget
@@ -80,6 +80,36 @@ class Life:
         return max(self.peaks_bytes, default=0)
 
 
+class ReservedBytes:
+    """Counts the bytes that PyTorch's CUDA allocator has taken from the device.
+
+    Its peak goes on from the first `reset_peak`: the device has one peak for all readers.
+    """
+
+    shares_peak = True
+
+    def __init__(self) -> None:
+        self._has_begun = False
+
+    def live_bytes(self) -> int:
+        return torch.cuda.memory_reserved()
+
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_reserved()
+
+    def reset_peak(self, *, quietly: bool = False) -> None:
+        if not (self._has_begun or quietly):
+            self._has_begun = True
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    def take_peak_bytes(self, *, quietly: bool = False) -> int:
+        return self.peak_bytes()
+
+    def held_bytes(self) -> int:
+        return self.live_bytes()
+
+
 class Run:
     """What a loop is given: how long and how large it is, and the lines that fit a model.
 
@@ -93,6 +123,8 @@ class Run:
         Whether models are as small as a test needs them.
     rank, port : int
         Of a loop whose processes train together.
+    device : str
+        Of models and batches: PyTorch's default device of the process.
     **keywords
         Of every `fit`, besides those that the loop gives.
     """
@@ -105,6 +137,7 @@ class Run:
         small: bool,
         rank: int = 0,
         port: int = 0,
+        device: str = "cpu",
         **keywords: Any,
     ) -> None:
         self.budget_bytes = budget_bytes
@@ -115,7 +148,8 @@ class Run:
         self._keywords = keywords
         free_failed_backward()  # what an earlier loop has left must not be freed amid this one
         gc.collect()
-        self._meter = meter_for("cpu")
+        self._device = device
+        self._meter: Meter = ReservedBytes() if device == "cuda" else meter_for(device)
         self._base_bytes = self._meter.live_bytes()
         self._life = Life(budget_bytes, 0, 0, (), (), (), "")
         self._is_fitted = False
@@ -148,7 +182,7 @@ class Run:
             self._meter.reset_peak()
             self._base_bytes = self._meter.live_bytes()
         members = (*model.parameters(), *model.buffers())
-        held_bytes = resident_tensor_bytes(members, granularity_of("cpu"))
+        held_bytes = resident_tensor_bytes(members, granularity_of(self._device))
         self._base_bytes -= held_bytes
         self._change(found_bytes=self._life.found_bytes + held_bytes)
         if self.budget_bytes is not None:
@@ -182,7 +216,7 @@ class Run:
         digest = hashlib.sha256()
         for module in modules:
             for name, tensor in module.state_dict().items():
-                raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+                raw = _bytes_of(tensor)
                 digest.update(name.encode() + raw)
         self._change(parameters=digest.hexdigest())
 
@@ -215,6 +249,10 @@ class Run:
 
     def _change(self, **fields: Any) -> None:
         self._life = dataclasses.replace(self._life, **fields)
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def live(loop: Callable[[Run], None], run: Run) -> Life:

@@ -53,7 +53,7 @@ def detector(run: Run) -> None:
         images = torch.rand(batch, 3, side, side)
         wanted = (torch.rand(batch, classes, places) < 0.02).float()
         boxes = torch.rand(batch, 4, places)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(images.device.type, torch.bfloat16):
             scores, found = model(images)
             entropy = F.binary_cross_entropy_with_logits(scores.float(), wanted, reduction="none")
             focal = ((1 - torch.exp(-entropy)) ** 2 * entropy).sum() / wanted.sum().clamp(min=1)

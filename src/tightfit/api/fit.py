@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tightfit.session.callee import Callee
 from tightfit.session.fitted import Fitted, prepare_all
 from tightfit.session.handles import PlannedStep, fit_in_place, fitted_of, used_of
 from tightfit.session.memory.budget import Budget
-from tightfit.session.options import incompatible, make_options
+from tightfit.session.options import Options, incompatible, make_options
 from tightfit.torch_private.tools import inside_compiled
 
 
@@ -133,17 +133,7 @@ def fit(
     InfeasibleBudget
         If one of `shapes` does not fit. Nothing has changed then either.
     """
-    if not isinstance(model, nn.Module):
-        raise BadInput(
-            f"fit takes an nn.Module, got {type(model).__name__}; for a function use "
-            "tightfit.step(function, modules=...)"
-        )
     names = (methods,) if isinstance(methods, str) else tuple(dict.fromkeys(methods))
-    inner = inside_compiled(model)
-    if not names:
-        _refuse_without_forward(type(inner))
-    if optimizer is not None:
-        _announce_foreign_optimizer(optimizer, inner)
     if names and (update_in_backward or clip_grad_norm is not None):
         raise incompatible("update_in_backward=True", "methods=")
     if names and offload is not None:
@@ -166,13 +156,33 @@ def fit(
         clip_grad_norm=clip_grad_norm,
         offload=offload,
     )
+    return fit_by_options(model, options, shapes=shapes, methods=names)
 
+
+def fit_by_options(
+    model: nn.Module,
+    options: Options,
+    *,
+    shapes: Iterable[Any] = (),
+    methods: Sequence[str] = (),
+) -> nn.Module:
+    """Fit a model as `fit` does; its options are one value."""
+    if not isinstance(model, nn.Module):
+        raise BadInput(
+            f"fit takes an nn.Module, got {type(model).__name__}; for a function use "
+            "tightfit.step(function, modules=...)"
+        )
+    inner = inside_compiled(model)
+    if not methods:
+        _refuse_without_forward(type(inner))
+    if options.optimizer is not None:
+        _announce_foreign_optimizer(options.optimizer, inner)
     if inner is not model:
         announce(
             f"{type(inner).__name__} inside torch.compile is fitted: it runs its plan, and nothing "
             "of it is compiled (compile=True of fit compiles the plan)"
         )
-    fit_in_place(inner, options, shapes=shapes, methods=names)
+    fit_in_place(inner, options, shapes=shapes, methods=methods)
     return model
 
 

@@ -28,6 +28,7 @@ from tightfit.scripts.doors import doors
 from tightfit.scripts.fitting import Fitting
 from tightfit.scripts.job import CannotProve, EnoughSteps, Job
 from tightfit.scripts.metered import Metered
+from tightfit.scripts.optimizers import new_optimizers
 from tightfit.scripts.record import Ended, Failure, Generator, Line, Record, Step
 from tightfit.scripts.trained import Trained
 from tightfit.studies.model import explain_error
@@ -57,6 +58,7 @@ class _Run:
             around.callback(self._forget_hook)
             around.enter_context(doors(self._fitting, answers, is_plain=is_plain))
             around.enter_context(OutermostCalls(self._before_call))
+            around.enter_context(new_optimizers(self._fitting.meet_optimizer))
             printed = around.enter_context(contextlib.closing(_printed(self._note_line)))
             around.enter_context(contextlib.redirect_stdout(printed))
             code, failure = _run_program(self._job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -10,13 +11,15 @@ import torch
 from torch import nn
 
 from tightfit.allocator.alive import alive
-from tightfit.api.fit import fit, step, unfit
+from tightfit.allocator.tally import Tally
+from tightfit.api.fit import fit, fit_by_options, step, unfit
 from tightfit.scripts.job import CannotProve, Job
 from tightfit.scripts.metered import Metered
 from tightfit.scripts.trained import Trained, unwrapped
 from tightfit.session.handles import fitted_of
+from tightfit.session.memory.account import device_of_modules
 from tightfit.session.memory.budget import Budget
-from tightfit.session.options import refuse_other_than_optimizer
+from tightfit.session.options import make_options, refuse_other_than_optimizer
 from tightfit.units import parse_bytes
 
 
@@ -25,7 +28,8 @@ class Fitting:
 
     A program that calls `tightfit.fit` or `tightfit.step` chooses its modules itself. Of another
     program, each module that it calls by itself is fitted when it first trains: that is the
-    outermost module that owns parameters of an optimizer. Several of them share the budget.
+    outermost module that owns parameters of an optimizer. Several of them share the budget. Memory
+    counts from when the last optimizer was made before the first of them.
 
     `names`: the classes of fitted modules and steps.
     """
@@ -40,6 +44,8 @@ class Fitting:
         self._here: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._covered: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._shared: Budget | None = None
+        # What has counted on a device since the last optimizer was made
+        self._counted: tuple[torch.device, Tally | None] = torch.device("cpu"), None
         self._replaced: list[Any] = []
 
     # -- fits by the program --------------------------------------------------------------------
@@ -105,6 +111,8 @@ class Fitting:
         self.names += ("a graph of torch.compile",)
 
     def _leave_to_program(self) -> None:
+        if not self.names:
+            self._metered.count_from_fit()
         self._is_programs = True
         for module in self._here:
             self.unfit(module)
@@ -126,6 +134,14 @@ class Fitting:
         return self._job.budget_bytes
 
     # -- fits made here -------------------------------------------------------------------------
+
+    def meet_optimizer(self, optimizer: Any) -> None:
+        """Count from now on, as if the program fitted its modules once it has an optimizer."""
+        if self._is_programs or self.names:
+            return
+        devices = [p.device for group in optimizer.param_groups for p in group["params"]]
+        device = next((d for d in devices if d.type == "cuda"), torch.device("cpu"))
+        self._counted = device, self._metered.count_from_now(device)
 
     def before_call(self, module: nn.Module) -> None:
         """Fit a module that the program is about to call, if it trains and is not fitted.
@@ -176,7 +192,11 @@ class Fitting:
         self._here.add(module)
         self._covered.update(module.modules())
         if not self._is_plain:
-            fit(module, budget, optimizer=optimizer, **self._job.keywords)
+            options = make_options(budget, optimizer=optimizer, **self._job.keywords)
+            device, tally = self._counted
+            if device_of_modules({"": module}) != device:
+                tally = None
+            fit_by_options(module, dataclasses.replace(options, tally=tally))
 
     def _shared_budget(self, budget_bytes: int) -> Budget:
         if self._shared is None:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tightfit.allocator import Meter, meter_for
+from tightfit.allocator.alive import alive
 from tightfit.allocator.hook import installed_hook
 from tightfit.allocator.resident import granularity_of, resident_tensor_bytes, storages_of
 from tightfit.allocator.tally import CpuTally, Tally, tally_for
@@ -58,6 +59,20 @@ class Metered:
         """The largest sum of all budgets; None where a budget is the free memory of a device."""
         return None if self._asks_device else self._largest_budget_bytes or None
 
+    def count_from_now(self, device: torch.device) -> Tally | None:
+        """Count what is given out from now on, before anything is fitted.
+
+        Returns what counts for its limit.
+        """
+        self._meter = None
+        everything = alive([torch.Tensor, nn.Parameter])
+        self._start(device, everything)
+        return tally_for(device, everything)
+
+    def count_from_fit(self) -> None:
+        """Begin to count with what is fitted next."""
+        self._meter = self._tally = None
+
     def look(self) -> None:
         """See which memory of before is freed: what is held from now on excludes it."""
         self._take_own()
@@ -66,6 +81,12 @@ class Metered:
         """Return the most that was held while something was fitted; None before that."""
         known = [each for each in (self._earlier_bytes, self._take_own()) if each is not None]
         return max(known, default=None)
+
+    def _forget_peak(self) -> None:
+        if self._meter is not None:
+            self._meter.reset_peak()
+        if isinstance(self._tally, CpuTally):
+            self._tally.take_peak_bytes()
 
     def _take_own(self) -> int | None:
         """Return the most under the budgets that are in force."""
@@ -89,6 +110,8 @@ class Metered:
         self._counted.update(new.values())
         device = device_of_modules({str(n): module for n, module in enumerate(modules)})
         own = _held_by(new, optimizer, device)
+        if not self._budgets and self._earlier_bytes is None:
+            self._forget_peak()  # from before anything was fitted
         self.look()
         self._start(device, own)
         tally = self._tally

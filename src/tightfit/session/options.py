@@ -63,6 +63,7 @@ class Options:
     # Takes the optimizer's steps inside of plans; None: the loop takes them
     steps: StepsInBackward | None = None
     offload: Offload | None = None  # where plans may move values to; None: nowhere
+    tally: Tally | None = None  # has counted bytes given out before `fit`; None: `fit` begins one
 
     @property
     def needs_plans(self) -> bool:
@@ -128,8 +129,9 @@ class Options:
         return self.shared.others(account) if self.shared is not None else []
 
     def known_tally(self, modules: Mapping[str, nn.Module]) -> Tally | None:
-        """Return what counts for those that share the budget on the device of some modules."""
-        return self.shared.tally(device_of_modules(modules)) if self.shared is not None else None
+        """Return what counts already for the budget on the device of some modules."""
+        shared = self.shared.tally(device_of_modules(modules)) if self.shared is not None else None
+        return shared or self.tally
 
 
 _NO_PLANS = (None,) * 4

@@ -21,6 +21,7 @@ from tightfit.allocator.resident import (
 from tightfit.allocator.tally import Refusals, Tally, before_refusals, tally_for
 from tightfit.errors import BadInput
 from tightfit.living import Living
+from tightfit.session.memory.between import BetweenSteps
 from tightfit.session.memory.forecast import growing_bytes
 from tightfit.session.memory.optimizers import Optimizers, parameters_of
 from tightfit.session.memory.since import SinceLastCall
@@ -38,7 +39,7 @@ class Account:
     `modules`: the modules whose parameters it uses. `optimizer`: holds them; others are found.
     `tally`: has counted bytes given out before; None: counting begins now. `device`: the GPU that
     holds anything of the modules, else the CPU. `replicas`: the DistributedDataParallel around.
-    `optimizers`, `since`: those that hold any of the parameters; changes since the last call.
+    `optimizers`, `since`, `between`: those that hold any of the parameters; the loop around.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Account:
             weakref.WeakKeyDictionary()
         )
         self._trains = True
-        self.since = SinceLastCall()
+        self.since, self.between = SinceLastCall(), BetweenSteps(self.device, self._tally)
 
     @property
     def tally(self) -> Tally | None:
@@ -113,6 +114,10 @@ class Account:
             counted=[optimizer for other in counted_elsewhere for optimizer in other.optimizers],
             counted_parameters=_parameters_of(counted_elsewhere),
         )
+
+    def passing_bytes(self) -> int:
+        """Return the bytes taken in passing by an optimizer's step and by code until a call."""
+        return max(self.optimizers.passing_bytes(), self.between.rise_bytes)
 
     def lasting_bytes(self) -> int:
         """Return the bytes held between steps; of optimizers, the state of the own parameters."""
@@ -351,12 +356,12 @@ class Account:
         return expected_bytes_of([self, *self._limited_with])
 
     def later_steps_bytes(self) -> int:
-        """Return bytes held in a later optimizer's step, with what is held now.
+        """Return bytes held from a later optimizer's step to a call, with what is held now.
 
         Gradients and state of all that keep to its limit will exist: some may not have stepped yet.
         """
         within = (self, *self._limited_with)
-        passing_bytes = max(each.optimizers.passing_bytes() for each in within)
+        passing_bytes = max(each.passing_bytes() for each in within)
         return self.held_bytes() + expected_bytes_of(within) + passing_bytes
 
     def growing_within_limit_bytes(self) -> int:

@@ -16,8 +16,8 @@ _WAYS = ({"foreach": False, "fused": None}, {"foreach": None, "fused": True})
 
 
 def stepping_bytes(account: Account) -> int:
-    """Return the least bytes that are held while the optimizer steps, its gradients included."""
-    coming_bytes = account.expected_bytes() + account.optimizers.passing_bytes()
+    """Return the least bytes held from the optimizer's step to a call, gradients included."""
+    coming_bytes = account.expected_bytes() + account.passing_bytes()
     return account.lasting_bytes() + coming_bytes
 
 

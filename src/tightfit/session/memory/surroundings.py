@@ -24,6 +24,7 @@ _TIMES_HELD = {aten._log_softmax.default: 1, aten.sigmoid.default: 2, aten.tanh.
 
 _NUMBERS_BYTES = 4 << 10
 _NUMBERS_SHARE = 100  # of a small loop's budget they may be no more
+_KEPT_SHARE = 200  # of any budget: for what a loop may keep
 
 
 @dataclass(frozen=True)
@@ -198,8 +199,9 @@ def kept_by_loss_bytes(captured: Captured) -> int:
 
 
 def with_numbers(needed_bytes: int) -> int:
-    """Return a budget with room for losses, counts and averages that a loop keeps."""
-    return needed_bytes + min(_NUMBERS_BYTES, needed_bytes // _NUMBERS_SHARE)
+    """Return a budget with room for losses, counts and small outputs that a loop keeps."""
+    numbers_bytes = min(_NUMBERS_BYTES, needed_bytes // _NUMBERS_SHARE)
+    return needed_bytes + max(numbers_bytes, needed_bytes // _KEPT_SHARE)
 
 
 def root_gradient_bytes(captured: Captured) -> int:

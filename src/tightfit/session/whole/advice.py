@@ -106,6 +106,9 @@ def advised(
     )
 
 
+_ONE = ("the optimizer's step", "code between steps")
+
+
 @dataclass(frozen=True)
 class _Loop:
     """The loop around a call: the budget that each part of it needs."""
@@ -141,7 +144,11 @@ class _Loop:
 
     def needed_bytes(self, call_bytes: int) -> dict[str, int]:
         """Return the budgets by what needs them; `call_bytes`: that of the call by itself."""
-        every = {"this call": call_bytes, "the optimizer's step": self._step_bytes}
+        step_bytes, rise_bytes = self._step_bytes, self.account.between.rise_bytes
+        every = {"this call": call_bytes, "the optimizer's step": step_bytes}
+        if rise_bytes:
+            passing_bytes = self.account.optimizers.passing_bytes()
+            every["code between steps"] = step_bytes - passing_bytes + rise_bytes
         calls = self.open_calls
         if calls.company_bytes:
             every["calls within the same budget"] = calls.company_bytes + self._coming_bytes
@@ -223,7 +230,7 @@ def _in_words(most: str, needed_bytes: int, open_calls: OpenCalls) -> str:
     """Return the advice as text to add to an error."""
     text = ""
     if most != "this call":
-        verb = "needs" if most == "the optimizer's step" else "need"
+        verb = "needs" if most in _ONE else "need"
         text += (
             f"\n  later     {most} {verb} more than this call: {needed_bytes} bytes "
             f"({format_bytes(needed_bytes)})"

@@ -163,7 +163,9 @@ class OpenCall:
                 coming_bytes += keeper.growing_within_limit_bytes()
                 is_unused = moment is _Moment.BEFORE_FIRST_CALL
                 origin = self._unused if is_unused else BETWEEN_CALLS
-                self._describe(keeper.tally, RefusalDetails(0, coming_bytes, origin))
+                needed_bytes = self._account.between.needed_bytes
+                named_bytes = with_numbers(needed_bytes + coming_bytes) if needed_bytes else 0
+                self._describe(keeper.tally, RefusalDetails(named_bytes, coming_bytes, origin))
             return
         origin = UNKNOWN
         if self._entered_bytes is None:

@@ -1,0 +1,105 @@
+"""The memory of code between steps: it loads data, evaluates, trains models that are not fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from tightfit.allocator import Meter, meter_for
+from tightfit.allocator.resident import is_part
+from tightfit.allocator.tally import CpuTally, Tally
+from tightfit.errors import TightfitError
+from tightfit.execution.guard import leave_out_of
+from tightfit.living import Living
+
+
+class BetweenSteps:
+    """How far code between steps rises above the memory held as an optimizer begins to step.
+
+    That code runs from there to the next call of anything that is fitted. Until it is seen, code
+    before the first call counts: the batch that it made, and as much again while it made it.
+
+    `tally`: counts memory, maybe since before there was anything fitted.
+    """
+
+    def __init__(self, device: torch.device, tally: Tally | None) -> None:
+        self._tally = tally
+        self._meter = _own_meter(device)
+        self._expected_bytes = 0
+        self._seen_bytes: int | None = None
+        self._is_first = self._is_running = True
+        self._held_bytes = self._begin_bytes = 0
+        self._most_bytes = self._earlier_peak_bytes()
+        _ALL.add(self)
+        leave_out_of(self)
+
+    @property
+    def rise_bytes(self) -> int:
+        """The most so far; 0 where one peak is for all readers, as on a GPU."""
+        return self._expected_bytes if self._seen_bytes is None else self._seen_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """The bytes that this code is likely to need while it runs; 0: it does not."""
+        return self._held_bytes + self.rise_bytes if self._is_running else 0
+
+    def step_begins(self, held_bytes: int, makes_state: Callable[[], bool]) -> None:
+        """Note that an optimizer of the parameters steps.
+
+        `held_bytes`: all that counts against the limit now. `makes_state`: returns whether this
+        step makes the optimizer's state: then the code after it is not looked at.
+        """
+        if self._meter is None or self._is_running:
+            return
+        self._held_bytes, self._is_running = held_bytes, True
+        self._begin_bytes = -1 if makes_state() else self._meter.live_bytes()
+        self._meter.reset_peak()
+        self._most_bytes = 0
+
+    def call_begins(self, inputs: Iterable[Any]) -> None:
+        """Note that something fitted is called."""
+        if self._meter is not None and self._is_first and self._tally is not None:
+            whole = [x for x in inputs if isinstance(x, torch.Tensor) and not is_part(x)]
+            self._expected_bytes = self._tally.counted_bytes(whole)
+            passing_bytes = self.take_peak() - self._meter.live_bytes()
+            self._expected_bytes += min(passing_bytes, self._expected_bytes)
+        for each in _ALL.now():
+            each._end()
+
+    def _earlier_peak_bytes(self) -> int:
+       """Return the peak since the tally began, unless a step may have run meanwhile."""
+        if self._meter is None or not isinstance(self._tally, CpuTally) or self._tally.kept_to:
+            return 0
+        begin_bytes = self._meter.live_bytes() - self._tally.given_bytes()
+        return begin_bytes + self._tally.take_peak_bytes()
+
+    def _end(self) -> None:
+        if self._is_running and not self._is_first and self._begin_bytes >= 0:
+            rise_bytes = self.take_peak() - self._begin_bytes
+            self._seen_bytes = max(rise_bytes, self._seen_bytes or 0)
+        self._is_first = self._is_running = False
+
+    def take_peak(self) -> int:
+        """Return the most that was given out since this code began."""
+        if self._meter is not None and self._is_running:
+            self._most_bytes = max(self._most_bytes, self._meter.take_peak_bytes())
+        return self._most_bytes
+
+    def skip_peak(self) -> None:
+        """Leave out what was given out since the peak was last taken."""
+        if self._meter is not None:
+            self._meter.reset_peak()
+
+
+def _own_meter(device: torch.device) -> Meter | None:
+    """Return a meter whose peak is its own; None where there is none."""
+    try:
+        meter = meter_for(device)
+    except TightfitError:
+        return None
+    return None if meter.shares_peak else meter
+
+
+_ALL: Living[BetweenSteps] = Living()
