@@ -18,7 +18,7 @@ from torch import nn
 import tightfit
 from tightfit.errors import BadInput, InfeasibleBudget, OffloadFailed
 from tightfit.execution.attach import attached
-from tightfit.execution.far import offload as far_memory
+from tightfit.execution.far import links
 from tightfit.plan.plan import Store
 
 STEPS = 20
@@ -86,8 +86,8 @@ def least_bytes(model: nn.Module) -> int:
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch) -> None:
     """A link of the same speed on every machine."""
-    speed = far_memory._Link(2e9, 4e9, 2e-5)
-    monkeypatch.setattr(far_memory, "_link", lambda folder, *, keeps: speed)
+    speed = links.Link(2e9, 4e9, 2e-5)
+    monkeypatch.setattr(links, "file_link", lambda folder, *, keeps: speed)
 
 
 def fitted(model: nn.Module, budget: int, **keywords: Any) -> nn.Module:

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import BadInput, OffloadFailed
 from tightfit.execution.far import copier
+from tightfit.execution.far.file import FileStep
 from tightfit.execution.far.offload import Offload
-from tightfit.execution.far.step import FarStep, Moved, moving_program
+from tightfit.execution.far.step import Moved, moving_program
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Run, Runner
 from tightfit.plan import Far, Free, Load, Plan, Store
@@ -61,7 +62,8 @@ class Step:
         """Run a plan; return loss and gradients, the rise of live memory, and what was moved."""
         program, moved = lower(self.captured, plan), []
         if plan.far is not None:
-            program = moving_program(program, Offload(plan.far.capacity_bytes), moved.append)
+            begin = partial(FileStep, Offload(plan.far.capacity_bytes))
+            program = moving_program(program, begin, lambda read: moved.append(read()))
         runner = Runner(self.captured, program)
         self.model.zero_grad(set_to_none=True)
         torch.manual_seed(1)
@@ -213,7 +215,7 @@ def test_ctrl_c_during_a_transfer_ends_it(
 
 def test_a_step_that_nobody_ends_leaves_nothing_behind() -> None:
     files = open_files()
-    far = FarStep(Offload("1MiB"))
+    far = FileStep(Offload("1MiB"))
     far.store(0, torch.randn(64, 64))
     del far
     assert not copying_threads()
@@ -235,7 +237,7 @@ def test_a_step_that_nobody_ends_leaves_nothing_behind() -> None:
     ids=lambda tensor: f"{tuple(tensor.shape)} {tensor.dtype}",
 )
 def test_a_tensor_comes_back_as_it_was(tensor: torch.Tensor) -> None:
-    far = FarStep(Offload("1MiB"))
+    far = FileStep(Offload("1MiB"))
     far.store(3, tensor)
     far.wait(3)
     back = far.load(3, is_last=True)
@@ -247,7 +249,7 @@ def test_a_tensor_comes_back_as_it_was(tensor: torch.Tensor) -> None:
 
 def test_the_file_is_no_longer_than_what_lay_in_it_at_once() -> None:
     """What is freed is used again, in pieces where need be; nothing else is overwritten."""
-    far, draw = FarStep(Offload(400)), random.Random(0)
+    far, draw = FileStep(Offload(400)), random.Random(0)
     there: dict[int, torch.Tensor] = {}
     most = 0
     for number in range(200):
@@ -261,7 +263,7 @@ def test_the_file_is_no_longer_than_what_lay_in_it_at_once() -> None:
         far.store(number, there[number])
         far.wait(number)
         most = max(most, sum(t.numel() for t in there.values()))
-    assert far.moved.far_bytes == most
+    assert far.moved().far_bytes == most
     with pytest.raises(OffloadFailed, match="more than its plan said"):
         far.store(1000, torch.zeros(401, dtype=torch.uint8))
     far.close()
@@ -277,12 +279,12 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
 def test_the_link_is_measured_once_and_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from tightfit.execution.far import offload
+    from tightfit.execution.far import links
 
     monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path / "cache"))
     far = Offload("1GiB", folder=tmp_path).far()
     assert far.capacity_bytes == 1 << 30
     assert far.store_bytes_per_s > 1e6 and far.load_bytes_per_s > 1e6
-    offload._link.cache_clear()
-    monkeypatch.setattr(offload, "_measured", lambda folder: pytest.fail("measured again"))
+    links.file_link.cache_clear()
+    monkeypatch.setattr(links, "_measured_file", lambda folder: pytest.fail("measured again"))
     assert Offload("2GiB", folder=str(tmp_path)).far().load_bytes_per_s == far.load_bytes_per_s
