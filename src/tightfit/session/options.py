@@ -79,7 +79,7 @@ class Options:
         Raises `BadInput` if they ask for a feature that the device does not have.
         """
         if self.offload is not None:
-            _refuse_on(device, self.offload)
+            refuse_on(device, self.offload)
             self.far_on(device)  # the link is measured before a limit begins
         if self.shared is not None or self.budget_bytes is not None:
             return self
@@ -253,7 +253,7 @@ def _far_side(
     return found
 
 
-def _refuse_on(device: torch.device, far: Offload) -> None:
+def refuse_on(device: torch.device, far: Offload) -> None:
     """Raise `BadInput` for far memory that a device does not have."""
     if device.type == "cpu":
         return
@@ -278,7 +278,7 @@ def _with_state(far: Offload, steps: StepsInBackward | None) -> None:
         )
     for group in steps.optimizer.param_groups:
         for parameter in group["params"]:
-            _refuse_on(parameter.device, far)
+            refuse_on(parameter.device, far)
     refuse_without_file(far.place)
     if steps.far_bytes > far.size_bytes:
         raise BadInput(
