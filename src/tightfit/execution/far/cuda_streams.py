@@ -31,7 +31,7 @@ class CudaStreams:
             target.copy_(source, non_blocking=True)
 
     def pinned(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float | None:
         return begin.elapsed_time(end) / 1e3 if end.query() else None
