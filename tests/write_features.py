@@ -58,9 +58,10 @@ def document() -> str:
         "plan or outside. What it does not go with: "
         "[how-to/step-in-backward.md](how-to/step-in-backward.md).",
         "",
-        "## Values moved to a file (`offload=`): the same bits, measured peaks as simulated",
+        "## Values moved to far memory (`offload=`): the same bits, measured peaks as simulated",
         "",
-        "Plans with random moves and recomputations, of models with:",
+        "Plans with random moves and recomputations, to a file, and by streams of a GPU that are "
+        "played on the CPU. Of models with:",
         "",
         *(f"- {name}" for name in EXECUTED),
         "",

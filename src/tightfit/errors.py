@@ -171,7 +171,7 @@ class BudgetExceeded(TightfitError):
 
 
 class OffloadFailed(TightfitError, RuntimeError):
-    """Far memory failed during a step: its disk is full, or a thread that copies has ended."""
+    """Far memory failed during a step: its disk is full, or no memory of the host can be pinned."""
 
 
 class SecondForward(TightfitError, RuntimeError):

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ import torch
 from torch import nn
 
 import tightfit
+from support.late_streams import ORDERS, LateStreams, WatchedStep, at_random, pinned_memory
 from tightfit.errors import BadInput, InfeasibleBudget, OffloadFailed
 from tightfit.execution.attach import attached
-from tightfit.execution.far import offload as far_memory
+from tightfit.execution.far import links
+from tightfit.execution.far.memory import FarMemory
 from tightfit.plan.plan import Store
+from tightfit.session.options import make_options, refuse_on
 
 STEPS = 20
 
@@ -86,8 +90,8 @@ def least_bytes(model: nn.Module) -> int:
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch) -> None:
     """A link of the same speed on every machine."""
-    speed = far_memory._Link(2e9, 4e9, 2e-5)
-    monkeypatch.setattr(far_memory, "_link", lambda folder, *, keeps: speed)
+    speed = links.Link(2e9, 4e9, 2e-5)
+    monkeypatch.setattr(links, "file_link", lambda folder, *, keeps: speed)
 
 
 def fitted(model: nn.Module, budget: int, **keywords: Any) -> nn.Module:
@@ -112,6 +116,33 @@ def test_less_memory_than_recomputing_needs(
     assert report.moves.stored_bytes == report.measured_moves.stored_bytes > 0
     assert "to far memory" in str(report)
     assert "for far memory" in report.html(tmp_path / "page.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize("choose", [*ORDERS.values(), at_random(0)], ids=[*ORDERS, "random"])
+def test_streams_copy_as_on_a_gpu(
+    model: nn.Module,
+    least_bytes: int,
+    link: None,
+    monkeypatch: pytest.MonkeyPatch,
+    choose: Callable[[int], int],
+) -> None:
+    plain = copy.deepcopy(model)
+    expected = train(plain, 6)
+    streams = LateStreams(choose)
+    memory = pinned_memory(64 << 20, streams, 1 << 20)
+    monkeypatch.setattr(FarMemory, "begin_step", lambda self, device: WatchedStep(memory))
+    memory.take_back([memory.lend() for _ in range(64)])  # now: a GPU's budget does not count it
+    budget = int(0.85 * least_bytes)
+    mine = fitted(model, budget, offload="64MiB")
+    assert all(map(torch.equal, train(mine, 6), expected))
+    streams.run_all()
+    assert_same(mine, plain)
+    report = tightfit.report(mine)
+    assert report.moves is not None and report.measured_moves is not None
+    assert report.moves.stored_bytes == report.measured_moves.stored_bytes > 0
+    assert report.measured_moves.stall_s > 0
+    assert report.measured_peak_bytes is not None and report.measured_peak_bytes <= budget
+    assert memory.pinned_bytes == 64 << 20
 
 
 def test_a_step_with_the_loss_inside(model: nn.Module, least_bytes: int, link: None) -> None:
@@ -377,6 +408,29 @@ def test_options_incompatible_with_offload_are_refused(
 ) -> None:
     with pytest.raises(BadInput, match=f"offload= does not go with .*{other}"):
         tightfit.fit(Deep(), "1GiB", offload="1GiB", **keywords)
+
+
+def test_what_a_gpu_does_not_have_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gpu = torch.device("cuda:0")
+    speed = links.Link(50e9, 40e9, 1e-5)
+    monkeypatch.setattr(links, "pinned_link", lambda device, *, keeps: speed)
+    options = make_options("1GiB", offload="16MiB").resolved(gpu)
+    far = options.far_on(gpu)
+    assert far is not None  # not divided by threads of the CPU
+    assert (far.store_bytes_per_s, far.load_bytes_per_s, far.latency_s) == (50e9, 40e9, 1e-5)
+    offload = tightfit.Offload("1MiB", folder=tmp_path)
+    with pytest.raises(BadInput, match=r"Offload\(folder=\.\.\.\) does not go with .*cuda:0"):
+        make_options("1GiB", offload=offload).resolved(gpu)
+    with pytest.raises(BadInput, match=r"offload= does not go with .*the device xpu yet"):
+        make_options("1GiB", offload="1MiB").resolved(torch.device("xpu"))
+
+
+def test_state_in_far_memory_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    far = tightfit.Offload("1MiB", optimizer_state=True)
+    with pytest.raises(BadInput, match=r"Offload\(optimizer_state=True\) does not go with .*cuda"):
+        refuse_on(torch.device("cuda"), far)
 
 
 def test_a_budget_of_several_is_refused() -> None:

@@ -83,3 +83,25 @@ def test_a_model_within_a_limit_becomes_a_row_for_each_way(proof: Any, tmp_path:
     assert not gpu_limit.holds(rows[1] | {"retries": 1})
     assert not gpu_limit.holds(rows[1] | {"reserved_over": 1.2})
     assert "BudgetExceeded" in gpu_limit.table([rows[0] | {"error": "BudgetExceeded: no"}])
+
+
+@pytest.mark.usefixtures("short_mobilenet")
+def test_a_model_with_moves_and_without_becomes_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from benchmarks import offload_gpu
+
+    file = tmp_path / "rows.jsonl"
+    monkeypatch.setattr(offload_gpu, "MODELS", {"mobilenet_v2": {"batch": 2, "size": 64}})
+    monkeypatch.setattr(offload_gpu, "FAR", "64MiB")
+    monkeypatch.setattr(offload_gpu, "SEARCH_S", 1.0)
+    monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))
+    words = "--ratios 0.8 --device cpu --steps 1 --output"
+    assert offload_gpu.main([*words.split(), str(file)]) == 0
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["way"] for row in rows] == ["plain", "offload", "recompute"]
+    assert all(row["peak_bytes"] <= row["budget_bytes"] for row in rows[1:])
+    assert all(row["planned_stored_bytes"] == row["stored_bytes"] for row in rows[1:])
+    assert len(offload_gpu.table(rows).splitlines()) == 4
+    failed = {**rows[1], "error": "BudgetExceeded: no", "infeasible": False}
+    assert not offload_gpu.holds(failed) and "BudgetExceeded" in offload_gpu.table([failed])

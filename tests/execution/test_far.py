@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,64 +17,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.models import CASES, EXECUTED
-from support.moves import with_moves
-from support.recompute import recompute_at_random
-from tightfit.allocator import meter_for
-from tightfit.capture.calls.signature import flatten
-from tightfit.capture.captured import Captured, placeholder_tensors
-from tightfit.capture.traced_call import TracedCall
+from support.far_steps import Step, check_peak, one_move, random_moves, step_of
+from support.models import EXECUTED
 from tightfit.errors import BadInput, OffloadFailed
 from tightfit.execution.far import copier
+from tightfit.execution.far.file import FileStep
 from tightfit.execution.far.offload import Offload
-from tightfit.execution.far.step import FarStep, Moved, moving_program
-from tightfit.execution.lower import lower
-from tightfit.execution.runtime import Run, Runner
-from tightfit.plan import Far, Free, Load, Plan, Store
-from tightfit.plan.assemble import assemble, keep_everything
+from tightfit.plan import Plan
 from tightfit.plan.simulate import simulate
-from tightfit.plan.verify import verify
-from tightfit.planners.moves.gaps import gaps_of
-from tightfit.session.memory.surroundings import root_gradient_bytes
-from tightfit.session.options import make_options
-from tightfit.session.stages import capture_step
-
-LINK = Far(capacity_bytes=1 << 30, store_bytes_per_s=1e9, load_bytes_per_s=1e9)
-
-
-class Step:
-    """A captured step of a model, and its inputs."""
-
-    def __init__(self, name: str) -> None:
-        case = next(case for case in CASES if case.name == name)
-        torch.manual_seed(0)
-        self.model, inputs = case.model(), case.inputs()
-        call = TracedCall(self.model, {"model": self.model}, inputs, {})
-        self.captured: Captured = capture_step(call, make_options("1GiB", costs="unit"), name)
-        leaves = flatten(inputs, {})[0]
-        self.tensors = placeholder_tensors(self.captured.joint, {"model": self.model}, leaves)
-        root = root_gradient_bytes(self.captured)
-        self.graph = self.captured.graph.with_constants(gradient_of_loss=root)
-
-    def run(self, plan: Plan) -> tuple[list[torch.Tensor], int, Moved | None]:
-        """Run a plan; return loss and gradients, the rise of live memory, and what was moved."""
-        program, moved = lower(self.captured, plan), []
-        if plan.far is not None:
-            program = moving_program(program, Offload(plan.far.capacity_bytes), moved.append)
-        runner = Runner(self.captured, program)
-        self.model.zero_grad(set_to_none=True)
-        torch.manual_seed(1)
-        meter = meter_for("cpu")
-        start = meter.live_bytes()
-        meter.reset_peak()
-        (loss,) = runner(self.tensors, Run())
-        loss.backward()
-        rise = meter.peak_bytes() - start
-        found = [loss.detach(), *(p.grad for p in self.model.parameters() if p.grad is not None)]
-        return found, rise, moved[0] if moved else None
-
-
-step_of = lru_cache(maxsize=None)(Step)
 
 
 @pytest.mark.parametrize("name", EXECUTED)
@@ -85,26 +34,15 @@ def test_moves_change_no_bits_and_peaks_are_the_simulated_ones(
     name: str, data: st.DataObject, seed: int
 ) -> None:
     step = step_of(name)
-    graph = step.graph
-    computes = recompute_at_random(graph, random.Random(seed), 0.3)
-    plain = assemble(graph, keep_everything(graph), budget_bytes=1 << 40)
-    steps = data.draw(with_moves(graph, computes))
-    has_moves = any(isinstance(each, Store) for each in steps)
-    plan = assemble(graph, steps, budget_bytes=1 << 40, far=LINK if has_moves else None)
-    verify(plan, graph)
+    plain, plan = random_moves(step, data, seed)
     expected, _, _ = step.run(plain)
     step.run(plan)  # the first run loads kernels and their caches
     found, rise, moved = step.run(plan)
     assert len(found) == len(expected)
     assert all(map(torch.equal, found, expected))
-    result = simulate(graph, plan)
-    simulated = result.peak_bytes - step.captured.graph.constant_bytes
-    states = max(op.random_state_bytes for op in graph.ops)
-    near = 0.01 * simulated
-    assert rise - near <= simulated <= rise + near + states
+    check_peak(step, plan, rise, moved)
     if moved is not None:
-        assert moved.stored_bytes + moved.loaded_bytes <= result.moved_bytes
-        assert moved.far_bytes <= result.far_peak_bytes
+        assert moved.far_bytes <= simulate(step.graph, plan).far_peak_bytes
     assert not copying_threads()
 
 
@@ -120,18 +58,7 @@ def open_files() -> int:
 def moving() -> Iterator[tuple[Step, Plan]]:
     """A step, and a plan of it that stores a value in the forward and loads it in the backward."""
     step = step_of("batch norm")
-    graph = step.graph
-    move = max(
-        gaps_of(graph, list(range(len(graph.ops) + 1))).values(), key=lambda g: g.before - g.after
-    )
-    steps: list[Any] = []
-    for each in keep_everything(graph):
-        steps += [Load(move.value)] * (each.op == move.before)
-        steps.append(each)
-        steps += [Store(move.value)] * (each.op == move.made)
-        steps += [Free(move.value)] * (each.op == move.after)
-    plan = assemble(graph, steps, budget_bytes=1 << 40, far=LINK)
-    verify(plan, graph)
+    plan = one_move(step)
     files = open_files()
     yield step, plan
     assert not copying_threads()
@@ -213,7 +140,7 @@ def test_ctrl_c_during_a_transfer_ends_it(
 
 def test_a_step_that_nobody_ends_leaves_nothing_behind() -> None:
     files = open_files()
-    far = FarStep(Offload("1MiB"))
+    far = FileStep(Offload("1MiB"))
     far.store(0, torch.randn(64, 64))
     del far
     assert not copying_threads()
@@ -235,7 +162,7 @@ def test_a_step_that_nobody_ends_leaves_nothing_behind() -> None:
     ids=lambda tensor: f"{tuple(tensor.shape)} {tensor.dtype}",
 )
 def test_a_tensor_comes_back_as_it_was(tensor: torch.Tensor) -> None:
-    far = FarStep(Offload("1MiB"))
+    far = FileStep(Offload("1MiB"))
     far.store(3, tensor)
     far.wait(3)
     back = far.load(3, is_last=True)
@@ -247,7 +174,7 @@ def test_a_tensor_comes_back_as_it_was(tensor: torch.Tensor) -> None:
 
 def test_the_file_is_no_longer_than_what_lay_in_it_at_once() -> None:
     """What is freed is used again, in pieces where need be; nothing else is overwritten."""
-    far, draw = FarStep(Offload(400)), random.Random(0)
+    far, draw = FileStep(Offload(400)), random.Random(0)
     there: dict[int, torch.Tensor] = {}
     most = 0
     for number in range(200):
@@ -261,7 +188,7 @@ def test_the_file_is_no_longer_than_what_lay_in_it_at_once() -> None:
         far.store(number, there[number])
         far.wait(number)
         most = max(most, sum(t.numel() for t in there.values()))
-    assert far.moved.far_bytes == most
+    assert far.moved().far_bytes == most
     with pytest.raises(OffloadFailed, match="more than its plan said"):
         far.store(1000, torch.zeros(401, dtype=torch.uint8))
     far.close()
@@ -277,12 +204,12 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
 def test_the_link_is_measured_once_and_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from tightfit.execution.far import offload
+    from tightfit.execution.far import links
 
     monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path / "cache"))
     far = Offload("1GiB", folder=tmp_path).far()
     assert far.capacity_bytes == 1 << 30
     assert far.store_bytes_per_s > 1e6 and far.load_bytes_per_s > 1e6
-    offload._link.cache_clear()
-    monkeypatch.setattr(offload, "_measured", lambda folder: pytest.fail("measured again"))
+    links.file_link.cache_clear()
+    monkeypatch.setattr(links, "_measured_file", lambda folder: pytest.fail("measured again"))
     assert Offload("2GiB", folder=str(tmp_path)).far().load_bytes_per_s == far.load_bytes_per_s

@@ -116,9 +116,9 @@ def fit(
         ``clip_grad_norm_(model.parameters(), clip_grad_norm)`` would. The optimizer then steps in
         backward, too, once all gradients are there.
     offload : int, str or Offload, optional
-        Bytes that a step may hold in far memory: a file, on the CPU. Plans then keep values,
-        compute them again, or move them there and back while operators run, whichever is cheapest.
-        ``"16GiB"``, or an `Offload` that names a folder, too.
+        Bytes that a step may hold in far memory: a file on the CPU, pinned memory of the host on a
+        GPU. Plans then keep values, compute them again, or move them there and back while operators
+        run, whichever is cheapest. ``"16GiB"``, or an `Offload` that names the file's folder, too.
 
     Returns
     -------

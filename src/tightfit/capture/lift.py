@@ -191,7 +191,8 @@ class _Lifter:
                 outputs.append(None)
                 continue
             suffix = f".{index}" if _is_tuple(node) else ""
-            size, stays = storage_bytes(tensor), is_record(node, index)
+            size = storage_bytes(tensor)
+            stays = is_record(node, index) or self._is_elsewhere(tensor)
             number = self._add_value(node.name + suffix, size, *self._fate(base), stays=stays)
             if base is not None and base in self.written:
                 self._mark_write_back(number, self.written[base])
@@ -202,6 +203,11 @@ class _Lifter:
                 self.value_of[node] = number
             outputs.append(number)
         return tuple(outputs)
+
+    def _is_elsewhere(self, tensor: Any) -> bool:
+        """Whether it is a tensor on the CPU amid a step on a GPU."""
+        is_tensor = isinstance(tensor, torch.Tensor)
+        return is_tensor and self.device.kind == "cuda" and tensor.device.type != "cuda"
 
     def _fate(self, base: fx.Node | None) -> tuple[Role, Fate]:
         if base in self.gradient_bases:

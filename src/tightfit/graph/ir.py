@@ -54,7 +54,9 @@ class Value(_Frozen, frozen=True):
     fate: Fate = "none"
     replaces: ValueId | None = None  # the constant a written-back value replaces
     segment: SegmentId | None = None  # for tangents: the segment at whose entry it appears
-    stays: bool = False  # cannot be moved to far memory: a record of an opaque module is no tensor
+    # Cannot be moved to far memory: a record of an opaque module, which is no tensor, or what is on
+    # the CPU amid a step on a GPU
+    stays: bool = False
 
     @property
     def is_constant(self) -> bool:

@@ -311,7 +311,7 @@ class _Walk:
         if value.fate != "none":
             self.refuse(f"a value that is {value.fate} never leaves near memory")
         if value.stays:
-            self.refuse("it is no tensor, and stays in near memory")
+            self.refuse("it is no tensor of the device, and stays in near memory")
         if step.value not in self.memory.alive:
             self.refuse(f"it is not alive: {self.memory.why_dead(step.value)}")
         if step.value in self.away.stored:

@@ -76,7 +76,9 @@ def _fit_whole(
 
     def refit(copy: nn.Module) -> Fitted:
         refuse_unfittable(copy)
-        own = dataclasses.replace(options, optimizer=None, steps=None, offload=None)
+        own = dataclasses.replace(
+            options, optimizer=None, steps=None, offload=None, far_memory=None
+        )
         fitted = Fitted.as_a_whole(_callee_of(copy), own, copies)
         attach(copy, fitted, refit, _methods_of(copy, names, own, copies))
         return fitted

@@ -15,6 +15,8 @@ from tightfit.allocator.tally import Tally
 from tightfit.capture.calls.structure import Arguments, flatten, unflatten
 from tightfit.costs import refuse_unknown_costs
 from tightfit.errors import BadInput
+from tightfit.execution.far.links import operator_threads, refuse_without_file
+from tightfit.execution.far.memory import FarMemory
 from tightfit.execution.far.offload import Offload
 from tightfit.graph.ir import EXACTNESS, Exactness
 from tightfit.plan.plan import Far, Plan
@@ -63,6 +65,7 @@ class Options:
     # Takes the optimizer's steps inside of plans; None: the loop takes them
     steps: StepsInBackward | None = None
     offload: Offload | None = None  # where plans may move values to; None: nowhere
+    far_memory: FarMemory | None = None  # where they are then
     tally: Tally | None = None  # has counted bytes given out before `fit`; None: `fit` begins one
 
     @property
@@ -76,19 +79,20 @@ class Options:
 
         Raises `BadInput` if they ask for a feature that the device does not have.
         """
-        if self.offload is not None and device.type != "cpu":
-            raise incompatible("offload=", f"a model on the device {device} yet: only on the CPU")
+        if self.offload is not None:
+            refuse_on(device, self.offload)
+            self.far_on(device)  # the link is measured before a limit begins
         if self.shared is not None or self.budget_bytes is not None:
             return self
         return dataclasses.replace(self, budget_bytes=_free_bytes(device, self.ranks))
 
-    @property
-    def far(self) -> Far | None:
-        """The far memory that plans may move values to."""
+    def far_on(self, device: torch.device) -> Far | None:
+        """Return the far memory that plans for a device may move values to."""
         if self.offload is None:
             return None
         taken_bytes = self.steps.far_bytes if self.steps is not None else 0
-        return self.offload.far(torch.get_num_threads(), keeps=self.cache, taken_bytes=taken_bytes)
+        threads = operator_threads(device.type)
+        return self.offload.far(device, threads=threads, keeps=self.cache, taken_bytes=taken_bytes)
 
     @property
     def limit_bytes(self) -> int:
@@ -221,6 +225,7 @@ def make_options(
         exactness=chosen,
         steps=steps,
         offload=far,
+        far_memory=FarMemory(far) if far is not None else None,
     )
 
 
@@ -250,6 +255,20 @@ def _far_side(
     return found
 
 
+def refuse_on(device: torch.device, far: Offload) -> None:
+    """Raise `BadInput` for far memory that a device does not have."""
+    if device.type == "cpu":
+        return
+    if device.type != "cuda":
+        raise incompatible("offload=", f"a model on the device {device} yet")
+    if far.folder is not None:
+        raise incompatible(
+            "Offload(folder=...)", f"a model on {device}: far memory is the host's memory there"
+        )
+    if far.optimizer_state:
+        raise incompatible("Offload(optimizer_state=True)", f"a model on {device} yet")
+
+
 def _with_state(far: Offload, steps: StepsInBackward | None) -> None:
     """Have the optimizer's state in far memory where asked for; raise where it cannot be."""
     if not far.optimizer_state:
@@ -259,6 +278,10 @@ def _with_state(far: Offload, steps: StepsInBackward | None) -> None:
             "Offload(optimizer_state=True) needs update_in_backward=True and optimizer=: only then "
             "each parameter's state is used at one moment of a step"
         )
+    for group in steps.optimizer.param_groups:
+        for parameter in group["params"]:
+            refuse_on(parameter.device, far)
+    refuse_without_file(far.place)
     if steps.far_bytes > far.size_bytes:
         raise BadInput(
             f"the state of {steps.name} takes {format_bytes(steps.far_bytes)} in far memory, "

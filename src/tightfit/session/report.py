@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import msgspec
-import torch
 
 from tightfit.arenas.arena import ArenaReport
+from tightfit.execution.far.links import operator_threads
 from tightfit.execution.far.step import Moved
 from tightfit.execution.guard import StepPeaks
 from tightfit.graph.ir import Graph
@@ -160,7 +160,7 @@ def planned_moves(graph: Graph, outcome: Outcome) -> Moved | None:
         stored_bytes=by_direction["store"],
         loaded_bytes=by_direction["load"],
         far_bytes=result.far_peak_bytes,
-        stall_s=result.stall_s / torch.get_num_threads(),  # costs are of all threads together
+        stall_s=result.stall_s / operator_threads(graph.device.kind),
     )
 
 

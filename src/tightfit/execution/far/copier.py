@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from tightfit.errors import OffloadFailed
-
-Extent: TypeAlias = tuple[int, int]
-"""A piece of a file: where it begins, and its bytes."""
+from tightfit.execution.far.space import Extent
 
 Copy: TypeAlias = Callable[[memoryview, int], int]
 """Copies a piece of memory to or from a place in a file; returns how many bytes it has copied."""

@@ -282,7 +282,7 @@ def around_step(
         others_bytes=standing.others_bytes + standing.others_coming_bytes + spec.surplus_bytes,
         budget_bytes=usable_bytes - options.left_bytes,
         whole_bytes=usable_bytes,
-        far=options.far,
+        far=options.far_on(account.device),
         earlier_inputs=standing.earlier_inputs,
     )
 

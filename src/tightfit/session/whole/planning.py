@@ -7,6 +7,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -392,9 +393,10 @@ def _lowered(spec: Specialisation, graph: Graph, outcome: Outcome, options: Opti
     program = lower(spec.captured, outcome.plan, clock=clock)
     if outcome.plan.far is None:
         return Planned(graph, outcome, Runner(spec.captured, program))
-    assert options.offload is not None
+    assert options.far_memory is not None
     moves = Moves()
-    program = moving_program(program, options.offload, moves.ended)
+    begin = partial(options.far_memory.begin_step, spec.captured.joint.device)
+    program = moving_program(program, begin, moves.ended)
     return Planned(graph, outcome, Runner(spec.captured, program), moves=moves)
 
 

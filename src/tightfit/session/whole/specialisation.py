@@ -37,17 +37,19 @@ from tightfit.session.whole.user_code import Unmet, UserCode
 
 
 class Moves:
-    """The bytes that the last step of a plan has moved to far memory and back.
-
-    `last`: None: no step has ended yet.
-    """
+    """The bytes that the last step of a plan has moved to far memory and back."""
 
     def __init__(self) -> None:
-        self.last: Moved | None = None
+        self._moved: Callable[[], Moved | None] = lambda: None
 
-    def ended(self, moved: Moved) -> None:
-        """Note the bytes that a step has moved."""
-        self.last = moved
+    @property
+    def last(self) -> Moved | None:
+        """What it has moved; None: no step has ended yet."""
+        return self._moved()
+
+    def ended(self, moved: Callable[[], Moved]) -> None:
+        """Note that a step has ended; `moved`: returns what it has moved."""
+        self._moved = moved
 
 
 @dataclass(frozen=True)

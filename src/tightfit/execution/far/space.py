@@ -1,0 +1,95 @@
+"""Which places of far memory are taken in a step, and what lies there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from tightfit.errors import OffloadFailed
+from tightfit.units import format_bytes, rounded_up
+
+Extent: TypeAlias = tuple[int, int]
+"""A piece of far memory: where it begins, and its bytes."""
+
+
+@dataclass(frozen=True)
+class FarValue:
+    """A value in far memory: its places there, and how to make a tensor of its bytes."""
+
+    extents: tuple[Extent, ...]
+    nbytes: int
+    device: torch.device
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, extents: tuple[Extent, ...]) -> FarValue:
+        return cls(
+            extents,
+            tensor.untyped_storage().nbytes(),
+            tensor.device,
+            tensor.dtype,
+            tensor.size(),
+            tensor.stride(),
+            int(tensor.storage_offset()),
+        )
+
+    def tensor(self, content: torch.Tensor) -> torch.Tensor:
+        """Return the value as it was; `content`: the bytes of its storage."""
+        empty = torch.empty(0, dtype=self.dtype, device=self.device)
+        return empty.set_(content.untyped_storage(), self.offset, self.size, self.stride)
+
+
+class Space:
+    """Which bytes of far memory are taken.
+
+    `size_bytes`: how much may be. `unit_bytes`: sizes are rounded up to multiples of this.
+    """
+
+    def __init__(self, size_bytes: int, unit_bytes: int = 1) -> None:
+        self._size_bytes = size_bytes
+        self._unit_bytes = unit_bytes
+        self._free: list[Extent] = []
+        self.most_bytes = 0
+        self._taken = 0
+
+    def take(self, size: int) -> tuple[Extent, ...]:
+        """Return places for so many bytes, in several pieces where need be.
+
+        Raises `OffloadFailed` if the budget has no room for them.
+        """
+        size = rounded_up(size, self._unit_bytes)
+        if self._taken + size > self._size_bytes:
+            raise OffloadFailed(
+                f"a step would hold {format_bytes(self._taken + size)} in far memory, more than "
+                f"its plan said and than offload={format_bytes(self._size_bytes)} allows"
+            )
+        self._taken += size
+        found: list[Extent] = []
+        while size and self._free:
+            begin, length = self._free.pop()
+            found.append((begin, min(length, size)))
+            if length > size:
+                self._free.append((begin + size, length - size))
+            size -= found[-1][1]
+        if size:
+            found.append((self.most_bytes, size))
+            self.most_bytes += size
+        return tuple(found)
+
+    def give(self, extents: Sequence[Extent]) -> None:
+        """Have bytes taken no longer; neighbours become one piece."""
+        self._taken -= sum(size for _, size in extents)
+        pieces = sorted([*self._free, *extents])
+        self._free = pieces[:1]
+        for begin, size in pieces[1:]:
+            last, length = self._free[-1]
+            if last + length == begin:
+                self._free[-1] = (last, length + size)
+            else:
+                self._free.append((begin, size))
