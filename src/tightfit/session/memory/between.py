@@ -69,7 +69,7 @@ class BetweenSteps:
             each._end()
 
     def _earlier_peak_bytes(self) -> int:
-       """Return the peak since the tally began, unless a step may have run meanwhile."""
+        """Return the peak since the tally began, unless a step may have run meanwhile."""
         if self._meter is None or not isinstance(self._tally, CpuTally) or self._tally.kept_to:
             return 0
         begin_bytes = self._meter.live_bytes() - self._tally.given_bytes()
