@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -156,6 +157,28 @@ torch.zeros(1 << 20)
     assert proof.fitted == ("Sequential", "Sequential")
     assert proof.measured_peak_bytes is not None and proof.measured_peak_bytes < 1 << 20
     assert proof.eager_peak_bytes is not None and proof.eager_peak_bytes < 1 << 20
+
+
+def test_memory_counts_from_when_the_optimizer_is_made(proof_of: Any) -> None:
+    """The first batch counts as later ones do, although the first call fits the model."""
+    text = """
+net = network(256, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+torch.zeros(1 << 20)
+for number in range(3):
+    batch = torch.stack([torch.randn(256) for _ in range(512)])
+    net(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    proof = proof_of(text, budget="8MiB", steps=3)
+    assert proof.verdict == "proven" and proof.eager_peak_bytes is not None
+    assert 3 * (512 << 10) < proof.eager_peak_bytes < 4 * (512 << 10)
+    refused = proof_of(text, budget="1200KiB", steps=3)
+    assert refused.verdict == "differs" and refused.difference is not None
+    named = re.search(r"[Tt]ry a budget of (\d+) bytes", refused.difference.name)
+    assert named is not None
+    assert proof_of(text, budget=int(named[1]), steps=3).verdict == "proven"
 
 
 def test_weights_that_are_replaced_count_once(proof_of: Any) -> None:

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from tightfit.allocator.alive import alive
-from tightfit.allocator.tally import Tally
 from tightfit.api.fit import fit, fit_by_options, step, unfit
 from tightfit.scripts.job import CannotProve, Job
 from tightfit.scripts.metered import Metered
@@ -44,8 +43,6 @@ class Fitting:
         self._here: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._covered: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._shared: Budget | None = None
-        # What has counted on a device since the last optimizer was made
-        self._counted: tuple[torch.device, Tally | None] = torch.device("cpu"), None
         self._replaced: list[Any] = []
 
     # -- fits by the program --------------------------------------------------------------------
@@ -137,11 +134,11 @@ class Fitting:
 
     def meet_optimizer(self, optimizer: Any) -> None:
         """Count from now on, as if the program fitted its modules once it has an optimizer."""
-        if self._is_programs or self.names:
+        if self._is_programs:
             return
         devices = [p.device for group in optimizer.param_groups for p in group["params"]]
         device = next((d for d in devices if d.type == "cuda"), torch.device("cpu"))
-        self._counted = device, self._metered.count_from_now(device)
+        self._metered.count_from_now(device)
 
     def before_call(self, module: nn.Module) -> None:
         """Fit a module that the program is about to call, if it trains and is not fitted.
@@ -193,9 +190,7 @@ class Fitting:
         self._covered.update(module.modules())
         if not self._is_plain:
             options = make_options(budget, optimizer=optimizer, **self._job.keywords)
-            device, tally = self._counted
-            if device_of_modules({"": module}) != device:
-                tally = None
+            tally = self._metered.tally_on(device_of_modules({"": module}))
             fit_by_options(module, dataclasses.replace(options, tally=tally))
 
     def _shared_budget(self, budget_bytes: int) -> Budget:

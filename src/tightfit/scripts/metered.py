@@ -44,6 +44,7 @@ class Metered:
         installed_hook()  # counts from now on, before the program makes anything
         self._meter: Meter | None = None
         self._tally: Tally | None = None
+        self._of_limit: tuple[torch.device, Tally | None] | None = None
         self._base_bytes = 0
         self._before: dict[StorageWeakRef, int] = {}  # bytes of modules before `fit`
         self._most_bytes = 0  # of these and of all that was given out since
@@ -59,19 +60,23 @@ class Metered:
         """The largest sum of all budgets; None where a budget is the free memory of a device."""
         return None if self._asks_device else self._largest_budget_bytes or None
 
-    def count_from_now(self, device: torch.device) -> Tally | None:
-        """Count what is given out from now on, before anything is fitted.
-
-        Returns what counts for its limit.
-        """
-        self._meter = None
+    def count_from_now(self, device: torch.device) -> None:
+        """Count what is given out from now on, unless something is fitted already."""
+        if self._budgets or self._asks_device:
+            return
+        self.count_from_fit()
         everything = alive([torch.Tensor, nn.Parameter])
         self._start(device, everything)
-        return tally_for(device, everything)
+        self._of_limit = device, tally_for(device, everything)
 
     def count_from_fit(self) -> None:
         """Begin to count with what is fitted next."""
-        self._meter = self._tally = None
+        self._meter = self._tally = self._of_limit = None
+
+    def tally_on(self, device: torch.device) -> Tally | None:
+        """Return what counts for the limit of what is fitted next; None: nothing does yet."""
+        known = self._of_limit
+        return known[1] if known is not None and known[0] == device else None
 
     def look(self) -> None:
         """See which memory of before is freed: what is held from now on excludes it."""
@@ -87,6 +92,7 @@ class Metered:
             self._meter.reset_peak()
         if isinstance(self._tally, CpuTally):
             self._tally.take_peak_bytes()
+        self._most_bytes = 0
 
     def _take_own(self) -> int | None:
         """Return the most under the budgets that are in force."""
@@ -110,7 +116,7 @@ class Metered:
         self._counted.update(new.values())
         device = device_of_modules({str(n): module for n, module in enumerate(modules)})
         own = _held_by(new, optimizer, device)
-        if not self._budgets and self._earlier_bytes is None:
+        if not self._budgets and not self._asks_device:
             self._forget_peak()  # from before anything was fitted
         self.look()
         self._start(device, own)
@@ -137,7 +143,7 @@ class Metered:
             return
         if not self._budgets and not self._asks_device:
             self._earlier_bytes = self.take_peak_bytes()
-            self._meter = self._tally = None
+            self.count_from_fit()
             self._most_bytes = 0
             self._before.clear()
             self._counted.clear()
