@@ -83,7 +83,7 @@ def least_bytes(model: nn.Module) -> int:
     """The least budget without moves, the optimizer's state included."""
     own = copy.deepcopy(model)
     optimizer = torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.9)
-    tightfit.fit(own, "1GiB", optimizer=optimizer, cache=False, limits=(3, 0.01))
+    tightfit.fit(own, "1GiB", optimizer=optimizer, cache=False, limits=(20, 0.01))
     return attached(own).smallest_budget((batch(0),), {}).found_bytes
 
 

@@ -550,7 +550,15 @@ def test_dropout_from_bits(dtype, shape, probability) -> None:
     x = torch.randn(shape, dtype=dtype)
     model = Between(lambda h: F.dropout(h, probability), x)
     battery = battery_of(model, step_of(model, x), x, tangent=special)
-    assert battery.compared["dropout.from_bits"] == battery.compared["dropout.mask_again"] == 1
+    names = "dropout.from_bits", "dropout.mask_again", "dropout.in_stretches"
+    assert [battery.compared[name] for name in names] == [1, 1, 1]
+
+
+def test_a_gradient_of_dropout_is_written_over_that_of_its_output() -> None:
+    x = torch.randn(300_001)
+    model = Between(lambda h: F.dropout(h, 0.3).tanh(), x)
+    battery = battery_of(model, step_of(model, x), x, tangent=special)
+    assert battery.compared["dropout.in_stretches.over_argument_0"] == 1
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

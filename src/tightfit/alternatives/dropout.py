@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from tightfit.alternatives.base import Extension, OpView, Way
@@ -17,6 +19,9 @@ from tightfit.alternatives.kernels import runs_on
 from tightfit.capture.operators.dropout import scaled_dropout
 
 aten = torch.ops.aten
+
+# elements of a stretch, which a kernel turns into numbers at a time; how many stretches, at least
+_LEAST, _MOST, _PARTS = 1 << 12, 1 << 16, 16
 
 
 def kept(mask: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
@@ -50,13 +55,51 @@ def gradient_of_kept(
     return made
 
 
+def gradient_in_stretches(
+    gradient: torch.Tensor, mask: torch.Tensor, scale: float, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the gradient of a dropout's input; of a CPU's kernel two further tensors are made.
+
+    `gradient`, `mask`: dense, and laid out alike. `out`: is written over, and may be the gradient.
+    """
+    strides = gradient.stride()
+    made = torch.empty_like(gradient) if out is None else out
+    given, marks, written = (flat(tensor, strides) for tensor in (gradient, mask, made))
+    step = min(_MOST, max(_LEAST, given.numel() // _PARTS))
+    for place, marked, result in zip(
+        *(t.split(step) for t in (given, marks, written)), strict=True
+    ):
+        torch.mul(place, marked, out=result).mul_(scale)
+    return made
+
+
+def gradient_in_stretches_(
+    gradient: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Write the gradient of a dropout's input over that of its output."""
+    return gradient_in_stretches(gradient, mask, scale, out=gradient)
+
+
 def dropout_gradient(view: OpView) -> Extension | None:
-    """Offer the gradient of a dropout from bits."""
+    """Offer the gradient of a dropout from bits, and in stretches."""
     gradient, mask, scale = view.call.args
     forward = view.maker_of(mask, (aten.native_dropout.default, scaled_dropout))
+    if forward is None or mask.meta["val"].dtype != torch.bool:
+        return None
     bits = bits_of(view, "dropout.bits", kept, mask, gradient)
-    if forward is None or bits is None or mask.meta["val"].dtype != torch.bool:
+    if bits is None:
         return None
     args = (gradient, bits.node, bits.args[1], scale)
-    way = Way("dropout.from_bits", gradient_of_kept, args, rests_on=(forward,))
-    return Extension((way,), extras=(bits,))
+    ways = [Way("dropout.from_bits", gradient_of_kept, args, rests_on=(forward,))]
+    if view.runs_on_cpu:  # a GPU's kernel makes nothing else
+        way = Way("dropout.in_stretches", gradient_in_stretches, view.call.args)
+        ways.append(way)
+        if view.fits_over(gradient, way):
+            over = dataclasses.replace(
+                way,
+                name="dropout.in_stretches.over_argument_0",
+                function=gradient_in_stretches_,
+                overwrites=gradient,
+            )
+            ways.append(over)
+    return Extension(tuple(ways), extras=(bits,))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from tightfit.errors import InvalidPlan, PlanMismatch
 from tightfit.plan.assemble import Step, assemble
 from tightfit.plan.plan import Outcome, Plan, Status, Store
 from tightfit.plan.simulate import Simulation, simulate
@@ -136,3 +138,13 @@ def judged(
 
 def _status(overhead: float, bound: float, gap: float) -> Status:
     return "optimal" if overhead - bound <= gap else "feasible"
+
+
+def valid_outcomes(task: Task, plans: Iterable[Plan]) -> list[Outcome]:
+    """Return the outcomes of the plans that are valid for a task and fit."""
+    found: list[Outcome] = []
+    for plan in plans:
+        if plan.gradients == task.gradients:
+            with contextlib.suppress(InvalidPlan, PlanMismatch):
+                found.append(judged(task, plan))
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tightfit.errors import CompileError, InvalidPlan, PlanMismatch, TightfitError
+from tightfit.errors import CompileError, TightfitError
 from tightfit.execution.far.step import moving_program
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner
@@ -24,7 +23,7 @@ from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
 from tightfit.planners.background import Search
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.outcomes import judged
+from tightfit.planners.outcomes import judged, valid_outcomes
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.planners.registry import DEFAULT
 from tightfit.progress import Progress, announce
@@ -187,7 +186,7 @@ def planned_as(
     task = around.task(spec.captured)
     if spec.postponed is not None:
         return None
-    found = _judged(task, (msgspec.structs.replace(plan, graph=fingerprint(task.graph)),))
+    found = valid_outcomes(task, (msgspec.structs.replace(plan, graph=fingerprint(task.graph)),))
     return _lowered(spec, task.graph, found[0], options) if found else None
 
 
@@ -195,8 +194,8 @@ def _least_planned(spec: Specialisation, around: Surroundings, options: Options)
     """Return the known plan that keeps least for its backward, or that holds least, if it fits."""
     task = around.task(spec.captured)
     thrifty = spec.known.thrifty(task.gradients)
-    found = _judged(task, (thrifty,) if thrifty is not None else ())
-    found = found or _judged(task, spec.known.all())
+    found = valid_outcomes(task, (thrifty,) if thrifty is not None else ())
+    found = found or valid_outcomes(task, spec.known.all())
     if not found:
         return None
     outcome = min(found, key=lambda outcome: outcome.peak_bytes)
@@ -206,16 +205,6 @@ def _least_planned(spec: Specialisation, around: Surroundings, options: Options)
     # as if there were no more room, so that a better plan is looked for where there is
     own = dataclasses.replace(around, budget_bytes=outcome.peak_bytes)
     return spec.take(own, planned)
-
-
-def _judged(task: Task, plans: Iterable[Plan]) -> list[Outcome]:
-    """Return the outcomes of the plans that are valid for a task and fit."""
-    found: list[Outcome] = []
-    for plan in plans:
-        if plan.gradients == task.gradients:
-            with contextlib.suppress(InvalidPlan, PlanMismatch):
-                found.append(judged(task, plan))
-    return found
 
 
 def _for_more_growth(
@@ -252,21 +241,30 @@ def _leaving_room(
     *,
     once: bool,
 ) -> Outcome | None:
-    """Return a first plan with room for outputs of the forward before, if there is any.
+    """Return a first plan with room for as much as the forward's outputs, if there is any.
 
-    A loop may hold that while this forward runs.
+    A loop may hold the outputs before while this forward runs. It may also hold as much of what it
+    makes between forward and backward until that has ended.
     """
     handed_out = handed_out_bytes(spec.captured)
     has_run = spec.plans or spec.user_code.is_known
     if has_run or options.plan is not None or handed_out <= around.others_bytes:
         return None
+    staying = around.with_others(around.others_bytes + handed_out)
+    staying = staying.with_outside(max(0, around.outside_bytes - handed_out))
     less = dataclasses.replace(around, budget_bytes=around.budget_bytes - handed_out)
-    outcome, is_final = _quick_outcome(spec, less.task(spec.captured), options, at_hand)
-    if outcome is None and spec.postponed is not None:
-        raise NeedsComparing
-    if outcome is not None and not is_final and not once:
-        _search(spec, around, around.task(spec.captured), options)
-    return outcome
+    tasks = (each.task(spec.captured) for each in (less, staying))
+    outcomes = (_quick_outcome(spec, task, options, at_hand) for task in tasks)
+    found, is_final = next((each for each in outcomes if each[0] is not None), (None, False))
+    if found is None or found.plan is None:
+        if spec.postponed is not None:
+            raise NeedsComparing
+        return None
+    task = around.task(spec.captured)
+    if not is_final and not once:
+        _search(spec, around, task, options)
+    plan = msgspec.structs.replace(found.plan, graph=fingerprint(task.graph))
+    return next(iter(valid_outcomes(task, (plan,))), None)
 
 
 def _outcome_at_once(
@@ -346,7 +344,7 @@ def _quick_outcome(
     if known is not None:
         return known, True
     own = fingerprint(task.graph)
-    found = _judged(task, (msgspec.structs.replace(plan, graph=own) for plan in others))
+    found = valid_outcomes(task, (msgspec.structs.replace(plan, graph=own) for plan in others))
     best = min(found, key=lambda outcome: outcome.overhead, default=None)
     if best is not None and (spec.known.has_retired or best.overhead < _GOOD_ENOUGH):
         return best, best.status == "optimal"
@@ -458,7 +456,7 @@ def _fitting_anything(graph: Graph, plan: Plan | None) -> Plan | None:
     if plan is None:
         return None
     task = Task(graph=graph, budget_bytes=sys.maxsize, gradients=plan.gradients)
-    found = _judged(task, (plan,))
+    found = valid_outcomes(task, (plan,))
     return msgspec.structs.replace(plan, budget_bytes=found[0].peak_bytes) if found else None
 
 
