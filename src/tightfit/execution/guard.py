@@ -80,6 +80,11 @@ class StepPeaks(msgspec.Struct, frozen=True):
         """
         return max(0, self.between_bytes + self.freed_bytes - self.boundary_bytes)
 
+    @property
+    def left_bytes(self) -> int:
+        """The bytes that user code held as the backward began, on top of the plan."""
+        return max(0, self.entered_bytes + self.freed_bytes - self.boundary_bytes)
+
 
 class Opened(Protocol):
     """A forward."""
@@ -306,11 +311,11 @@ class Guard:
             self._open["boundary_bytes"] = self.live_bytes()
 
     @property
-    def outside_bytes(self) -> int | None:
-        """The most user code held before the backward of the open step; None: it is not over."""
-        if self._open is None or self._is_checked_only or self._phase not in ("after", "over"):
+    def open_step(self) -> StepPeaks | None:
+        """The peaks of the open step so far; None: its backward has not begun."""
+        if self._open is None or self._is_checked_only or self._phase in ("forward", "between"):
             return None
-        return StepPeaks(**self._open).outside_bytes
+        return StepPeaks(**self._open)
 
     def before_backward(self) -> None:
         """Note the bytes that user code held between forward and backward."""

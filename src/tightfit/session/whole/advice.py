@@ -11,6 +11,7 @@ import msgspec
 from tightfit.capture.captured import Captured
 from tightfit.capture.nodes import flat_outputs, storage_bytes
 from tightfit.errors import InfeasibleBudget
+from tightfit.execution.guard import StepPeaks
 from tightfit.graph.ir import Graph
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import no_plan
@@ -192,18 +193,24 @@ class _Loop:
 
 
 def needed_by_steps(
-    spec: Specialisation, around: Surroundings, account: Account, outside_bytes: int | None
+    spec: Specialisation, around: Surroundings, account: Account, step: StepPeaks | None
 ) -> int:
     """Return the least budget for steps like the last, the optimizer's own left out.
 
-    `around`: memory resident around it, with all expected memory. `outside_bytes`: memory of user
-    code in that step; None: its backward has not begun.
+    `around`: memory resident around it, with all expected memory. `step`: its peaks; None: its
+    backward has not begun.
     """
     returned_bytes = account.since.returned_bytes(account.tally) or 0
-    if spec.user_code.seen_bytes is not None:
-        outside_bytes = max(outside_bytes or 0, spec.user_code.seen_bytes)
-    elif outside_bytes is None:
+    if step is None:
         outside_bytes = expected_outside_bytes(spec.captured)
+    else:
+        outside_bytes = step.outside_bytes
+        tangents = (v.size_bytes for v in spec.captured.graph.values if v.role == "tangent")
+        staying_bytes = max(0, step.left_bytes - sum(tangents))
+        around = around.with_others(around.others_bytes + staying_bytes)
+    seen_bytes = spec.user_code.seen_bytes
+    if seen_bytes is not None:
+        outside_bytes = seen_bytes if step is None else max(outside_bytes, seen_bytes)
     need = _need(spec, Passing(around.with_outside(outside_bytes), returned_bytes))
     return with_numbers(need.needed_bytes)
 

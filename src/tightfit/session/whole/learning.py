@@ -97,9 +97,9 @@ class StepMonitor:
             self._learn(spec, options, last, self.guard)
 
     @property
-    def outside_bytes(self) -> int | None:
-        """The most that code held before the backward of this step; None: that is to come."""
-        return self.guard.outside_bytes if self.guard is not None else None
+    def open_step(self) -> StepPeaks | None:
+        """The peaks of this step so far; None: its backward is to come."""
+        return self.guard.open_step if self.guard is not None else None
 
     def live_bytes(self) -> int | None:
         """Return the bytes given out in the process now; None where nothing is measured."""

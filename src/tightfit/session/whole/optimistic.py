@@ -26,7 +26,11 @@ from tightfit.planners.questions.infeasible import NoPlan
 from tightfit.planners.questions.minimum import proven_least_bytes
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.standing import Standing
-from tightfit.session.memory.surroundings import Surroundings, expected_outside_bytes
+from tightfit.session.memory.surroundings import (
+    Surroundings,
+    expected_outside_bytes,
+    handed_out_bytes,
+)
 from tightfit.session.options import Options
 from tightfit.session.step.holding import forward_peak_bytes, holding_of
 from tightfit.session.whole.specialisation import Planned, Specialisation
@@ -96,6 +100,11 @@ class Passing:
         assert planned.outcome.plan is not None
         forward_bytes = forward_peak_bytes(planned.graph, planned.outcome.plan)
         return forward_bytes + self.passing_bytes <= budget_bytes
+
+    def before_user_code(self, outside_bytes: int) -> Passing:
+        """Return the same where all of that memory is released before user code takes most."""
+        outside_bytes = max(outside_bytes, self.passing_bytes)
+        return replace(self, around=self.around.with_outside(outside_bytes))
 
     def _graph(self, spec: Specialisation) -> Graph:
         return self.around.around(spec.hoped.with_predicted(_PREDICTED))
@@ -243,6 +252,7 @@ class LessExpected:
             if way.passing_bytes > passed_bytes:
                 passed_bytes = way.passing_bytes
                 yield way
+                yield way.before_user_code(self.unseen.outside_bytes)
         # as plain PyTorch runs it, where the caller frees outputs of the forward
         least = self._certain
         peak_bytes = self.plain_bytes(spec)
@@ -361,6 +371,8 @@ def less_expected(
 def without(around: Surroundings, *, others_bytes: int, gradient_bytes: int) -> Passing:
     """Return a step before whose backward some memory held now is freed.
 
+    Loops clear gradients after the loss, as tutorials do: user code holds what it does on top.
+
     `others_bytes`, `gradient_bytes`: freed bytes.
     """
     passing_bytes = others_bytes + gradient_bytes
@@ -369,7 +381,7 @@ def without(around: Surroundings, *, others_bytes: int, gradient_bytes: int) -> 
         gradients="fresh" if gradient_bytes else around.gradients,
         gradient_bytes=around.gradient_bytes - gradient_bytes,
         others_bytes=around.others_bytes - others_bytes,
-        outside_bytes=max(around.outside_bytes, passing_bytes),
+        outside_bytes=max(around.outside_bytes + gradient_bytes, passing_bytes),
     )
     return Passing(left, passing_bytes)
 
@@ -377,6 +389,19 @@ def without(around: Surroundings, *, others_bytes: int, gradient_bytes: int) -> 
 def _plain_bytes(spec: Specialisation, around: Surroundings) -> int:
     """Return memory of plain PyTorch for a step, as far as its operators say."""
     return eager_peak_bytes(around.around(spec.captured), gradients=around.gradients)
+
+
+def with_more_room(spec: Specialisation, around: Surroundings) -> Iterator[Surroundings]:
+    """Yield surroundings with ever less memory that is not expected, for a first plan.
+
+    User code may hold what it makes until the backward has ended: all of it, or as much as the
+    outputs. In later steps the outputs before may be held while a forward runs.
+    """
+    handed_out = handed_out_bytes(spec.captured)
+    for held_bytes in (around.outside_bytes, min(handed_out, around.outside_bytes)):
+        staying = around.with_others(around.others_bytes + held_bytes)
+        yield staying.with_outside(around.outside_bytes - held_bytes)
+    yield replace(around, budget_bytes=around.budget_bytes - handed_out)
 
 
 def _thrifty(spec: Specialisation, graph: Graph, gradients: Gradients, crowd_bytes: int) -> Plan:

@@ -35,6 +35,7 @@ from tightfit.session.step.holding import forward_peak_bytes
 from tightfit.session.step.presumed import KeptRange
 from tightfit.session.whole.compiling import fastest_plan
 from tightfit.session.whole.earlier import earlier_plan, store_least_plan, store_plan
+from tightfit.session.whole.optimistic import with_more_room
 from tightfit.session.whole.specialisation import Moves, Planned, Specialisation
 
 _QUICKLY = Limits(seconds=1.0)
@@ -241,7 +242,7 @@ def _leaving_room(
     *,
     once: bool,
 ) -> Outcome | None:
-    """Return a first plan with room for as much as the forward's outputs, if there is any.
+    """Return a first plan with room for as much user code as can be, if there is any.
 
     A loop may hold the outputs before while this forward runs. It may also hold as much of what it
     makes between forward and backward until that has ended.
@@ -250,10 +251,7 @@ def _leaving_room(
     has_run = spec.plans or spec.user_code.is_known
     if has_run or options.plan is not None or handed_out <= around.others_bytes:
         return None
-    staying = around.with_others(around.others_bytes + handed_out)
-    staying = staying.with_outside(max(0, around.outside_bytes - handed_out))
-    less = dataclasses.replace(around, budget_bytes=around.budget_bytes - handed_out)
-    tasks = (each.task(spec.captured) for each in (less, staying))
+    tasks = (each.task(spec.captured) for each in with_more_room(spec, around))
     outcomes = (_quick_outcome(spec, task, options, at_hand) for task in tasks)
     found, is_final = next((each for each in outcomes if each[0] is not None), (None, False))
     if found is None or found.plan is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tightfit.allocator.tally import free_for
 from tightfit.errors import InfeasibleBudget
+from tightfit.execution.guard import StepPeaks
 from tightfit.plan.plan import Plan
 from tightfit.planners.questions.infeasible import NoPlan
 from tightfit.planners.questions.minimum import MinimumBudget
@@ -181,14 +182,17 @@ class Plans:
         alone = around_step(spec, inputs, self._account, options)
         return smallest_budget(spec, replace(alone, earlier_inputs=()), options)
 
-    def needed_bytes(self) -> int:
-        """Return the least budget for steps like the last; 0: nothing is known of any."""
+    def needed_bytes(self, step: StepPeaks | None = None) -> int:
+        """Return the least budget for steps like the last; 0: nothing is known of any.
+
+        `step`: its peaks; None: it is open, as far as they are known.
+        """
         if self._last is None or self.shares.has_company:
             return 0
         spec, around = self._last[0](), self._last[1]
         if spec is None:
             return 0
-        return needed_by_steps(spec, around, self._account, self._monitor.outside_bytes)
+        return needed_by_steps(spec, around, self._account, step or self._monitor.open_step)
 
     def looking_bytes(self, options: Options) -> int:
         """Return the bytes that measuring operators may hold now."""

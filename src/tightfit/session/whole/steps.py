@@ -73,7 +73,8 @@ class WholeSteps:
         needs = weakref.WeakMethod(self.needed_bytes)
         self._under_way = OpenCall(account, origin, before_first_call(methods), needs)
         self._calls = 0
-        self._enough_bytes = 0  # budget with which the running backward had its saved tensors
+        # The step of the running backward, if its saved tensors were freed before
+        self._freed_in: StepPeaks | None = None
         self._announcements = Announcements()
         self._again = StepRepeater(
             self.captures,
@@ -295,9 +296,10 @@ class WholeSteps:
         try:
             return self._plans.chosen_once_more(spec, inputs, self.options).runner
         except InfeasibleBudget as error:
-            needed_bytes = self._under_way.first_steps_bytes()
+            needed_bytes = self._plans.needed_bytes(self._freed_in)
+            was_freed = self._freed_in is not None
             raise _no_room_once_more(
-                self.callee.name, error, self._enough_bytes, needed_bytes
+                self.callee.name, error, needed_bytes, was_freed=was_freed
             ) from None
 
     def _planned(self, spec: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
@@ -331,9 +333,7 @@ class WholeSteps:
     def _backward_started(self, spec: Specialisation, run: Run) -> None:
         if spec.tuner is not None:
             spec.tuner.begin()
-        self._enough_bytes = 0
-        if run.freed_bytes is not None:
-            self._enough_bytes = self._under_way.enough_bytes(run.freed_bytes)
+        self._freed_in = None
         if run.reached.backwards == 1:
             self._under_way.backward_begins()
             self.account.since.backward_begins(self.account.gradient_bytes)
@@ -345,7 +345,8 @@ class WholeSteps:
         else:
             self.account.since.backward_is_unusual()
         if run.reached.backwards > 1 or run.state is RunState.ONCE_MORE:
-            self.monitor.close()  # the planned step is over; later work belongs to none
+            step = self.monitor.close()  # the planned step is over; later work belongs to none
+            self._freed_in = step if run.freed_bytes is not None else None
         self.captures.learn_outputs(spec, run)
 
 
@@ -400,23 +401,20 @@ def _plans_are_outdated(options: Options, before: Options) -> bool:
 
 
 def _no_room_once_more(
-    name: str, error: InfeasibleBudget, enough_bytes: int, later_bytes: int
+    name: str, error: InfeasibleBudget, needed_bytes: int, *, was_freed: bool
 ) -> InfeasibleBudget:
     """Return the error that a call cannot be run once more with all that is held now.
 
-    `enough_bytes`: a budget with which its saved tensors would not have been freed; 0: they were
-    not, or it is not known. `later_bytes`: the least budget for steps like it; 0: not known.
+    `needed_bytes`: the least budget for steps like it, in which nothing need be freed; 0: not
+    known. `was_freed`: whether its saved tensors were freed for code before its backward.
     """
-    needed_bytes = with_numbers(error.minimum_bytes or 0)
     why = "an earlier backward has used its saved tensors"
-    if enough_bytes:
-        if enough_bytes > error.budget_bytes:
-            needed_bytes = min(needed_bytes, enough_bytes)
+    if was_freed:
         why = (
             "its saved tensors were freed, as there was no room for what came before that. "
             "If that is a loss, tightfit.step plans it, too"
         )
-    needed_bytes = max(needed_bytes, later_bytes)
+    needed_bytes = max(needed_bytes, with_numbers(error.minimum_bytes or 0))
     return InfeasibleBudget(
         f"no plan of {name} fits the budget of {format_bytes(error.budget_bytes)} (none was found)"
         f"\n  once more its forward is to run again in its backward: {why}"
