@@ -94,11 +94,17 @@ LIFETIMES: dict[str, Loop] = {
 }
 """Small loops that differ in what lives from one call to the next; for `benchmarks/advice.py`."""
 
-_DRAWN = "drawn_"
+_DRAWN, _DRAWN_IN_GRAPHS = "drawn_", "drawn_in_graphs_"
 
 
 def loop_named(name: str) -> Loop:
-    """Return the loop of a name; ``drawn_7`` is the one that is drawn at random by the seed 7."""
+    """Return the loop of a name; ``drawn_7`` is the one that is drawn at random by the seed 7.
+
+    ``drawn_in_graphs_7`` is the same, with a model that Dynamo breaks into several graphs.
+    """
+    if name.startswith(_DRAWN_IN_GRAPHS):
+        seed = int(name.removeprefix(_DRAWN_IN_GRAPHS))
+        return Loop(drawn_loop(seed, breaks=True)[1])
     if name.startswith(_DRAWN):
         return Loop(drawn_loop(int(name.removeprefix(_DRAWN)))[1])
     return {**LIFETIMES, **LOOPS}[name]
