@@ -242,10 +242,10 @@ class Kind:
     def at_first(self) -> Holding:
         """That by which it runs in steps of which nothing is known.
 
-        What is computed again may be held twice: if the plan that saves least takes more than plain
-        PyTorch by itself, everything is kept, until there is no room for that.
+        If the plan that saves least takes as much as plain PyTorch by itself, everything is kept
+        where there is room: outputs that are computed again may be held twice.
         """
-        return self.most if self.least.peak_bytes > self.most.peak_bytes else self.least
+        return self.most if self.least.peak_bytes >= self.most.peak_bytes else self.least
 
     def inputs(self, leaves: Sequence[Any]) -> list[Any]:
         """Return the flattened inputs of the captured step for those of a call."""

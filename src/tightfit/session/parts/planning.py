@@ -315,12 +315,13 @@ class StepPlans:
         situation = self._situation
         planned = situation.foreseen(part, kind)
         by_kind = situation.plans.kinds.get(kind.plans) if situation.plans else None
-        if by_kind is None and not situation.lacked_room:
-            by_kind = kind.at_first
         if self.options.ranks is not None:
             return planned or by_kind or kind.least  # ranks decide together, between steps
         left = self.limit_bytes - self._coming_bytes - self._guard.held_bytes()
         self._held_before.setdefault(part.member, self.limit_bytes - left)
+        is_new = planned is None and by_kind is None
+        if is_new and not situation.lacked_room and kind.at_first.needed_bytes <= left:
+            return kind.at_first
         found = self._fitting(part, kind, planned, by_kind, left)
         if found is None:
             release_retained()
