@@ -36,7 +36,6 @@ from tightfit.session.step.graphs_of_step import GraphsOfStep
 from tightfit.session.whole.optimistic import FitsPlainly
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.steps import WholeSteps
-from tightfit.torch_private.storages import free_failed_backward
 from tightfit.units import format_bytes
 
 
@@ -149,7 +148,6 @@ class GraphSteps(WholeSteps):
         elif self.options.needs_plans or not refuses(self.account):
             raise found
         else:
-            free_failed_backward()  # of the measurement: it holds the inputs
             plainly = _Plainly(without_frames(found))
             why = "the budget has no room to measure a module that runs as one op."
         announce(f"{name}: {why} It runs as plain PyTorch; requests beyond the budget are refused")

@@ -37,7 +37,6 @@ from tightfit.session.step.again import RepeatableCall
 from tightfit.session.step.holding import Holding, overhead_of
 from tightfit.session.step.ledger import StepLedger
 from tightfit.session.step.observed import LedgerWriter
-from tightfit.torch_private.storages import free_failed_backward
 from tightfit.units import format_bytes
 
 _ADVICE = f"Raise the budget, or hold less between the parts. {WITHOUT_A_PLAN}"
@@ -260,7 +259,6 @@ class PartSteps:
             except NoRoomToMeasure as error:
                 if self.plans.options.needs_plans:
                     raise
-                free_failed_backward()  # of the measurement: it holds the inputs
                 self._unmeasured[key] = without_frames(error)
                 forget_oldest(self._unmeasured)
         return without_frames(self._unmeasured[key])
