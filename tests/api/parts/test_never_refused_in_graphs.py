@@ -94,10 +94,10 @@ def test_saved_tensors_of_waiting_parts_are_freed() -> None:
             torch.manual_seed(step)
             loss = own(x).square().mean()
             if own is model:
-                assert (free_for(1 << 30, torch.device("cpu")) > 0) == (step > 0)  # first: least
+                assert free_for(1 << 30, torch.device("cpu")) > 0
                 assert free_for(1, torch.device("cpu")) == 0  # nothing is left
             loss.backward()
             grads = [p.grad for p in own.parameters() if p.grad is not None]
             results.append([loss, *map(torch.clone, grads), *own.buffers()])
             own.zero_grad()
-        assert all(map(torch.equal, *results, strict=True))
+        assert all(map(torch.equal, *results))
