@@ -53,9 +53,9 @@ def test_models_in_several_graphs(name: str) -> None:
     assert_holds_at_plain(loop_named(name).function)
 
 
-@pytest.mark.parametrize("seed", [0, 2, 6, 10, 19, 26])
+@pytest.mark.parametrize("seed", [0, 2, 6, 10, 17, 26])
 def test_loops_drawn_at_random(seed: int) -> None:
-    """With 6 more is expected at the begin of a step than its calls take."""
+    """With 6 more is expected at the begin of a step; with 17 two models have one budget."""
     assert_holds_at_plain(loop_named(f"drawn_in_graphs_{seed}").function)
 
 

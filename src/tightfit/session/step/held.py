@@ -8,7 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from tightfit.allocator.tally import before_refusals
+from tightfit.allocator import meter_for
+from tightfit.allocator.tally import free_before_refusals
 from tightfit.capture.handed import GraphArguments
 from tightfit.execution.chain import made_by
 from tightfit.execution.runtime import Run
@@ -119,4 +120,17 @@ def release_retained() -> None:
         _RETAINED.pop().release()
 
 
-before_refusals(release_retained)
+def _free_retained(lacking_bytes: int, device: torch.device) -> int:
+    """Free such tensors for as many bytes; return how many."""
+    meter = meter_for(device)
+    if meter is None:
+        release_retained()
+        return 0
+    before_bytes, freed_bytes = meter.live_bytes(), 0
+    while _RETAINED and freed_bytes < lacking_bytes:
+        _RETAINED.pop().release()
+        freed_bytes = before_bytes - meter.live_bytes()
+    return freed_bytes
+
+
+free_before_refusals(_free_retained)
