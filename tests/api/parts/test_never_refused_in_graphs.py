@@ -95,7 +95,6 @@ def test_saved_tensors_of_waiting_parts_are_freed() -> None:
             loss = own(x).square().mean()
             if own is model:
                 assert free_for(1 << 30, torch.device("cpu")) > 0
-                assert free_for(1, torch.device("cpu")) == 0  # nothing is left
             loss.backward()
             grads = [p.grad for p in own.parameters() if p.grad is not None]
             results.append([loss, *map(torch.clone, grads), *own.buffers()])
