@@ -3,6 +3,7 @@
     python benchmarks/advice.py                         # all loops, small, a few minutes each
     python benchmarks/advice.py autoencoder --steps 8
     python benchmarks/advice.py drawn_0 drawn_1         # drawn at random by these seeds
+    python benchmarks/advice.py drawn_in_graphs_0       # the same, of a model in several graphs
 
 Each loop of `training_loops` runs plainly, then fitted within exactly what plain PyTorch took, and
 within less and less until it is refused: the least budget that works is found by bisection. Then it
@@ -27,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.loops import in_processes
 from benchmarks.training import circumstances
-from benchmarks.training_loops import LIFETIMES, LOOPS, Life, Loop, loop_named
+from benchmarks.training_loops import IN_GRAPHS, LIFETIMES, LOOPS, Life, Loop, loop_named
 
 __all__ = ["TOO_LITTLE", "found_out"]
 
@@ -40,7 +41,7 @@ _LONGEST_S = 300.0
 def main(words: Sequence[str] | None = None) -> None:
     """Run the loops asked for; append the row of each as soon as it is there."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    every = {**LIFETIMES, **LOOPS}
+    every = {**IN_GRAPHS, **LIFETIMES, **LOOPS}
     parser.add_argument("loops", nargs="*", metavar="LOOP", help=", ".join(every))
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--full", action="store_true", help="models as large as in docs/loops.md")

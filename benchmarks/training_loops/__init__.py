@@ -13,6 +13,23 @@ from benchmarks.training_loops.around import data_parallel, trainer
 from benchmarks.training_loops.deciding import mixture_of_experts, proximal_policy
 from benchmarks.training_loops.drawn import drawn_loop
 from benchmarks.training_loops.generative import diffusion, vector_quantised
+from benchmarks.training_loops.graph_breaks import (
+    adaptive_depth,
+    branch_on_value,
+    calls_summed,
+    cleared_between,
+    disabled_layer,
+    early_stopping,
+    function_in_break,
+    gradients_summed,
+    logged_values,
+    lstm_logged,
+    numpy_inside,
+    outputs_kept,
+    ragged_lists,
+    routed_experts,
+    second_model,
+)
 from benchmarks.training_loops.language import (
     evaluation_between_steps,
     logits_held,
@@ -34,7 +51,7 @@ from benchmarks.training_loops.recurrences import limited_memory, state_space
 from benchmarks.training_loops.run import Life, Run, live
 from benchmarks.training_loops.vision import detector, two_views
 
-__all__ = ["LIFETIMES", "LOOPS", "Life", "Loop", "Run", "live", "loop_named"]
+__all__ = ["IN_GRAPHS", "LIFETIMES", "LOOPS", "Life", "Loop", "Run", "live", "loop_named"]
 
 
 @dataclass(frozen=True)
@@ -94,11 +111,39 @@ LIFETIMES: dict[str, Loop] = {
 }
 """Small loops that differ in what lives from one call to the next; for `benchmarks/advice.py`."""
 
-_DRAWN = "drawn_"
+IN_GRAPHS: dict[str, Loop] = {
+    loop.name: loop
+    for loop in (
+        Loop(adaptive_depth),
+        Loop(branch_on_value),
+        Loop(calls_summed),
+        Loop(cleared_between),
+        Loop(disabled_layer),
+        Loop(early_stopping),
+        Loop(function_in_break),
+        Loop(gradients_summed),
+        Loop(logged_values),
+        Loop(lstm_logged),
+        Loop(numpy_inside),
+        Loop(outputs_kept),
+        Loop(ragged_lists),
+        Loop(routed_experts),
+        Loop(second_model),
+    )
+}
+"""Loops whose models Dynamo breaks into several graphs; for `benchmarks/advice.py`."""
+
+_DRAWN, _DRAWN_IN_GRAPHS = "drawn_", "drawn_in_graphs_"
 
 
 def loop_named(name: str) -> Loop:
-    """Return the loop of a name; ``drawn_7`` is the one that is drawn at random by the seed 7."""
+    """Return the loop of a name; ``drawn_7`` is the one that is drawn at random by the seed 7.
+
+    ``drawn_in_graphs_7`` is the same, with a model that Dynamo breaks into several graphs.
+    """
+    if name.startswith(_DRAWN_IN_GRAPHS):
+        seed = int(name.removeprefix(_DRAWN_IN_GRAPHS))
+        return Loop(drawn_loop(seed, breaks=True)[1])
     if name.startswith(_DRAWN):
         return Loop(drawn_loop(int(name.removeprefix(_DRAWN)))[1])
-    return {**LIFETIMES, **LOOPS}[name]
+    return {**IN_GRAPHS, **LIFETIMES, **LOOPS}[name]

@@ -51,6 +51,8 @@ class Habits:
         before `fit` or after it.
     assigns : str
         Whether the last output lives until the new one is there, or until its loss is, too.
+    breaks : bool
+        Whether Dynamo ends a graph in the middle of the model, where it looks at a value.
     """
 
     width: int
@@ -67,9 +69,10 @@ class Habits:
     seed: int
     data: Literal["new", "before", "after"]
     assigns: Literal["in turn", "at once"]
+    breaks: bool
 
 
-def drawn_loop(seed: int) -> tuple[Habits, Callable[[Run], None]]:
+def drawn_loop(seed: int, *, breaks: bool = False) -> tuple[Habits, Callable[[Run], None]]:
     """Return a loop, always the same for a seed, and how it is written."""
     draw = random.Random(seed)
     habits = Habits(
@@ -89,12 +92,13 @@ def drawn_loop(seed: int) -> tuple[Habits, Callable[[Run], None]]:
         seed=draw.randrange(1 << 30),
         data=draw.choice(["new", "before", "after"]),
         assigns=draw.choice(["in turn", "in turn", "at once"]),
+        breaks=breaks,
     )
 
     def loop(run: Run) -> None:
         _train(run, habits)
 
-    loop.__name__ = f"drawn_{seed}"
+    loop.__name__ = f"drawn_in_graphs_{seed}" if breaks else f"drawn_{seed}"
     return habits, loop
 
 
@@ -115,20 +119,36 @@ class _Batches:
 
 
 class _Net(nn.Module):
-    def __init__(self, layers: nn.Module, loss: str) -> None:
+    def __init__(self, layers: nn.Sequential, loss: str) -> None:
         super().__init__()
         self.layers, self.loss = layers, loss
 
     def forward(self, x: Tensor) -> Any:
-        out = self.layers(x)
+        return self.outputs(self.layers(x))
+
+    def outputs(self, out: Tensor) -> Any:
         if self.loss == "inside":
             return out, out.square().mean()
         return (out, out.tanh()) if self.loss == "two" else (out, out)
 
 
+class _NetInGraphs(_Net):
+    """It looks at a value between two of its layers."""
+
+    def __init__(self, layers: nn.Sequential, loss: str) -> None:
+        super().__init__(layers, loss)
+        self.first, self.rest = layers[: len(layers) // 2], layers[len(layers) // 2 :]
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.first(x)
+        scale = 1.0 if x.detach().mean().item() > 1e-3 else 0.9
+        return self.outputs(self.rest(x * scale))
+
+
 def _train(run: Run, habits: Habits) -> None:
     draw = random.Random(habits.seed)
-    net = _Net(_layers(draw, habits.width), habits.loss)
+    kind = _NetInGraphs if habits.breaks else _Net
+    net = kind(_layers(draw, habits.width), habits.loss)
     other = _layers(draw, habits.width) if habits.other != "none" else None
     optimizer = _optimizer(net, habits)
     others = _optimizer(other, habits) if other is not None else None

@@ -60,6 +60,7 @@ def naming_its_needs(call: OpaqueCall) -> Iterator[None]:
             "itself, as it must once to be measured."
         )
         found = budget_exceeded(error, message, further_bytes=needed_bytes - taken_bytes)
+        call.forget_examples()  # the engine holds the graph of a backward that has failed
         raise NoRoomToMeasure(
             str(found), budget_bytes=found.budget_bytes, minimum_bytes=found.measured_bytes
         ) from error

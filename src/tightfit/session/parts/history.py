@@ -36,6 +36,7 @@ class Situation:
         self.planned: StepLedger[Kind] = StepLedger()
         self.planned_bytes = 0
         self.learned = 0
+        self.lacked_room = False  # whether saved tensors were freed before their backward
         self._turn = 0
         self._sizes: dict[_Turn, _Sizes] = {}
         self._searches: list[Search[PartPlans | None]] = []

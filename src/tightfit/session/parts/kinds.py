@@ -238,6 +238,15 @@ class Kind:
         """That of the plan that keeps everything."""
         return self.plans.most
 
+    @property
+    def at_first(self) -> Holding:
+        """That by which it runs in steps of which nothing is known.
+
+        If the plan that saves least takes as much as plain PyTorch by itself, everything is kept
+        where there is room: outputs that are computed again may be held twice.
+        """
+        return self.most if self.least.peak_bytes >= self.most.peak_bytes else self.least
+
     def inputs(self, leaves: Sequence[Any]) -> list[Any]:
         """Return the flattened inputs of the captured step for those of a call."""
         return [*leaves, *(leaves[place] for place in self.repeated)]

@@ -74,6 +74,7 @@ class StepPlans:
         self._stepping_bytes = 0
         self._choices_made: Counter[Any] = Counter()
         self._has_left = False  # whether anything was left to Python since it began
+        self._was_freed = False  # whether saved tensors of this step were, before their backward
 
     @property
     def limit_bytes(self) -> int:
@@ -115,6 +116,7 @@ class StepPlans:
         held = self._guard.held_bytes() + coming_bytes
         alike_bytes = max(round(_ALIKE * self.limit_bytes), self.late_bytes)
         self._situation = self._situations.of(signature, held, alike_bytes)
+        self._was_freed = False
         self._possible = {}
         self._holdings = {}
         self._held_before.clear()
@@ -173,8 +175,14 @@ class StepPlans:
         """Whether enough is known of steps such as that which has begun."""
         return self._situation.learned >= _LEARNED
 
+    def note_freed(self) -> None:
+        """Note that saved tensors were freed before their backward."""
+        self._was_freed = self._situation.lacked_room = True
+
     def ended(self, ledger: StepLedger[Kind]) -> None:
         """Learn from a complete step, as far as its peaks were seen."""
+        if self._was_freed:
+            return  # what its calls held does not follow from their plans
         self._ended = ledger
         if self._guard.is_learning:
             self._situation.ended(ledger)
@@ -311,6 +319,9 @@ class StepPlans:
             return planned or by_kind or kind.least  # ranks decide together, between steps
         left = self.limit_bytes - self._coming_bytes - self._guard.held_bytes()
         self._held_before.setdefault(part.member, self.limit_bytes - left)
+        is_new = planned is None and by_kind is None
+        if is_new and not situation.lacked_room and kind.at_first.needed_bytes <= left:
+            return kind.at_first
         found = self._fitting(part, kind, planned, by_kind, left)
         if found is None:
             release_retained()

@@ -13,6 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import torch
+
+from tightfit.allocator.tally import free_before_refusals
 from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.capture.handed import GraphArguments
 from tightfit.capture.opaque.needs import NoRoomToMeasure
@@ -21,6 +24,7 @@ from tightfit.errors import WITHOUT_A_PLAN, BadInput, InfeasibleBudget, without_
 from tightfit.execution.guard import Guard, StepPeaks, left_out
 from tightfit.execution.run_state import RunState
 from tightfit.execution.runtime import Run
+from tightfit.living import Living
 from tightfit.plan.plan import Plan
 from tightfit.progress import Announcements, announce
 from tightfit.session.memory.limit import raising
@@ -35,7 +39,6 @@ from tightfit.session.step.ledger import StepLedger
 from tightfit.session.step.observed import LedgerWriter
 from tightfit.units import format_bytes
 
-_NEARLY = 1.03  # of the budget: a step may take so much less than expected
 _ADVICE = f"Raise the budget, or hold less between the parts. {WITHOUT_A_PLAN}"
 
 
@@ -80,7 +83,7 @@ class PartSteps:
         self.guard.change_budget(self.plans.limit_bytes)
         self.known = KnownCalls(capture)
         self._resident = resident
-        self._open: weakref.WeakSet[Run] = weakref.WeakSet()
+        self._open: Living[Run] = Living()
         self._writer: LedgerWriter | None = None
         self._last: tuple[StepLedger[Kind], int] | None = None
         self._again = PartsAgain(self)
@@ -88,6 +91,7 @@ class PartSteps:
         self._plainly: weakref.WeakSet[Part] = weakref.WeakSet()  # that was announced
         # Of calls that the budget had no room to measure: these say so, and are never raised
         self._unmeasured: dict[Any, InfeasibleBudget] = {}
+        _EVERY.add(self)
 
     @property
     def writer(self) -> LedgerWriter | None:
@@ -103,6 +107,20 @@ class PartSteps:
     def is_under_way(self) -> bool:
         """Whether a call awaits its backward."""
         return any(run.is_open for run in self._open)
+
+    def free_saved(self, lacking_bytes: int) -> int:
+        """Free saved tensors of calls that await their backward; return how many bytes.
+
+        The oldest first: its backward comes last. Such a step is no model of others.
+        """
+        freed_bytes = 0
+        for run in self._open.now() if not self.plans.options.needs_plans else ():
+            if freed_bytes < lacking_bytes:
+                freed_bytes += run.free_saved()
+        if freed_bytes:
+            self.plans.note_freed()
+            self.guard.saved_tensors_freed(freed_bytes)
+        return freed_bytes
 
     # -- steps --------------------------------------------------------------------------------
 
@@ -130,18 +148,17 @@ class PartSteps:
         """Make sure that there are plans for the step that begins.
 
         What it holds in addition to its calls is foreseen as in another step: it may hold less.
-        Where the limit holds by itself, it runs with least memory then, and is measured again.
+        Where the limit holds by itself, it runs with least memory then, and is measured again: only
+        a request that exceeds the limit shows that the budget is too small.
         """
         resident = self._resident
         try:
             self.plans.begin(signature, resident.coming_bytes(), resident.stepping_bytes())
         except InfeasibleBudget as error:
             needed_bytes, limit_bytes = error.minimum_bytes or 0, self.plans.limit_bytes
-            if self.plans.options.needs_plans or needed_bytes > _NEARLY * limit_bytes:
+            if self.plans.options.needs_plans or not resident.name_budget(needed_bytes):
                 raise
-            if not resident.name_budget(needed_bytes):
-                raise
-            announce(
+            self._announcements.tell(
                 f"{self.name}: the plans that save least are expected to take "
                 f"{format_bytes(needed_bytes)}, {format_bytes(needed_bytes - limit_bytes)} more "
                 "than the budget. The step runs by them; requests beyond the budget are refused"
@@ -335,6 +352,21 @@ class PartSteps:
             )
         with raising(error):
             return part.function(*given.args, **given.kwargs)
+
+
+_EVERY: Living[PartSteps] = Living()
+
+
+def _free_saved(lacking_bytes: int, device: torch.device) -> int:
+    """Free saved tensors of calls of parts on a device; return how many bytes."""
+    freed_bytes = 0
+    for steps in _EVERY:
+        if freed_bytes < lacking_bytes and torch.device(steps.guard.device) == device:
+            freed_bytes += steps.free_saved(lacking_bytes - freed_bytes)
+    return freed_bytes
+
+
+free_before_refusals(_free_saved)
 
 
 def _drop(writer: LedgerWriter, guard: Guard, call: int) -> None:

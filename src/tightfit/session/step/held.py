@@ -8,7 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from tightfit.allocator.tally import before_refusals
+from tightfit.allocator import meter_for
+from tightfit.allocator.tally import free_before_refusals
 from tightfit.capture.handed import GraphArguments
 from tightfit.execution.chain import made_by
 from tightfit.execution.runtime import Run
@@ -41,10 +42,7 @@ class GivenToCall:
         into: they may have its own history. `others`: which to hold of those that no call can make
         again: ``"none"``, ``"data"`` (without a history) or ``"all"``.
         """
-        given, self._given = self._given, None
-        assert given is not None
-        places = {id(x): place for place, x in enumerate(given.inputs)}
-        self._places = [places[id(x)] for x in given.args]
+        given = self._taken_apart()
         own = {self._places[leaf] for leaf in kept}
         self._written = {self._places[leaf] for leaf in written}
         for place in self._places if others != "none" else ():
@@ -57,18 +55,29 @@ class GivenToCall:
             for place, x in enumerate(given.inputs)
         ]
 
+    def _taken_apart(self) -> GraphArguments:
+        """Return all inputs, each of which may be freed from now on."""
+        given, self._given = self._given, None
+        assert given is not None
+        places = {id(x): place for place, x in enumerate(given.inputs)}
+        self._places = [places[id(x)] for x in given.args]
+        self._inputs = [*given.inputs]
+        return given
+
     def hold_all(self) -> None:
         """Hold all inputs: those that other calls can make again as long as there is room."""
-        if self._given is not None:
-            return
-        for place in self._places:
-            there = self._present_inputs()[place]
-            if there is not None and place not in self._written:
-                self._inputs[place] = there
-        _RETAINED.add(self)
+        if self._given is None:
+            for place in self._places:
+                there = self._present_inputs()[place]
+                if there is not None and place not in self._written:
+                    self._inputs[place] = there
+        if self._makers:
+            _RETAINED.add(self)
 
     def release(self) -> None:
         """Free inputs that other calls can make again."""
+        if self._given is not None:
+            self._taken_apart()
         for place in self._makers:
             x = self._inputs[place]
             self._inputs[place] = weakref.ref(x) if isinstance(x, torch.Tensor) else x
@@ -111,4 +120,17 @@ def release_retained() -> None:
         _RETAINED.pop().release()
 
 
-before_refusals(release_retained)
+def _free_retained(lacking_bytes: int, device: torch.device) -> int:
+    """Free such tensors for as many bytes; return how many."""
+    meter = meter_for(device)
+    if meter is None:
+        release_retained()
+        return 0
+    before_bytes, freed_bytes = meter.live_bytes(), 0
+    while _RETAINED and freed_bytes < lacking_bytes:
+        _RETAINED.pop().release()
+        freed_bytes = before_bytes - meter.live_bytes()
+    return freed_bytes
+
+
+free_before_refusals(_free_retained)
