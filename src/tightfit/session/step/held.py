@@ -123,9 +123,6 @@ def release_retained() -> None:
 def _free_retained(lacking_bytes: int, device: torch.device) -> int:
     """Free such tensors for as many bytes; return how many."""
     meter = meter_for(device)
-    if meter is None:
-        release_retained()
-        return 0
     before_bytes, freed_bytes = meter.live_bytes(), 0
     while _RETAINED and freed_bytes < lacking_bytes:
         _RETAINED.pop().release()
