@@ -2,12 +2,13 @@
 
     python benchmarks/gpu_proof.py
 
-Runs the tests marked `gpu`, then four models within what the device keeps to (reserved bytes,
-retries, launch time; with a limit, without one, at planned addresses), then proofs (bit by bit,
-peak within the budget) and training rows of ResNet-50 and GPT-2 at two ratios. Each stage runs
-in a process of its own, within what is left of the time. Rows are appended to
-``benchmarks/results/gpu_limit.jsonl``, ``gpu_proofs.jsonl`` and ``gpu_training.jsonl`` with the
-device, the versions and the commit; ``python benchmarks/readme.py`` puts the latter two into the
+Runs the tests marked `gpu`, then four models within what the device keeps to: reserved bytes,
+retries and launch time, with a limit, without one, at planned addresses. Then come whole training
+loops, values that are moved to the host and back, proofs (bit by bit, peak within the budget), and
+training rows of ResNet-50 and GPT-2 at two ratios. Each stage runs in a process of its own, within
+what is left of the time. Rows are appended to ``benchmarks/results/gpu_limit.jsonl``,
+``gpu_loops.jsonl``, ``offload_gpu.jsonl``, ``gpu_proofs.jsonl`` and ``gpu_training.jsonl`` with the
+device, the versions and the commit; ``python benchmarks/readme.py`` puts the last two into the
 README. What the device kept to is printed as one table. Exits with 0 only if everything held.
 """
 
@@ -36,6 +37,8 @@ MODELS = {
     "gpt2": ("--batch", "4", "--sequence", "1024", "--dropout", "0"),
 }
 
+LOOPS = ("scaled_gradients", "fused_steps", "prefetched_batches", "steps_in_backward", "detector")
+
 _LED = ("--ways", "limit,arena")
 LIMITS = {
     "resnet50": ("--ratio", "0.4", "--batch", "128", "--size", "224"),  # without a limit, too
@@ -61,14 +64,18 @@ def stages(rows: Path = ROWS, python: str = sys.executable) -> list[Stage]:
     for model, settings in LIMITS.items():
         output = ("--device", "cuda", "--output", str(rows / "gpu_limit.jsonl"))
         limit = (python, "benchmarks/gpu_limit.py", model, *settings, *output)
-        found.append(Stage(f"limit of {model}", limit, 75))
+        found.append(Stage(f"limit of {model}", limit, 60 if "--ways" in settings else 75))
+    loops = (python, "benchmarks/loops.py", *LOOPS, "--device", "cuda", "--steps", "10", "--output")
+    found.append(Stage("training loops", (*loops, str(rows / "gpu_loops.jsonl")), 80))
+    moves = (python, "benchmarks/offload_gpu.py", "--device", "cuda", "--output")
+    found.append(Stage("offload", (*moves, str(rows / "offload_gpu.jsonl")), 60))
     for model, settings in MODELS.items():
         common = (model, *settings, "--device", "cuda", "--output")
         prove = (python, "benchmarks/gpu_proofs.py", *common, str(rows / "gpu_proofs.jsonl"))
         train = (python, "benchmarks/training.py", *common, str(rows / "gpu_training.jsonl"))
         ratios = ("--ratios", "0.6,0.5", "--rounds", "15", "--time-limit", "10")
-        found.append(Stage(f"proofs of {model}", prove, 60))
-        found.append(Stage(f"training rows of {model}", (*train, *ratios), 65))
+        found.append(Stage(f"proofs of {model}", prove, 40))
+        found.append(Stage(f"training rows of {model}", (*train, *ratios), 45))
     return found
 
 

@@ -8,6 +8,15 @@ that such a program would not keep.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks.training_loops.accelerated import (
+    data_on_the_device,
+    fused_steps,
+    pinned_batches,
+    prefetched_batches,
+    restored,
+    scaled_gradients,
+    steps_in_backward,
+)
 from benchmarks.training_loops.adversarial import gan, gan_one_budget
 from benchmarks.training_loops.around import data_parallel, trainer
 from benchmarks.training_loops.deciding import mixture_of_experts, proximal_policy
@@ -51,7 +60,17 @@ from benchmarks.training_loops.recurrences import limited_memory, state_space
 from benchmarks.training_loops.run import Life, Run, live
 from benchmarks.training_loops.vision import detector, two_views
 
-__all__ = ["IN_GRAPHS", "LIFETIMES", "LOOPS", "Life", "Loop", "Run", "live", "loop_named"]
+__all__ = [
+    "ACCELERATED",
+    "IN_GRAPHS",
+    "LIFETIMES",
+    "LOOPS",
+    "Life",
+    "Loop",
+    "Run",
+    "live",
+    "loop_named",
+]
 
 
 @dataclass(frozen=True)
@@ -92,6 +111,19 @@ LOOPS: dict[str, Loop] = {
         Loop(trainer, packages=("transformers", "accelerate")),
         Loop(logits_held),
         Loop(two_views),
+    )
+}
+
+ACCELERATED: dict[str, Loop] = {
+    loop.name: loop
+    for loop in (
+        Loop(scaled_gradients),
+        Loop(fused_steps),
+        Loop(pinned_batches),
+        Loop(prefetched_batches),
+        Loop(data_on_the_device),
+        Loop(steps_in_backward),
+        Loop(restored),
     )
 }
 
@@ -146,4 +178,4 @@ def loop_named(name: str) -> Loop:
         return Loop(drawn_loop(seed, breaks=True)[1])
     if name.startswith(_DRAWN):
         return Loop(drawn_loop(int(name.removeprefix(_DRAWN)))[1])
-    return {**IN_GRAPHS, **LIFETIMES, **LOOPS}[name]
+    return {**ACCELERATED, **IN_GRAPHS, **LIFETIMES, **LOOPS}[name]

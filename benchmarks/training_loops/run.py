@@ -148,7 +148,7 @@ class Run:
         self._keywords = keywords
         free_failed_backward()  # what an earlier loop has left must not be freed amid this one
         gc.collect()
-        self._device = device
+        self.device = device
         self._meter: Meter = ReservedBytes() if device == "cuda" else meter_for(device)
         self._base_bytes = self._meter.live_bytes()
         self._life = Life(budget_bytes, 0, 0, (), (), (), "")
@@ -182,7 +182,7 @@ class Run:
             self._meter.reset_peak()
             self._base_bytes = self._meter.live_bytes()
         members = (*model.parameters(), *model.buffers())
-        held_bytes = resident_tensor_bytes(members, granularity_of(self._device))
+        held_bytes = resident_tensor_bytes(members, granularity_of(self.device))
         self._base_bytes -= held_bytes
         self._change(found_bytes=self._life.found_bytes + held_bytes)
         if self.budget_bytes is not None:

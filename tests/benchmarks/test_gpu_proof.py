@@ -31,10 +31,10 @@ def test_every_stage_reports_its_result(proof: Any) -> None:
 
     ended = dict(proof.run_all(proof.stages(), 600, run))
     assert ended["tests"] == "failed (exit code 1)"
-    assert ended["proofs of gpt2"] == "stopped after 60 s"
+    assert ended["proofs of gpt2"] == "stopped after 40 s"
     assert ended["training rows of resnet50"] == "held"
     assert ended["limit of unet"] == "held"
-    assert len(ended) == len(ran) == 9
+    assert len(ended) == len(ran) == 11
     assert set(dict(proof.run_all(proof.stages(), 0, run)).values()) == {"not run: no time left"}
     for stage in proof.stages():
         files = [word for word in stage.command if word.endswith(".py") or word == "tests/gpu"]
@@ -49,7 +49,7 @@ def test_without_a_gpu_it_says_so(
     assert proof.main([]) == 2
     assert "gpu-proof needs a GPU: no driver. Nothing was run" in capsys.readouterr().out
     assert proof.main(["--dry-run"]) == 0
-    assert capsys.readouterr().out.count("--device cuda") == 8
+    assert capsys.readouterr().out.count("--device cuda") == 10
 
 
 @pytest.mark.usefixtures("short_mobilenet")
