@@ -146,6 +146,20 @@ def test_garbage_that_is_collected_while_a_step_is_planned_hides_nothing_of_it()
     assert step is None or 50 * KIB <= step.forward_bytes < 60 * KIB
 
 
+def test_what_user_code_held_is_known_once_the_backward_has_begun() -> None:
+    step = Step(500 * KIB)
+    kept = held(20)
+    held(50)
+    assert step.guard.open_step is None
+    step.guard.before_backward()
+    peaks = step.guard.open_step
+    assert peaks is not None and peaks.outside_bytes == 70 * KIB
+    assert peaks.left_bytes == kept.nbytes
+    step.guard.after_backward()
+    step.close()
+    assert step.guard.open_step is None
+
+
 def test_weights_from_before_there_was_a_meter_that_are_replaced_count_once() -> None:
     unmetered = [300 * KIB]
     guard = Guard("cpu", "raise", unmetered_bytes=lambda: unmetered[0])

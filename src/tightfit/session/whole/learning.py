@@ -51,6 +51,7 @@ class StepMonitor:
         self._learned_from: StepPeaks | None = None
         self._announced_outside: set[int] = set()
         self._freed = 0
+        self._lasting_bytes = 0  # parameters, gradients and state as the step before began
         self._begun: WeakKeyDictionary[Specialisation, int] = WeakKeyDictionary()
 
     @property
@@ -88,13 +89,17 @@ class StepMonitor:
             return captured.graph.constant_bytes - earlier_bytes + held
 
         begun = self._begun.get(spec, 0) + 1
+        own_growth_bytes = 0
         if begun <= _LEARNED:
             self._begun[spec] = begun
+            before_bytes, self._lasting_bytes = self._lasting_bytes, account.lasting_bytes()
+            own_growth_bytes = self._lasting_bytes - before_bytes
         self.guard.before_forward(
             constant_bytes, budget_bytes, options.shared, runs, is_known=begun > _LEARNED
         )
         if self.guard.steps and last is not None:
-            self._learn(spec, options, last, self.guard)
+            growth_bytes = self.guard.growth_bytes - own_growth_bytes
+            self._learn(spec, options, last, growth_bytes)
 
     @property
     def open_step(self) -> StepPeaks | None:
@@ -162,8 +167,11 @@ class StepMonitor:
         self._begun.clear()
 
     def _learn(
-        self, spec: Specialisation, options: Options, before: LastStep, guard: Guard
+        self, spec: Specialisation, options: Options, before: LastStep, growth_bytes: int
     ) -> None:
+        """Learn from the step before; `growth_bytes`: of memory of others from it to this one."""
+        guard = self.guard
+        assert guard is not None
         shared, last = options.shared, before.planned
         alone = before.is_alone and (shared is None or len(shared.members()) <= 1)
         if not self._announced:
@@ -177,14 +185,16 @@ class StepMonitor:
             return  # memory of others meanwhile is not its own
         if not (options.arena and self._account.device.type == "cuda"):
             # fillers of an arena there count as given out: plans leave room for them already
-            spec.saw_backward(last, step.constant_bytes + step.backward_bytes - before.more_bytes)
+            # as if the optimizer's state that the plan has counted had been there already
+            constant_bytes = max(step.constant_bytes - before.more_bytes, last.graph.constant_bytes)
+            spec.saw_backward(last, constant_bytes + step.backward_bytes)
         # memory held between forward and backward of a step in company is theirs, too
         step = _without_cleared(step, self._account.since.cleared_bytes)
         if step.has_freed_between and self._freed < _MOST_FREED:  # garbage of another model, say
             self._freed += 1
             return
         if alone and spec.user_code.may_be_seen and spec.plans:
-            outside_bytes = _held_outside(last.graph, step, guard.growth_bytes)
+            outside_bytes = _held_outside(last.graph, step, growth_bytes)
             has_grown = guard.growth_bytes > 0
             self._learn_outside(spec, options, last, outside_bytes, has_grown=has_grown)
 

@@ -1,0 +1,75 @@
+"""Measured steps replace what was assumed of user code, and only those that were the model's own."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import tightfit
+from tightfit.execution.attach import attached
+from tightfit.session.fitted import Fitted
+
+ROWS, WIDTH = 256, 64
+BLOCK = 4 * ROWS * WIDTH
+
+
+def fitted() -> tuple[nn.Module, Fitted]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    tightfit.fit(model, "64MiB", costs="unit", cache=False)
+    session = attached(model)
+    assert isinstance(session, Fitted)
+    return model, session
+
+
+def train(model: nn.Module, blocks: int) -> None:
+    """Take a step whose loss holds so many blocks at once in addition to the gradient."""
+    output = model(torch.randn(ROWS, WIDTH))
+    torch.empty(blocks * BLOCK, dtype=torch.uint8)
+    output.backward(torch.ones_like(output))
+    model.zero_grad()
+
+
+def seen_bytes(session: Fitted) -> int | None:
+    (spec,) = session.specialisations
+    return spec.user_code.seen_bytes
+
+
+def test_user_code_is_assumed_until_a_step_has_ended_and_then_as_it_was_measured() -> None:
+    model, session = fitted()
+    train(model, 5)
+    (spec,) = session.specialisations
+    assert seen_bytes(session) is None
+    assert spec.user_code.planned_bytes == 3 * BLOCK
+    train(model, 5)
+    train(model, 5)
+    assert seen_bytes(session) == 5 * BLOCK
+    assert spec.user_code.planned_bytes == 3 * BLOCK  # plans that fit stay in use
+
+
+def test_a_second_step_that_holds_more_counts_and_later_ones_do_not() -> None:
+    model, session = fitted()
+    for blocks in (5, 7, 9, 9):
+        train(model, blocks)
+    assert seen_bytes(session) == 7 * BLOCK
+
+
+def test_nothing_is_learned_of_a_step_in_which_another_model_has_trained() -> None:
+    (model, session), (other, _) = fitted(), fitted()
+    output = model(torch.randn(ROWS, WIDTH))
+    train(other, 20)
+    output.backward(torch.ones_like(output))
+    model.zero_grad()
+    train(model, 5)
+    assert seen_bytes(session) is None
+    train(model, 5)
+    assert seen_bytes(session) == 5 * BLOCK
+
+
+def test_figures_of_other_plans_are_forgotten_with_the_guard() -> None:
+    model, session = fitted()
+    for _ in range(3):
+        train(model, 5)
+    assert session.guard is not None and session.guard.steps
+    session.change_budget(32 << 20)
+    assert session.guard is None or not session.guard.steps
