@@ -200,19 +200,41 @@ def needed_by_steps(
     `around`: memory resident around it, with all expected memory. `step`: its peaks; None: its
     backward has not begun.
     """
-    returned_bytes = account.since.returned_bytes(account.tally) or 0
-    if step is None:
-        outside_bytes = expected_outside_bytes(spec.captured)
-    else:
-        outside_bytes = step.outside_bytes
-        tangents = (v.size_bytes for v in spec.captured.graph.values if v.role == "tangent")
-        staying_bytes = max(0, step.left_bytes - sum(tangents))
-        around = around.with_others(around.others_bytes + staying_bytes)
-    seen_bytes = spec.user_code.seen_bytes
-    if seen_bytes is not None:
-        outside_bytes = seen_bytes if step is None else max(outside_bytes, seen_bytes)
-    need = _need(spec, Passing(around.with_outside(outside_bytes), returned_bytes))
+    need = _need(spec, _as_measured(spec, around, account, step))
     return with_numbers(need.needed_bytes)
+
+
+def needed_once_more(
+    spec: Specialisation,
+    around: Surroundings,
+    account: Account,
+    step: StepPeaks,
+    least_bytes: int,
+) -> int:
+    """Return a budget for steps like one whose saved tensors were freed, to be made again.
+
+    `least_bytes`: that this takes. Plain PyTorch may need less, where nothing is freed.
+    """
+    measured = _as_measured(spec, around, account, step)
+    least_bytes = min(least_bytes, measured.plain_bytes(spec))
+    return max(_need(spec, measured).needed_bytes, least_bytes)
+
+
+def _as_measured(
+    spec: Specialisation, around: Surroundings, account: Account, step: StepPeaks | None
+) -> Passing:
+    """Return a step with memory of user code as it was measured, or as it is expected."""
+    returned_bytes = account.since.returned_bytes(account.tally) or 0
+    seen_bytes = spec.user_code.seen_bytes
+    if step is None:
+        expected_bytes = expected_outside_bytes(spec.captured)
+        outside_bytes = expected_bytes if seen_bytes is None else seen_bytes
+        return Passing(around.with_outside(outside_bytes), returned_bytes)
+    tangents = (v.size_bytes for v in spec.captured.graph.values if v.role == "tangent")
+    staying_bytes = max(0, step.left_bytes - sum(tangents))  # until the backward has ended
+    outside_bytes = max(step.outside_bytes, seen_bytes or 0) - staying_bytes
+    around = around.with_others(around.others_bytes + staying_bytes)
+    return Passing(around.with_outside(max(0, outside_bytes)), returned_bytes)
 
 
 def _need(

@@ -23,7 +23,7 @@ from tightfit.session.memory.limit import refuses
 from tightfit.session.memory.standing import Standing
 from tightfit.session.memory.surroundings import Surroundings
 from tightfit.session.options import Options
-from tightfit.session.whole.advice import advised, needed_by_steps
+from tightfit.session.whole.advice import advised, needed_by_steps, needed_once_more
 from tightfit.session.whole.call_shares import CallShares
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.comparing import Comparing
@@ -182,17 +182,19 @@ class Plans:
         alone = around_step(spec, inputs, self._account, options)
         return smallest_budget(spec, replace(alone, earlier_inputs=()), options)
 
-    def needed_bytes(self, step: StepPeaks | None = None) -> int:
-        """Return the least budget for steps like the last; 0: nothing is known of any.
+    def needed_bytes(self, freed_in: StepPeaks | None = None, least_bytes: int = 0) -> int:
+        """Return the least budget for steps like the last; `least_bytes` if none is known.
 
-        `step`: its peaks; None: it is open, as far as they are known.
+        `freed_in`: a step in which saved tensors were freed, and `least_bytes` makes them again.
         """
         if self._last is None or self.shares.has_company:
-            return 0
+            return least_bytes
         spec, around = self._last[0](), self._last[1]
         if spec is None:
-            return 0
-        return needed_by_steps(spec, around, self._account, step or self._monitor.open_step)
+            return least_bytes
+        if freed_in is not None:
+            return needed_once_more(spec, around, self._account, freed_in, least_bytes)
+        return needed_by_steps(spec, around, self._account, self._monitor.open_step)
 
     def looking_bytes(self, options: Options) -> int:
         """Return the bytes that measuring operators may hold now."""

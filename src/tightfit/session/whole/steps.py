@@ -75,6 +75,7 @@ class WholeSteps:
         self._calls = 0
         # The step of the running backward, if its saved tensors were freed before
         self._freed_in: StepPeaks | None = None
+        self._enough_bytes = 0  # a budget with which they would not have been
         self._announcements = Announcements()
         self._again = StepRepeater(
             self.captures,
@@ -296,8 +297,11 @@ class WholeSteps:
         try:
             return self._plans.chosen_once_more(spec, inputs, self.options).runner
         except InfeasibleBudget as error:
-            needed_bytes = self._plans.needed_bytes(self._freed_in)
-            was_freed = self._freed_in is not None
+            needed_bytes, was_freed = error.minimum_bytes or 0, self._freed_in is not None
+            if self._enough_bytes > error.budget_bytes:
+                needed_bytes = min(needed_bytes, self._enough_bytes)
+            elif was_freed:
+                needed_bytes = self._plans.needed_bytes(self._freed_in, needed_bytes)
             raise _no_room_once_more(
                 self.callee.name, error, needed_bytes, was_freed=was_freed
             ) from None
@@ -333,7 +337,9 @@ class WholeSteps:
     def _backward_started(self, spec: Specialisation, run: Run) -> None:
         if spec.tuner is not None:
             spec.tuner.begin()
-        self._freed_in = None
+        self._freed_in, self._enough_bytes = None, 0
+        if run.freed_bytes is not None:
+            self._enough_bytes = self._under_way.enough_bytes(run.freed_bytes)
         if run.reached.backwards == 1:
             self._under_way.backward_begins()
             self.account.since.backward_begins(self.account.gradient_bytes)
@@ -405,16 +411,16 @@ def _no_room_once_more(
 ) -> InfeasibleBudget:
     """Return the error that a call cannot be run once more with all that is held now.
 
-    `needed_bytes`: the least budget for steps like it, in which nothing need be freed; 0: not
-    known. `was_freed`: whether its saved tensors were freed for code before its backward.
+    `needed_bytes`: a budget for steps like it. `was_freed`: whether its saved tensors were freed
+    for code before its backward.
     """
+    needed_bytes = with_numbers(needed_bytes)
     why = "an earlier backward has used its saved tensors"
     if was_freed:
         why = (
             "its saved tensors were freed, as there was no room for what came before that. "
             "If that is a loss, tightfit.step plans it, too"
         )
-    needed_bytes = max(needed_bytes, with_numbers(error.minimum_bytes or 0))
     return InfeasibleBudget(
         f"no plan of {name} fits the budget of {format_bytes(error.budget_bytes)} (none was found)"
         f"\n  once more its forward is to run again in its backward: {why}"

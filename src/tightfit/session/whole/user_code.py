@@ -193,9 +193,19 @@ class OpenCall:
             return 0
         return needs()
 
-    def _between_bytes(self, call: PlannedForward) -> int:
+    def enough_bytes(self, freed_bytes: int) -> int:
+        """Return a budget with which no saved tensors need be freed before the backward.
+
+        `freed_bytes`: the saved tensors that were. 0: steps like it tell more, as the loss can only
+        read one output.
+        """
+        if self._call is None or _has_one_output(self._call):
+            return 0
+        return self._between_bytes(self._call, freed_bytes)
+
+    def _between_bytes(self, call: PlannedForward, freed_bytes: int = 0) -> int:
         """Return bytes that are needed between the forward of a call and its backward."""
-        used_bytes = max(0, self._held_bytes() - self._left_bytes)
+        used_bytes = max(0, self._held_bytes() + freed_bytes - self._left_bytes)
         outside_bytes = _outside_bytes(call, used_bytes)
         needed_bytes = self._left_bytes + outside_bytes
         if call.unmet is not None and outside_bytes <= call.unmet.outside_bytes:
