@@ -200,8 +200,12 @@ def kept_by_loss_bytes(captured: Captured) -> int:
 
 def with_numbers(needed_bytes: int) -> int:
     """Return a budget with room for losses, counts and small outputs that a loop keeps."""
-    numbers_bytes = min(_NUMBERS_BYTES, needed_bytes // _NUMBERS_SHARE)
-    return needed_bytes + max(numbers_bytes, needed_bytes // _KEPT_SHARE)
+    return max(with_numbers_only(needed_bytes), needed_bytes + needed_bytes // _KEPT_SHARE)
+
+
+def with_numbers_only(needed_bytes: int) -> int:
+    """Return the same for an estimate, which has some room already."""
+    return needed_bytes + min(_NUMBERS_BYTES, needed_bytes // _NUMBERS_SHARE)
 
 
 def root_gradient_bytes(captured: Captured) -> int:
