@@ -34,6 +34,7 @@ class LastStep(msgspec.Struct, frozen=True):
     planned: Planned  # its plan
     is_alone: bool  # whether no other call of the callee awaited its backward during it
     more_bytes: int  # held at its begin beyond the bytes its plan was made for
+    coming_bytes: int = 0  # the optimizer's state that was still to come
 
 
 class StepMonitor:
@@ -51,7 +52,8 @@ class StepMonitor:
         self._learned_from: StepPeaks | None = None
         self._announced_outside: set[int] = set()
         self._freed = 0
-        self._lasting_bytes = 0  # parameters, gradients and state as the step before began
+        # Parameters, gradients and state as the step before began, and state still to come then
+        self._lasting_bytes = self._coming_bytes = 0
         self._begun: WeakKeyDictionary[Specialisation, int] = WeakKeyDictionary()
 
     @property
@@ -97,7 +99,10 @@ class StepMonitor:
         self.guard.before_forward(
             constant_bytes, budget_bytes, options.shared, runs, is_known=begun > _LEARNED
         )
+        coming_bytes = account.standing(inputs, sharing, spec.input_bytes).coming_bytes
+        before_coming_bytes, self._coming_bytes = self._coming_bytes, coming_bytes
         if self.guard.steps and last is not None:
+            last = msgspec.structs.replace(last, coming_bytes=before_coming_bytes)
             growth_bytes = self.guard.growth_bytes - own_growth_bytes
             self._learn(spec, options, last, growth_bytes)
 
@@ -185,8 +190,9 @@ class StepMonitor:
             return  # memory of others meanwhile is not its own
         if not (options.arena and self._account.device.type == "cuda"):
             # fillers of an arena there count as given out: plans leave room for them already
-            # as if the optimizer's state that the plan has counted had been there already
-            constant_bytes = max(step.constant_bytes - before.more_bytes, last.graph.constant_bytes)
+            constant_bytes = step.constant_bytes - before.more_bytes
+            if last.graph.constant_bytes >= constant_bytes + before.coming_bytes:
+                constant_bytes += before.coming_bytes  # which the plan has counted
             spec.saw_backward(last, constant_bytes + step.backward_bytes)
         # memory held between forward and backward of a step in company is theirs, too
         step = _without_cleared(step, self._account.since.cleared_bytes)
