@@ -1,4 +1,4 @@
-"""Measured steps replace what was assumed of user code, and only those that were the model's own."""
+"""Measured steps replace what was assumed of user code, if they were the model's own."""
 
 from __future__ import annotations
 
