@@ -99,7 +99,9 @@ class StepMonitor:
         self.guard.before_forward(
             constant_bytes, budget_bytes, options.shared, runs, is_known=begun > _LEARNED
         )
-        coming_bytes = account.standing(inputs, sharing, spec.input_bytes).coming_bytes
+        coming_bytes = 0  # where steps are in backward its peak has the state
+        if options.steps is None:
+            coming_bytes = account.standing(inputs, sharing, spec.input_bytes).coming_bytes
         before_coming_bytes, self._coming_bytes = self._coming_bytes, coming_bytes
         if self.guard.steps and last is not None:
             last = msgspec.structs.replace(last, coming_bytes=before_coming_bytes)
