@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -73,3 +74,20 @@ def test_figures_of_other_plans_are_forgotten_with_the_guard() -> None:
     assert session.guard is not None and session.guard.steps
     session.change_budget(32 << 20)
     assert session.guard is None or not session.guard.steps
+
+
+@pytest.mark.parametrize("in_backward", [True, False])
+def test_state_that_an_optimizer_makes_is_no_surplus_of_a_backward(in_backward: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    keywords = {"optimizer": optimizer, "update_in_backward": in_backward}
+    tightfit.fit(model, "64MiB", costs="unit", cache=False, **keywords)
+    for _ in range(4):
+        model(torch.randn(8, WIDTH)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    session = attached(model)
+    assert isinstance(session, Fitted)
+    (spec,) = session.specialisations
+    assert spec.surplus_bytes < 4 * WIDTH * WIDTH  # one weight's state
