@@ -398,10 +398,18 @@ def with_more_room(spec: Specialisation, around: Surroundings) -> Iterator[Surro
     outputs. In later steps the outputs before may be held while a forward runs.
     """
     handed_out = handed_out_bytes(spec.captured)
-    for held_bytes in (around.outside_bytes, min(handed_out, around.outside_bytes)):
-        staying = around.with_others(around.others_bytes + held_bytes)
-        yield staying.with_outside(around.outside_bytes - held_bytes)
-    yield replace(around, budget_bytes=around.budget_bytes - handed_out)
+    less_bytes = around.budget_bytes - handed_out
+    staying = _with_staying(around, around.outside_bytes)
+    yield replace(staying, budget_bytes=less_bytes)
+    yield replace(around, budget_bytes=less_bytes)
+    yield staying
+    yield _with_staying(around, min(handed_out, around.outside_bytes))
+
+
+def _with_staying(around: Surroundings, held_bytes: int) -> Surroundings:
+    """Return the same where user code holds so much until the backward has ended."""
+    staying = around.with_others(around.others_bytes + held_bytes)
+    return staying.with_outside(around.outside_bytes - held_bytes)
 
 
 def _thrifty(spec: Specialisation, graph: Graph, gradients: Gradients, crowd_bytes: int) -> Plan:
