@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import tightfit
+from support.deep import Deep
 from support.late_streams import ORDERS, LateStreams, WatchedStep, at_random, pinned_memory
 from tightfit.errors import BadInput, InfeasibleBudget, OffloadFailed
 from tightfit.execution.attach import attached
@@ -26,24 +27,6 @@ from tightfit.plan.plan import Store
 from tightfit.session.options import make_options, refuse_on
 
 STEPS = 20
-
-
-class Deep(nn.Module):
-    """Layers that cost much for what they keep, and what both ends of the step need."""
-
-    def __init__(self, depth: int = 8, width: int = 96) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
-        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in range(depth))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        skipped = []
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            x = torch.tanh(norm(layer(x)))
-            skipped.append(x)
-        for each in reversed(skipped):  # as in a U-Net: recomputing all of them is no way out
-            x = x * each
-        return x.square().mean()
 
 
 def batch(step: int) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import tightfit
+from support.deep import Deep
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.execution.attach import attached
 
@@ -39,24 +40,6 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
-
-
-class Deep(nn.Module):
-    """Layers that cost much for what they keep, and what both ends of the step need."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(8))
-        self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(8))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        skipped = []
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            x = torch.tanh(norm(layer(x)))
-            skipped.append(x)
-        for each in reversed(skipped):  # as in a U-Net: recomputing all of them is no way out
-            x = x * each
-        return x.square().mean()
 
 
 def batch(step: int) -> torch.Tensor:
@@ -91,7 +74,7 @@ def assert_same(one: Training, other: Training) -> None:
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return Deep().to(DEVICE)
+    return Deep(width=WIDTH).to(DEVICE)
 
 
 @pytest.fixture(scope="module")

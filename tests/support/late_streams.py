@@ -215,7 +215,7 @@ class WatchedStep(PinnedStep):
 
 
 def pinned_memory(size: int, streams: LateStreams, chunk_bytes: int = 4096) -> PinnedMemory:
-    """Return far memory whose chunks are so small that values lie across several."""
+    """Return far memory whose chunks are so small that one value takes several."""
     memory = PinnedMemory(size, streams)
     memory.chunk_bytes = chunk_bytes
     return memory

@@ -1,4 +1,4 @@
-"""Which places of far memory are taken in a step, and what lies there."""
+"""Which places of far memory are taken in a step, and by what."""
 
 from __future__ import annotations
 

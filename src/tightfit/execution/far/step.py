@@ -1,4 +1,4 @@
-"""The values of one step in far memory, whatever that is."""
+"""The values of one step in far memory of any kind."""
 
 from __future__ import annotations
 
