@@ -16,6 +16,7 @@ from torch import nn
 
 from tightfit.allocator import measure_peak
 from tightfit.alternatives.registry import with_alternatives
+from tightfit.alternatives.together import run_together
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured
 from tightfit.capture.opaque import ops
@@ -313,6 +314,22 @@ def test_a_weight_that_was_cast_has_no_rows_of_the_batch() -> None:
         few = FewerRows(step, list(call.nodes()), 2).call(call)
         gradient, x_of_it, weight = (given.meta["val"].shape for given in few.args[:3])
         assert (gradient[0], x_of_it[0], weight[0]) == (2, 2, 4)
+
+
+def test_a_shape_of_two_numbers_has_fewer_rows_too() -> None:
+    """Two numbers may be strides of a kernel: they are a shape where a tensor has that shape."""
+    model = nn.Linear(32, 32)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(model(x)).sigmoid().mul(0.5).tanh().square().sum()
+
+    call = TracedCall(loss, {"model": model}, (torch.randn(64, 32),), {})
+    step = with_alternatives(capture(call))
+    calls = [call for ways in step.calls for call in ways if call.function is run_together]
+    assert calls
+    for whole in calls:
+        few = FewerRows(step, list(whole.nodes()), 19).call(whole)
+        assert whole.args[1] == (64, 32) and few.args[1] == (19, 32)
 
 
 def test_costs_of_another_shape_are_scaled_and_elementwise_calls_do_not_run(monkeypatch) -> None:

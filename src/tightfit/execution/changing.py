@@ -28,7 +28,17 @@ _REFERENCES: dict[int, weakref.ref[torch.Tensor]] = {}
 
 def version_of(tensor: torch.Tensor) -> int:
     """Return a number that differs after each change of a tensor."""
-    return tensor._version + _UNCOUNTED[id(tensor)]
+    return tensor._version + _UNCOUNTED.get(id(tensor), 0)
+
+
+def versions_of(inputs: Sequence[Any]) -> list[int | None]:
+    """Return such a number for each tensor; None for inputs of other types."""
+    versions = [getattr(x, "_version", None) for x in inputs]
+    if not _UNCOUNTED:
+        return versions
+    counts = (_UNCOUNTED.get(id(x), 0) for x in inputs)
+    pairs = zip(versions, counts, strict=True)
+    return [None if version is None else version + count for version, count in pairs]
 
 
 def copy_uncounted(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
@@ -97,7 +107,7 @@ class Unchanged:
         changing: ChangingBuffers,
     ) -> None:
         self._saved = saved
-        self._versions = _versions(saved)
+        self._versions = versions_of(saved)
         self._kept = kept
         self._sources = sources
         self._changing = changing
@@ -136,18 +146,11 @@ class Unchanged:
 
     def _changed(self) -> list[int]:
         """Return the places of tensors changed since."""
-        now = _versions(self._saved)
+        now = versions_of(self._saved)
         if now == self._versions:
             return []
         pairs = zip(self._versions, now, strict=True)
         return [place for place, (before, after) in enumerate(pairs) if before != after]
-
-
-def _versions(saved: Sequence[Any]) -> list[int | None]:
-    try:
-        return [version_of(x) for x in saved]
-    except AttributeError:  # numbers are among them
-        return [version_of(x) if isinstance(x, torch.Tensor) else None for x in saved]
 
 
 _HELD: weakref.WeakSet[Unchanged] = weakref.WeakSet()

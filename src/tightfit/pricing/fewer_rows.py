@@ -15,7 +15,7 @@ from tightfit.capture.nodes import base_of, flat_outputs, is_getitem
 from tightfit.torch_private import core as private
 
 _SMALL = 1 / 64  # of the largest tensor: smaller tensors have no rows of the batch
-_LEAST_SHAPE = 3  # numbers of a shape; fewer may be strides of a kernel
+_LEAST_SHAPE = 3  # numbers that are a shape in any case; fewer may be strides of a kernel
 
 
 def rows_of(nodes: Iterable[fx.Node]) -> int:
@@ -58,6 +58,7 @@ class FewerRows:
         self._captured = captured
         self._before, self._rows = rows_of(nodes), rows
         tensors = [x for n in nodes for x in flat_outputs(n)]
+        self._shapes = {tuple(x.shape) for x in tensors if isinstance(x, torch.Tensor)}
         self._least_bytes = 0 if with_small else _SMALL * max(map(_bytes, tensors), default=0)
         self._given = defaults or {}
         self._runs = {*running}
@@ -89,10 +90,15 @@ class FewerRows:
             return {name: self._argument(own) for name, own in given.items()}
         if not isinstance(given, tuple | list):
             return given
-        is_shape = len(given) >= _LEAST_SHAPE and all(type(size) is int for size in given)
-        if is_shape and given[0] == self._before:
+        if self._is_shape(given) and given[0] == self._before:
             return type(given)((self._rows, *given[1:]))
         return type(given)(self._argument(own) for own in given)
+
+    def _is_shape(self, given: Sequence[Any]) -> bool:
+        """Whether an argument is a shape; few numbers are if one of the tensors has that shape."""
+        if not given or not all(type(size) is int for size in given):
+            return False
+        return len(given) >= _LEAST_SHAPE or tuple(given) in self._shapes
 
     def node(self, node: fx.Node) -> fx.Node:
         if node.op == "get_attr" and not _is_a_shape_only(node):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from itertools import chain
@@ -17,7 +18,7 @@ from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.updates import decided_by_updates
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
 from tightfit.execution.again import RanPlainly
-from tightfit.execution.changing import version_of
+from tightfit.execution.changing import versions_of
 from tightfit.execution.replanned import Planned, gradients_at_once, gradients_in_turn, unplanned
 from tightfit.execution.runtime import Run
 from tightfit.progress import announce
@@ -384,9 +385,13 @@ def _is_captured_by_cuda() -> bool:
 def _state_of(inputs: Sequence[Any]) -> list[Any]:
     """Return marks by which tensors changed in place, or with other memory, are found."""
     try:
-        return [(version_of(x), x.data_ptr()) for x in inputs]
+        addresses = list(map(_ADDRESS, inputs))
     except AttributeError:  # numbers are among them
-        return [(version_of(x), x.data_ptr()) if isinstance(x, torch.Tensor) else x for x in inputs]
+        addresses = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in inputs]
+    return list(zip(versions_of(inputs), addresses, strict=True))
+
+
+_ADDRESS = operator.methodcaller("data_ptr")
 
 
 def _only_once(name: str, reason: str) -> TightfitError:

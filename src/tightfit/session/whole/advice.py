@@ -76,10 +76,10 @@ def advised(
     if open_calls.is_alone:
         seconds = max(_QUICKLY.seconds, options.limits.seconds / 2)  # the loop has stopped
         limits = msgspec.structs.replace(options.limits, seconds=seconds)
-        this_call = _need(spec, loop.each, limits)
+        this_call = _need(spec, loop.each, limits, now=less.unseen)
         call_bytes, held_bytes = this_call.needed_bytes, less.held_by(loop.each)
     else:
-        error = _with_more_room(error, spec, less.around)
+        error = _with_more_room(error, spec, less)
         call_bytes = error.minimum_bytes or 0
     needed = loop.needed_bytes(call_bytes)
     if max(needed.values()) <= options.planned_bytes:  # within which calls have kept more
@@ -182,7 +182,8 @@ class _Loop:
         adding = replace(self.each.around, gradients="accumulated")
         gradient_bytes = adding.gradient_bytes + self._new_gradient_bytes
         step = replace(self.each, around=replace(adding, gradient_bytes=gradient_bytes))
-        needed_bytes = _need(self.spec, step, enough_bytes=enough_bytes).needed_bytes
+        now = self.less.unseen
+        needed_bytes = _need(self.spec, step, now=now, enough_bytes=enough_bytes).needed_bytes
         needed_bytes += self.open_calls.least_bytes - self.open_calls.spare_bytes
         needed_bytes = with_numbers(needed_bytes)
         if not self.open_calls.is_alone:
@@ -200,7 +201,7 @@ def needed_by_steps(
     `around`: memory resident around it, with all expected memory. `step`: its peaks; None: its
     backward has not begun.
     """
-    need = _need(spec, _as_measured(spec, around, account, step))
+    need = _need(spec, _as_measured(spec, around, account, step), now=around)
     return with_numbers(need.needed_bytes)
 
 
@@ -217,7 +218,7 @@ def needed_once_more(
     """
     measured = _as_measured(spec, around, account, step)
     least_bytes = min(least_bytes, measured.plain_bytes(spec))
-    return max(_need(spec, measured).needed_bytes, least_bytes)
+    return max(_need(spec, measured, now=around).needed_bytes, least_bytes)
 
 
 def _as_measured(
@@ -238,16 +239,22 @@ def _as_measured(
 
 
 def _need(
-    spec: Specialisation, passing: Passing, limits: Limits = _QUICKLY, *, enough_bytes: int = 0
+    spec: Specialisation,
+    passing: Passing,
+    limits: Limits = _QUICKLY,
+    *,
+    now: Surroundings,
+    enough_bytes: int = 0,
 ) -> Need:
     """Return the least budget that was found for a step, with ways that it has room to compare.
 
-    `enough_bytes`: a budget that need not be smaller.
+    `now`: memory resident when they are compared. `enough_bytes`: a budget that need not be
+    smaller.
     """
     need = passing.least(spec, limits)
     if need.needed_bytes <= enough_bytes:
         return need
-    more = _with_more_ways(spec, passing.around)
+    more = _with_more_ways(spec, passing.around, now)
     if more is None or more.named_bytes >= need.needed_bytes:
         return need
     if more.named_bytes <= passing.around.budget_bytes:  # which had no room to compare them
@@ -295,15 +302,21 @@ class _More:
     named_bytes: int  # enough for its least plan, and for the comparisons
 
 
-def _with_more_ways(spec: Specialisation, around: Surroundings) -> _More | None:
+def _with_more_ways(
+    spec: Specialisation, around: Surroundings, now: Surroundings
+) -> _More | None:
     """Return a larger budget that has room to compare the alternatives that this budget has not;
-    None: no such."""
+    None: no such.
+
+    `now`: memory resident when they are compared: in a first call the optimizer's state is not.
+    """
     beyond = spec.captured.beyond
     if beyond is None:
         return None
     task = around.task(spec.captured.with_graph(beyond))
     least = spec.least_budgets.find(task.graph, task.gradients, _QUICKLY)
-    comparing = task.graph.constant_bytes + _compared_bytes(spec.captured, beyond)
+    held_bytes = now.around(spec.captured).constant_bytes
+    comparing = held_bytes + _compared_bytes(spec.captured, beyond)
     return _More(task, least, max(least.found_bytes, comparing))
 
 
@@ -323,10 +336,10 @@ def _compared_bytes(captured: Captured, beyond: Graph) -> int:
 
 
 def _with_more_room(
-    error: InfeasibleBudget, spec: Specialisation, around: Surroundings
+    error: InfeasibleBudget, spec: Specialisation, less: LessExpected
 ) -> InfeasibleBudget:
     """Return an error that names a smaller budget with room for more ways, if there is any."""
-    more = _with_more_ways(spec, around)
+    more = _with_more_ways(spec, less.around, less.unseen)
     if more is None or more.task.budget_bytes >= more.least.found_bytes:
         return error
     if more.named_bytes >= (error.minimum_bytes or 0):

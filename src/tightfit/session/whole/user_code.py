@@ -88,6 +88,9 @@ class PlannedForward(msgspec.Struct, frozen=True):
     unmet: Unmet | None = None  # None: it has all the room that it is expected to need
 
 
+_UNSEEN = 5  # of what does not last, this part may be taken by code that was not seen to its end
+
+
 class _Moment(enum.Enum):
     """When a request is refused."""
 
@@ -178,8 +181,8 @@ class OpenCall:
         if searches:
             named_bytes = max(named_bytes, self.first_steps_bytes())
         growing_bytes = keeper.growing_within_limit_bytes()
-        details = RefusalDetails(named_bytes + growing_bytes, growing_bytes, origin)
-        self._describe(keeper.tally, details)
+        named_bytes = max(named_bytes + growing_bytes, self._with_unseen_bytes(call, keeper))
+        self._describe(keeper.tally, RefusalDetails(named_bytes, growing_bytes, origin))
 
     def first_steps_bytes(self) -> int:
         """Search the least budget for steps like the call, if no step was taken yet; else 0.
@@ -211,6 +214,17 @@ class OpenCall:
         if call.unmet is not None and outside_bytes <= call.unmet.outside_bytes:
             return min(needed_bytes, call.unmet.needed_bytes)
         return needed_bytes
+
+    def _with_unseen_bytes(self, call: PlannedForward, keeper: Account) -> int:
+        """Return a budget with room for what code may take that was not seen to its end.
+
+        How much that is, is unknown: a part of what does not last, as several loops have shown.
+        """
+        limit_bytes = keeper.limit_bytes
+        if limit_bytes is None or not call.user_code.may_be_seen:
+            return 0
+        lasting_bytes = keeper.lasting_bytes() + keeper.expected_within_limit_bytes()
+        return limit_bytes + max(0, limit_bytes - lasting_bytes) // _UNSEEN
 
     def _describe(self, tally: Tally, details: RefusalDetails) -> None:
         self._described = tally
@@ -293,7 +307,7 @@ def _name_budgets(is_optional: bool) -> None:
     steps = list(_STEPS)
     is_open = not all(step.is_none for step in steps)
     used = {id(step.keeper) for step in steps if step.has_run}
-    for step in steps:
+    for step in sorted(steps, key=lambda step: not step.is_none):  # open calls say it last
         moment = _Moment.BETWEEN_CALLS if id(step.keeper) in used else _Moment.BEFORE_FIRST_CALL
         moment = _Moment.OPEN_CALL if is_open else moment
         step.name_budget(moment, searches=not is_optional)
