@@ -17,6 +17,7 @@ from tightfit.planners.anytime.bound import BoundWorker, CutLoop
 from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.restricted import RestrictedLoop, worth_restricting
 from tightfit.planners.anytime.search import Search
+from tightfit.planners.anytime.second_pass import seed_with_second_pass
 from tightfit.planners.anytime.seeds import (
     NODES,
     UNLIMITED_S,
@@ -46,6 +47,7 @@ def pursue(search: Search) -> None:
     search.pool.raise_bound(search.outline.trivial_bound, "trivial")
     if search.pool.best is None:
         first_plan(search)
+    seed_with_second_pass(search)
     search.report()
     _prove_infeasible(search)
     loop = CutLoop(search.outline, search.pool, search.limits.solver)

@@ -302,9 +302,7 @@ class _More:
     named_bytes: int  # enough for its least plan, and for the comparisons
 
 
-def _with_more_ways(
-    spec: Specialisation, around: Surroundings, now: Surroundings
-) -> _More | None:
+def _with_more_ways(spec: Specialisation, around: Surroundings, now: Surroundings) -> _More | None:
     """Return a larger budget that has room to compare the alternatives that this budget has not;
     None: no such.
 
