@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any, TypeAlias
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.progress import SILENT
 
+Ids: TypeAlias = tuple[int, ...]
 LAYERS, LARGE = 12, 10  # gradients are so many times as large as what is saved
 
 
@@ -33,14 +35,12 @@ class _Step:
         self.values.append(Value(id=number, name=name, size_bytes=size_bytes, role=role))
         return number
 
-    def op(
-        self, name: str, writes: tuple[int, ...], *reads: tuple[int, ...], **more: object
-    ) -> None:
+    def op(self, name: str, writes: Ids, *reads: Ids, **more: Any) -> None:
         ways = tuple(
             Alternative(reads=own, writes=writes, variants=(Variant(cost_s=1.0),)) for own in reads
         )
         number = len(self.ops)
-        self.ops.append(Op(id=number, target=name, alternatives=ways, **more))  # type: ignore
+        self.ops.append(Op(id=number, target=name, alternatives=ways, **more))
 
 
 def clipped() -> Graph:

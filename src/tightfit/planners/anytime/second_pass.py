@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tightfit._core import _engine
-from tightfit.graph.ir import Alternative, Graph, OpId, ValueId
+from tightfit.graph.ir import Graph, Op, OpId, ValueId
 from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.search import Search
 from tightfit.planners.engine.build import build_problem
@@ -68,7 +68,7 @@ def seed_with_second_pass(search: Search) -> None:
 def _choosing(graph: Graph) -> list[_Choosing]:
     """Return the ops that choose between two gradients, in the order of the second pass."""
     made_by = _made_again(graph)
-    found = []
+    found: list[_Choosing] = []
     for op in graph.ops:
         read = {v for way in op.alternatives for v in way.reads if v in made_by}
         if op.required and len(read) == 1 and not all(read & {*w.reads} for w in op.alternatives):
@@ -95,20 +95,13 @@ def _with_shares(graph: Graph, choosing: list[_Choosing]) -> Iterator[Graph]:
     sums = list(itertools.accumulate(c.size_bytes for c in choosing))
     counts = (sum(size <= share * sums[-1] for size in sums) for share in (0.0, *_SHARES))
     for count in dict.fromkeys(counts):
-        again = {c.op: c.made_again for c in choosing[:count]}
-        kept = {c.op: c.made_again for c in choosing[count:]}
+        ops = list(graph.ops)
+        for number, each in enumerate(choosing):
+            ops[each.op] = _decided(ops[each.op], each.made_again, is_read=number < count)
+        yield msgspec.structs.replace(graph, ops=tuple(ops))
 
-        def allowed(op: OpId, way: Alternative, again=again, kept=kept) -> bool:
-            return again.get(op) in (None, *way.reads) and kept.get(op) not in way.reads
 
-        yield msgspec.structs.replace(
-            graph,
-            ops=tuple(
-                msgspec.structs.replace(
-                    op, alternatives=tuple(w for w in op.alternatives if allowed(op.id, w))
-                )
-                if op.id in again or op.id in kept
-                else op
-                for op in graph.ops
-            ),
-        )
+def _decided(op: Op, value: ValueId, *, is_read: bool) -> Op:
+    """Return an op with those of its alternatives that read a value, or that do not."""
+    ways = tuple(way for way in op.alternatives if (value in way.reads) == is_read)
+    return msgspec.structs.replace(op, alternatives=ways)
