@@ -271,6 +271,23 @@ class Process(Called):
     assert torch.nn.Module.__call__ is torch.nn.Module._wrapped_call_impl
 
 
+def test_a_step_that_is_run_again_in_a_backward_is_no_module_of_the_program(proof_of: Any) -> None:
+    """A penalty on a gradient, of a model with batch norm, whose buffers a second run copies."""
+    proof = proof_of("""
+net = network(8, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for number in range(3):
+    x = torch.randn(16, 8, requires_grad=True)
+    (gradient,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+    loss = net(torch.randn(16, 8)).mean() + gradient.square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""")
+    assert proof.verdict == "proven", proof
+    assert proof.fitted == ("Sequential",)
+
+
 def test_what_cannot_be_proven_is_said(proof_of: Any) -> None:
     with pytest.raises(BadInput, match="fits nothing itself: give a budget for its Sequential"):
         proof_of(LOOP, budget=None)

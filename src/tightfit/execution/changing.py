@@ -9,9 +9,11 @@ changed between a forward and its backward. Plans write them so, too; such chang
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections import Counter
 from collections.abc import Container, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -31,14 +33,12 @@ def version_of(tensor: torch.Tensor) -> int:
     return tensor._version + _UNCOUNTED.get(id(tensor), 0)
 
 
-def versions_of(inputs: Sequence[Any]) -> list[int | None]:
-    """Return such a number for each tensor; None for inputs of other types."""
-    versions = [getattr(x, "_version", None) for x in inputs]
+def versions_of(inputs: Sequence[Any]) -> list[int]:
+    """Return such a number for each tensor; 0 for inputs of other types."""
+    versions = [getattr(x, "_version", 0) for x in inputs]
     if not _UNCOUNTED:
         return versions
-    counts = (_UNCOUNTED.get(id(x), 0) for x in inputs)
-    pairs = zip(versions, counts, strict=True)
-    return [None if version is None else version + count for version, count in pairs]
+    return list(map(operator.add, versions, map(_UNCOUNTED.get, map(id, inputs), repeat(0))))
 
 
 def copy_uncounted(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
