@@ -76,25 +76,17 @@ def two_models(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loop", "share", "told"),
-    [
-        (several_calls, 0.2, (0, 1, 2)),  # a search may find a first plan that leaves enough room
-        (loss_outside, 0.8, (1, 2)),
-        (two_models, 0.21, (1, 2)),
-    ],
+    ("loop", "share"), [(several_calls, 0.2), (loss_outside, 0.8), (two_models, 0.21)]
 )
 def test_a_step_trains_that_would_be_refused(
-    loop: Callable[[Run], None],
-    share: float,
-    told: tuple[int, ...],
-    capfd: pytest.CaptureFixture[str],
+    loop: Callable[[Run], None], share: float, capfd: pytest.CaptureFixture[str]
 ) -> None:
     plain = live(loop, Run(None, steps=5, small=True))
     fitted = live(loop, Run(int(share * plain.whole_bytes), steps=5, small=True, cache=False))
     assert not fitted.error
     assert (fitted.losses, fitted.parameters) == (plain.losses, plain.parameters)
     assert fitted.largest_bytes <= (fitted.budget_bytes or 0)
-    assert capfd.readouterr().err.count(_TOLD) in told
+    assert capfd.readouterr().err.count(_TOLD) in (1, 2)
 
 
 def waiting() -> tuple[nn.Module, Tensor]:

@@ -16,7 +16,8 @@ from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.anytime.exhaustive import EXHAUSTIVE, solve_small
 from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.search import FirstPlan, Search
-from tightfit.planners.anytime.strategy import first_plan, pursue
+from tightfit.planners.anytime.seeds import first_plan
+from tightfit.planners.anytime.strategy import pursue
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import fits_without_recomputation, prove_by_working_set

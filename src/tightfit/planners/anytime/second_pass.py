@@ -2,31 +2,26 @@
 
 The step of a parameter reads a gradient that was kept since it was made, or one that a second pass
 makes behind the backward. One such change alone costs time and saves nothing, so no search by small
-changes finds them. Here the gradients of the layers that come first in the backward are made again,
-up to one layer after the other: a short second pass is enough for them.
+changes finds them. Each seed makes again the gradients that the backward makes first, up to some
+layer: a short second pass is enough for these.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
-from tightfit._core import _engine
 from tightfit.graph.ir import Graph, Op, OpId, ValueId
-from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.search import Search
+from tightfit.planners.anytime.seeds import first_plan, take_over
 from tightfit.planners.engine.build import build_problem
-from tightfit.planners.engine.greedy import descend
-from tightfit.planners.engine.narrower import choices_in
 
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)  # of the bytes of gradients made again
 _TIME_SHARE = 0.3  # of the search's time, for all of them
-_DESCENT_S = 2.0  # for each
 
 
 @dataclass(frozen=True)
@@ -42,37 +37,31 @@ class _Choosing:
 def seed_with_second_pass(search: Search) -> None:
     """Add plans that make more and more gradients again, where the step has ops for that."""
     exactness = search.problem.exactness
-    ops = _choosing(search.task.graph)
-    if not ops or exactness is None:
+    if exactness is None or not (choosing := _choosing(search.task.graph)):
         return
     until = (1.0 - _TIME_SHARE) * search.left()
-    for graph in _with_shares(search.task.graph, ops):
+    for graph in _with_shares(search.task.graph, choosing):
         if search.pool.done or (not search.clock.counts and search.left() < until):
             return
         search.report()
         task = msgspec.structs.replace(search.task, graph=graph)
+        limits = msgspec.structs.replace(search.limits, seconds=search.left())
         problem = build_problem(task, exactness=exactness)
-        schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
-        schedule.keep_everything()
-        seconds = math.inf if search.clock.counts else min(_DESCENT_S, search.left())
-        limits = msgspec.structs.replace(search.limits, seconds=seconds)
-        if not descend(schedule, limits, search.progress, time.perf_counter()):
-            continue
-        choices = choices_in(search.problem, problem, schedule.first_choices())
-        if choices is not None:
-            own = search.schedules[0]
-            own.load(schedule.ranges(), choices, [-1] * search.ops)
-            search.add([PooledSchedule.of(own)])
+        fewer = Search(task, problem, limits, search.progress, time.perf_counter())
+        first_plan(fewer)
+        take_over(search, fewer)
 
 
 def _choosing(graph: Graph) -> list[_Choosing]:
     """Return the ops that choose between two gradients, in the order of the second pass."""
     made_by = _made_again(graph)
     found: list[_Choosing] = []
-    for op in graph.ops:
-        read = {v for way in op.alternatives for v in way.reads if v in made_by}
-        if op.required and len(read) == 1 and not all(read & {*w.reads} for w in op.alternatives):
-            (value,) = read
+    for op in graph.ops if made_by else ():
+        again = {v for way in op.alternatives for v in way.reads if v in made_by}
+        if not op.required or len(again) != 1:
+            continue
+        (value,) = again
+        if any(value not in way.reads for way in op.alternatives):
             size_bytes = graph.values[value].size_bytes
             found.append(_Choosing(op.id, value, made_by[value], size_bytes))
     return sorted(found, key=lambda choosing: choosing.made_by)

@@ -1,4 +1,4 @@
-"""Schedules to start from: programs that leave room, other methods, recursive checkpointing.
+"""Schedules to start from: greedy ones, those with fewer ways, of programs, of other methods.
 
 See docs/search.md, "Plans of other methods" and "Chains".
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 
 import msgspec
 
@@ -19,12 +20,15 @@ from tightfit.planners.anytime.keep import KeepLists
 from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.search import Search
 from tightfit.planners.anytime.segments import ChainSplitter
+from tightfit.planners.engine.greedy import descend
+from tightfit.planners.engine.narrower import choices_in
 from tightfit.planners.registry import seeding_planners
 from tightfit.progress import SILENT
 
 UNLIMITED_S = 1e4  # where nodes or iterations are the limit
 NODES = 2000  # branch-and-bound nodes per program under an iteration limit
 
+_DESCENT_S = 2.0
 _MARGIN_S = 1.0
 _MARGINS = (0.02, 0.05, 0.1)
 _LEAST_CHAIN_OPS = 600
@@ -32,6 +36,27 @@ _CHAIN_SHARE = 0.25  # of the time for seeds from recursive checkpointing
 _CHAIN_TRIES = 5  # after which they have to be near the best plan
 _BORROWED_SHARE = 0.2  # of the time for the plan of another method
 _CHAIN_BEHIND = 0.02  # how near, as a difference of overheads
+
+
+def first_plan(search: Search) -> None:
+    """Descend greedily, several times at random if the first descent gets stuck."""
+    schedule = search.schedules[0]
+    seconds = UNLIMITED_S if search.clock.counts else min(_DESCENT_S, search.limits.seconds)
+    limits = msgspec.structs.replace(search.limits, seconds=seconds)
+    if descend(schedule, limits, search.progress, time.perf_counter()):
+        search.add([PooledSchedule.of(schedule)])
+
+
+def take_over(search: Search, fewer: Search) -> None:
+    """Add the best plan of a search with fewer ways."""
+    best = fewer.pool.best
+    choices = (
+        None if best is None else choices_in(search.problem, fewer.problem, best.first_choices)
+    )
+    if best is not None and choices is not None:
+        schedule = search.schedules[0]
+        schedule.load(best.ranges, choices, [-1] * search.ops)
+        search.add([PooledSchedule.of(schedule)])
 
 
 def seed_with_margins(search: Search, loop: CutLoop, nodes: int | None = None) -> None:

@@ -14,25 +14,24 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from tightfit.planners.anytime.bound import BoundWorker, CutLoop
-from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.restricted import RestrictedLoop, worth_restricting
 from tightfit.planners.anytime.search import Search
 from tightfit.planners.anytime.second_pass import seed_with_second_pass
 from tightfit.planners.anytime.seeds import (
     NODES,
     UNLIMITED_S,
+    first_plan,
     seed_with_chains,
     seed_with_margins,
     seed_with_others,
+    take_over,
 )
-from tightfit.planners.engine.greedy import descend
 from tightfit.planners.engine.lower_limit import lower_limit
-from tightfit.planners.engine.narrower import choices_in, narrower_problem
+from tightfit.planners.engine.narrower import narrower_problem
 
 _FIRST_SOLVE_S = 1.0
 _SHORT_SEARCH_S = 1.0
 _CHEAP_CUTS_S = 2.0  # for programs before anything else, if each takes less than the first may
-_DESCENT_S = 2.0
 _FEWER_WAYS_SHARE = 0.25  # of the time, for the plan with stricter alternatives or none
 _LIMIT_S = 1.0
 _LIMIT_SHARE, _LEAST_LIMIT_S = 0.2, 0.05  # of the time, to prove that no plan exists
@@ -91,15 +90,6 @@ def _pursue_by_iterations(search: Search, loop: CutLoop) -> None:
                 search.run([search.next_job() for _ in search.schedules], threads)
 
 
-def first_plan(search: Search) -> None:
-    """Descend greedily, several times at random if the first descent gets stuck."""
-    schedule = search.schedules[0]
-    seconds = UNLIMITED_S if search.clock.counts else min(_DESCENT_S, search.limits.seconds)
-    limits = msgspec.structs.replace(search.limits, seconds=seconds)
-    if descend(schedule, limits, search.progress, time.perf_counter()):
-        search.add([PooledSchedule.of(schedule)])
-
-
 def _prove_infeasible(search: Search) -> None:
     """Look for an op that cannot be computed within the budget, if no plan came at once."""
     if search.pool.best is not None:
@@ -144,19 +134,7 @@ def _plan_with_fewer_ways(search: Search) -> None:
     try:
         pursue(fewer)
     finally:
-        _take_over(search, fewer)
-
-
-def _take_over(search: Search, fewer: Search) -> None:
-    """Add the best plan of a search with fewer ways."""
-    best = fewer.pool.best
-    choices = (
-        None if best is None else choices_in(search.problem, fewer.problem, best.first_choices)
-    )
-    if best is not None and choices is not None:
-        schedule = search.schedules[0]
-        schedule.load(best.ranges, choices, [-1] * search.ops)
-        search.add([PooledSchedule.of(schedule)])
+        take_over(search, fewer)
 
 
 def _search_shortly(search: Search) -> None:

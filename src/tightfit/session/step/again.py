@@ -382,6 +382,9 @@ def _is_captured_by_cuda() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
+_ADDRESS = operator.methodcaller("data_ptr")
+
+
 def _state_of(inputs: Sequence[Any]) -> list[Any]:
     """Return marks by which tensors changed in place, or with other memory, are found."""
     try:
@@ -389,9 +392,6 @@ def _state_of(inputs: Sequence[Any]) -> list[Any]:
     except AttributeError:  # numbers are among them
         addresses = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in inputs]
     return list(zip(versions_of(inputs), addresses, strict=True))
-
-
-_ADDRESS = operator.methodcaller("data_ptr")
 
 
 def _only_once(name: str, reason: str) -> TightfitError:
