@@ -76,7 +76,7 @@ def two_models(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loop", "share"), [(several_calls, 0.2), (loss_outside, 0.8), (two_models, 0.21)]
+    ("loop", "share"), [(several_calls, 0.195), (loss_outside, 0.8), (two_models, 0.21)]
 )
 def test_a_step_trains_that_would_be_refused(
     loop: Callable[[Run], None], share: float, capfd: pytest.CaptureFixture[str]
