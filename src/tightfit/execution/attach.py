@@ -21,6 +21,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
+from tightfit.capture.opaque.running import in_opaque_call
 from tightfit.errors import WITHOUT_A_PLAN, BadInput, TightfitError, as_user_sees_it
 from tightfit.progress import announce
 from tightfit.torch_private import tools
@@ -292,8 +293,8 @@ def _planned_method(name: str, replaced: Any) -> Any:
 
     def planned(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         attachment = self.__dict__.get(_KEY)
-        # unfitted while another tool wraps this function, or called by another planned method
-        if attachment is None or attachment.is_running:
+        # unfitted while another tool wraps this function, or called by what is planned already
+        if attachment is None or attachment.is_running or in_opaque_call():
             return replaced(self, *args, **kwargs)
         try:
             with tools.WithoutDynamo(), attachment:

@@ -177,3 +177,28 @@ def test_where_nothing_has_room_to_be_measured_it_runs_as_plain_pytorch(
     assert all(map(torch.equal, trained(model), expected))
     assert "no room to measure a module that runs as one op" in capsys.readouterr().err
     assert len(tried) <= 2  # not in every step
+
+
+def test_a_fitted_layer_that_runs_again_in_backward_runs_without_another_plan() -> None:
+    """As others within its budget are called before its backward, it keeps the least at first."""
+
+    def rolled_out(words: nn.Module, layer: nn.Module) -> list[Tensor]:
+        torch.manual_seed(1)
+        found: list[Tensor] = []
+        for _ in range(3):
+            state = torch.zeros(1, 1, 16), torch.zeros(1, 1, 16)
+            for _ in range(2):  # a policy that acts: no backward of these calls is to come
+                _, state = layer(words(torch.randn(1, 1, 8)).relu(), state)
+            output, _ = layer(words(torch.randn(5, 1, 8)).relu())
+            output.square().mean().backward()
+            for parameter in (*words.parameters(), *layer.parameters()):
+                assert parameter.grad is not None
+                found.append(parameter.grad.clone())
+        return found
+
+    models = nn.Linear(8, 24), nn.LSTM(24, 16)
+    expected = rolled_out(*copy.deepcopy(models))
+    budget = tightfit.Budget("1GiB")
+    words, layer = (tightfit.fit(m, budget, costs="unit", cache=False) for m in models)
+    assert all(map(torch.equal, rolled_out(words, layer), expected))
+    assert tightfit.report(layer).overhead > 0

@@ -33,6 +33,7 @@ from tightfit.capture.opaque.record import (
     Record,
     Result,
 )
+from tightfit.capture.opaque.running import opaque_call
 from tightfit.capture.restored.python_state import PythonState
 from tightfit.capture.side_effects.members import members_of, write_replaced
 from tightfit.costs.measured.call import fixed_generators
@@ -135,6 +136,7 @@ class OpaqueCall:
             for device, dtype in self.casts:
                 stack.enter_context(torch.autocast(device, dtype))
             stack.enter_context(_flat_weights_kept(self.module))
+            stack.enter_context(opaque_call())
             if self.has_record:
                 hooks = torch.autograd.graph.saved_tensors_hooks(keeper.pack, keeper.unpack)
                 stack.enter_context(hooks)
