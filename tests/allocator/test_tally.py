@@ -81,19 +81,19 @@ def test_what_can_be_made_again_is_freed_before_anything_is_refused(
 def test_a_refusal_is_described_once_nothing_more_can_be_freed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kept, described = [floats(MIB)], list[bool]()
+    kept, described = [floats(MIB)], list[tuple[int, bool]]()
     monkeypatch.setattr(tallies, "_FREEING", [])
     monkeypatch.setattr(tallies, "_DESCRIBING", [])
-    describe_before_refusals(described.append)
+    describe_before_refusals(lambda *given: described.append(given))
     free_before_refusals(lambda lacking_bytes, device: kept.pop().nbytes if kept else 0)
     tally = CpuTally()
     tally.keep_to(2 * MIB, 0)
     held = floats(2 * MIB)
     assert unless_refused(lambda: floats(MIB)) is None
-    assert described == [True] and len(kept) == 1  # its error is not read
+    assert described == [(MIB, True)] and len(kept) == 1  # its error is not read
     with pytest.raises(RuntimeError):
         floats(2 * MIB)
-    assert described == [True, False] and not kept
+    assert described[1:] == [(MIB, False)] and not kept
     del held
 
 

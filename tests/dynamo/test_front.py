@@ -252,6 +252,39 @@ def test_a_module_that_a_forward_makes_takes_the_place_of_another() -> None:
     assert_trains_alike(Changing(), lambda m, x: m(x).sum())
 
 
+class TrainsItself(nn.Module):
+    """A whole step of training in a forward, as meta-learning has it."""
+
+    def __init__(self, kind: Callable[..., torch.optim.Optimizer]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.optimizer = kind(self.layers.parameters())
+
+    def forward(self, x: Tensor) -> float:
+        loss = self.layers(x).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.NAdam]
+)
+def test_an_optimizer_that_steps_inside_a_forward_steps_as_plain_pytorch(
+    kind: Callable[..., torch.optim.Optimizer],
+) -> None:
+    def trained_by_itself(is_fitted: bool) -> list[Any]:
+        torch.manual_seed(0)
+        model = TrainsItself(kind)
+        if is_fitted:
+            tightfit.fit(model, "1GiB", optimizer=model.optimizer, costs="unit", cache=False)
+        losses = [model(torch.randn(4, 8)) for _ in range(4)]
+        return [*losses, *(p.detach().tolist() for p in model.parameters())]
+
+    assert trained_by_itself(True) == trained_by_itself(False)
+
+
 def test_modules_of_one_class_have_parameters_of_their_own() -> None:
     model = nn.Sequential(Scaled(), nn.Tanh(), Scaled(), Scaled())
     assert_trains_alike(model, lambda m, x: m(x).sum())

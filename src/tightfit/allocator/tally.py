@@ -145,11 +145,11 @@ def before_refusals(action: Callable[[], None]) -> None:
     _ACTIONS.append(action)
 
 
-def describe_before_refusals(describe: Callable[[bool], None]) -> None:
+def describe_before_refusals(describe: Callable[[int, bool], None]) -> None:
     """Call a function before any limit refuses a request for which nothing more can be freed.
 
-    It receives whether the request is optional: then its error is not read, and must not take time
-    to describe. It runs as `before_refusals` says.
+    It receives the bytes that the limit lacks for it, and whether the request is optional: then its
+    error is not read, and must not take time to describe. It runs as `before_refusals` says.
     """
     _DESCRIBING.append(describe)
 
@@ -178,9 +178,10 @@ def _before_refusals(lacking_bytes: int) -> None:
     for action in _ACTIONS:
         action()
     is_optional = getattr(_OPTIONAL, "now", False)
-    if is_optional or free_for(lacking_bytes, _CPU) < lacking_bytes:
+    freed_bytes = 0 if is_optional else free_for(lacking_bytes, _CPU)
+    if freed_bytes < lacking_bytes:
         for describe in _DESCRIBING:
-            describe(is_optional)
+            describe(lacking_bytes - freed_bytes, is_optional)
 
 
 def free_for(lacking_bytes: int, device: torch.device) -> int:
@@ -193,7 +194,7 @@ def free_for(lacking_bytes: int, device: torch.device) -> int:
 
 
 _ACTIONS: list[Callable[[], None]] = []
-_DESCRIBING: list[Callable[[bool], None]] = []
+_DESCRIBING: list[Callable[[int, bool], None]] = []
 _FREEING: list[Callable[[int, torch.device], int]] = []
 _CPU = torch.device("cpu")
 _OPTIONAL = threading.local()

@@ -16,8 +16,8 @@ from tightfit.scripts.job import CannotProve, Job
 from tightfit.scripts.metered import Metered
 from tightfit.scripts.trained import Trained, unwrapped
 from tightfit.session.handles import fitted_of
-from tightfit.session.memory.account import device_of_modules
 from tightfit.session.memory.budget import Budget
+from tightfit.session.memory.devices import device_of_modules
 from tightfit.session.options import make_options, refuse_other_than_optimizer
 from tightfit.units import parse_bytes
 

@@ -16,8 +16,8 @@ from tightfit.allocator.alive import alive
 from tightfit.allocator.hook import installed_hook
 from tightfit.allocator.resident import granularity_of, resident_tensor_bytes, storages_of
 from tightfit.allocator.tally import CpuTally, Tally, tally_for
-from tightfit.session.memory.account import device_of_modules
 from tightfit.session.memory.budget import Budget
+from tightfit.session.memory.devices import device_of_modules
 from tightfit.session.memory.optimizers import Optimizers
 from tightfit.units import parse_bytes, rounded_up
 

@@ -23,8 +23,9 @@ from tightfit.plan.plan import Far, Plan
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT, find_planner
 from tightfit.progress import SILENT, Progress, announce
-from tightfit.session.memory.account import Account, device_of_modules
+from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget, usable_bytes
+from tightfit.session.memory.devices import device_of_modules
 from tightfit.session.memory.in_backward import StepsInBackward
 from tightfit.session.processes import Ranks
 from tightfit.units import format_bytes, parse_bytes

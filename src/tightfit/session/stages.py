@@ -44,7 +44,7 @@ from tightfit.pricing.price import (
 )
 from tightfit.pricing.quick import quick_costs
 from tightfit.progress import SILENT, Interrupts, said_while_waiting
-from tightfit.session.memory.account import device_of_modules, library_bytes
+from tightfit.session.memory.devices import device_of_modules, library_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
 from tightfit.units import as_budget

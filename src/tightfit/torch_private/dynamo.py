@@ -15,6 +15,7 @@ import types
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -136,6 +137,8 @@ class _PerFrame:
         if module is not None and "forward" in frame.f_code.co_name:
             self._follower.entered_inner_frame()
         if module in self._follower.left_out() and frame.f_code is type(module).forward.__code__:
+            return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS, apply_to_code=False)
+        if _is_of_optimizer(frame):
             return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS, apply_to_code=False)
         number, given = self._follower.call()
         calls = self._calls[frame.f_code, _how_called(given, module)]
@@ -356,6 +359,19 @@ def _module_of_frame(frame: Any) -> nn.Module | None:
     first = frame.f_locals.get(names[0]) if names else None
     is_made = isinstance(first, nn.Module) and "training" in vars(first)
     return first if is_made else None
+
+
+_OPTIMIZERS = str(Path(torch.optim.__file__).parent)
+
+
+def _is_of_optimizer(frame: Any) -> bool:
+    """Whether a frame is a method of an optimizer of PyTorch's, or what it wraps a step in."""
+    if not frame.f_code.co_filename.startswith(_OPTIMIZERS):
+        return False
+    first = next(iter(frame.f_locals.values()), None)
+    if isinstance(first, tuple) and frame.f_code.co_flags & inspect.CO_VARARGS:
+        first = next(iter(first), None)
+    return isinstance(first, torch.optim.Optimizer)
 
 
 def _module_behind_a_break(frame: Any) -> nn.Module | None:

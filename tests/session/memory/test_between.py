@@ -31,12 +31,12 @@ def test_a_batch_and_what_making_it_took_are_expected_until_more_is_seen() -> No
     between.call_begins([batch, 3])
     assert between.rise_bytes == 2 * batch.nbytes
     assert between.needed_bytes == 0
-    between.step_begins(1000, lambda: True)  # and makes the optimizer's state
+    between.step_begins(1000, lambda: True, lambda: 0)  # and makes the optimizer's state
     assert between.needed_bytes == 1000 + 2 * batch.nbytes
     takes(5 * batch.nbytes)
     between.call_begins([batch])
     assert between.rise_bytes == 2 * batch.nbytes and between.needed_bytes == 0
-    between.step_begins(1000, lambda: False)
+    between.step_begins(1000, lambda: False, lambda: 0)
     takes(5 * batch.nbytes)
     between.call_begins([batch])
     assert between.rise_bytes == 5 * batch.nbytes
@@ -60,7 +60,7 @@ def test_data_that_stays_and_its_making_are_not_expected_again() -> None:
 def test_planning_and_steps_of_others_are_left_out() -> None:
     between, other = BetweenSteps(CPU, tally_for(CPU, ())), BetweenSteps(CPU, tally_for(CPU, ()))
     between.call_begins([])
-    between.step_begins(0, lambda: False)
+    between.step_begins(0, lambda: False, lambda: 0)
     takes(SAMPLE)
     with left_out():
         takes(4 * SAMPLE)

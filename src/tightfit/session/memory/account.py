@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Literal
 
 import torch
@@ -19,15 +19,14 @@ from tightfit.allocator.resident import (
     resident_tensor_bytes,
 )
 from tightfit.allocator.tally import Refusals, Tally, before_refusals, tally_for
-from tightfit.errors import BadInput
 from tightfit.living import Living
 from tightfit.session.memory.between import BetweenSteps
+from tightfit.session.memory.devices import device_of_modules, library_bytes, new_gradient_bytes
 from tightfit.session.memory.forecast import growing_bytes
 from tightfit.session.memory.optimizers import Optimizers, parameters_of
 from tightfit.session.memory.since import SinceLastCall
 from tightfit.session.memory.standing import Standing
 from tightfit.session.processes import Replicas
-from tightfit.torch_private.tools import cublas_workspace_bytes
 
 _State = Literal["free", "resting", "running"]
 """Of a limit: not enforced; enforced between steps; enforced while a step is running."""
@@ -347,26 +346,38 @@ class Account:
         return next((k for k in self._keepers() if self in k._limited_with), None)
 
     @property
+    def _within_limit(self) -> list[Account]:
+        return [self, *self._limited_with]
+
+    @property
     def rests(self) -> bool:
         """Whether no step is running within its limit."""
         return self._state == "resting"
 
     def expected_within_limit_bytes(self) -> int:
         """Return gradients and state that will exist, of all that keep to its limit."""
-        return expected_bytes_of([self, *self._limited_with])
+        return expected_bytes_of(self._within_limit)
+
+    def lasting_within_limit_bytes(self) -> int:
+        """Return the bytes that all that keep to its limit hold between steps."""
+        return lasting_bytes_of(self._within_limit)
+
+    def coming_state_within_limit_bytes(self) -> int:
+        """Return the optimizers' state that will exist, of all that keep to its limit."""
+        within = [k for k in self._within_limit if k._trains]
+        return sum(k.coming_state_bytes(within[:n]) for n, k in enumerate(within))
 
     def later_steps_bytes(self) -> int:
         """Return bytes held from a later optimizer's step to a call, with what is held now.
 
         Gradients and state of all that keep to its limit will exist: some may not have stepped yet.
         """
-        within = (self, *self._limited_with)
-        passing_bytes = max(each.passing_bytes() for each in within)
-        return self.held_bytes() + expected_bytes_of(within) + passing_bytes
+        passing_bytes = max(each.passing_bytes() for each in self._within_limit)
+        return self.held_bytes() + self.expected_within_limit_bytes() + passing_bytes
 
     def growing_within_limit_bytes(self) -> int:
         """Return by how much optimizers' state that exists will grow, within its limit."""
-        training = (k for k in (self, *self._limited_with) if k._trains)
+        training = (k for k in self._within_limit if k._trains)
         optimizers = {id(optimizer): optimizer for k in training for optimizer in k.optimizers}
         return sum(growing_bytes(o, self.granularity_bytes) for o in optimizers.values())
 
@@ -430,26 +441,6 @@ def _count_all_again() -> None:
 before_refusals(_count_all_again)
 
 
-_WITHOUT_GPU = ("cpu", "meta")  # there is nothing yet of modules on "meta"
-
-
-def device_of_modules(modules: Mapping[str, nn.Module]) -> torch.device:
-    """Return the GPU that holds anything of the modules, else the CPU.
-
-    Raises `BadInput` for another device: no limit is known to hold there.
-    """
-    for module in modules.values():
-        for tensor in (*module.parameters(), *module.buffers()):
-            device = tensor.device
-            if device.type == "cuda":
-                return device
-            if device.type not in _WITHOUT_GPU:
-                raise BadInput(
-                    f"the model is on {device}: a budget holds on 'cpu' and 'cuda' devices only"
-                )
-    return torch.device("cpu")
-
-
 def lasting_bytes_of(accounts: Iterable[Account]) -> int:
     """Return the bytes that several accounts hold between steps; common tensors count once."""
     accounts = list(accounts)
@@ -476,21 +467,3 @@ def expected_bytes_of(
 def _parameters_of(accounts: Iterable[Account]) -> set[int]:
     """Return the identities of the parameters of several accounts."""
     return {id(p) for account in accounts for p in parameters_of(account.modules)}
-
-
-def library_bytes(device: torch.device) -> int:
-    """Return the bytes that libraries (cuBLAS) take of a device's allocator at their first use and
-    keep."""
-    used = device.type == "cuda" and torch.cuda.is_available()  # not for shapes of a GPU elsewhere
-    return cublas_workspace_bytes(device) if used else 0
-
-
-def new_gradient_bytes(
-    modules: Mapping[str, nn.Module], granularity: int, counted: Container[int] = frozenset()
-) -> int:
-    """Return the bytes of the gradients that do not exist yet but will.
-
-    `counted`: identities of parameters whose gradients are counted elsewhere.
-    """
-    trained = [p for p in parameters_of(modules) if p.requires_grad and id(p) not in counted]
-    return resident_tensor_bytes([p for p in trained if p.grad is None], granularity)

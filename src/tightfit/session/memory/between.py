@@ -1,4 +1,7 @@
-"""The memory of code between steps: it loads data, evaluates, trains models that are not fitted."""
+"""The memory of code between steps: it loads data, evaluates, trains models that are not fitted.
+
+And the most that the steps themselves held, as a forecast of later ones.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from tightfit.errors import TightfitError
 from tightfit.execution.guard import leave_out_of
 from tightfit.living import Living
 
+_LEARNED = 2  # steps whose peak is looked at
+
 
 class BetweenSteps:
     """How far code between steps rises above the memory held as an optimizer begins to step.
@@ -21,7 +26,9 @@ class BetweenSteps:
     That code runs from there to the next call of anything that is fitted. Until it is seen, code
     before the first call counts: the batch that it made, and as much again while it made it.
 
-    `tally`: counts memory, maybe since before there was anything fitted.
+    `tally`: counts memory, maybe since before there was anything fitted. `later_peak_bytes`: the
+    most that a step has held so far, with the optimizers' state that was still to come; 0: none was
+    seen to its end.
     """
 
     def __init__(self, device: torch.device, tally: Tally | None) -> None:
@@ -30,6 +37,7 @@ class BetweenSteps:
         self._expected_bytes = 0
         self._seen_bytes: int | None = None
         self._is_first = self._is_running = True
+        self.later_peak_bytes = self._steps = 0
         self._held_bytes = self._begin_bytes = 0
         self._most_bytes = self._earlier_peak_bytes()
         _ALL.add(self)
@@ -45,14 +53,21 @@ class BetweenSteps:
         """The bytes that this code is likely to need while it runs; 0: it does not."""
         return self._held_bytes + self.rise_bytes if self._is_running else 0
 
-    def step_begins(self, held_bytes: int, makes_state: Callable[[], bool]) -> None:
+    def step_begins(
+        self, held_bytes: int, makes_state: Callable[[], bool], coming_bytes: Callable[[], int]
+    ) -> None:
         """Note that an optimizer of the parameters steps.
 
         `held_bytes`: all that counts against the limit now. `makes_state`: returns whether this
-        step makes the optimizer's state: then the code after it is not looked at.
+        step makes the optimizer's state: then the code after it is not looked at. `coming_bytes`:
+        returns the state to come of all optimizers within the limit.
         """
         if self._meter is None or self._is_running:
             return
+        if self._steps < _LEARNED:
+            self._steps += 1
+            peak_bytes = held_bytes + self.take_peak() - self._meter.live_bytes()
+            self.later_peak_bytes = max(self.later_peak_bytes, peak_bytes + coming_bytes())
         self._held_bytes, self._is_running = held_bytes, True
         self._begin_bytes = -1 if makes_state() else self._meter.live_bytes()
         self._meter.reset_peak()
@@ -76,14 +91,17 @@ class BetweenSteps:
         return begin_bytes + self._tally.take_peak_bytes()
 
     def _end(self) -> None:
-        if self._is_running and not self._is_first and self._begin_bytes >= 0:
-            rise_bytes = self.take_peak() - self._begin_bytes
+        if not self._is_running:
+            return
+        rise_bytes = self.take_peak() - self._begin_bytes
+        if not self._is_first and self._begin_bytes >= 0:
             self._seen_bytes = max(rise_bytes, self._seen_bytes or 0)
         self._is_first = self._is_running = False
+        self._most_bytes = 0
 
     def take_peak(self) -> int:
-        """Return the most that was given out since this code began."""
-        if self._meter is not None and self._is_running:
+        """Return the most that was given out since this code, or the step, began."""
+        if self._meter is not None:
             self._most_bytes = max(self._most_bytes, self._meter.take_peak_bytes())
         return self._most_bytes
 

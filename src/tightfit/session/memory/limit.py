@@ -197,7 +197,8 @@ class Limit:
             refuse_step(self._name, self._account, optimizer, keeper, self._needed_bytes)
             self._account.since.step_begins(self._account.gradient_versions)
             makes_state = lambda: self._account.coming_state_bytes() > 0  # noqa: E731
-            self._account.between.step_begins(keeper.held_bytes(), makes_state)
+            coming_bytes = keeper.coming_state_within_limit_bytes
+            self._account.between.step_begins(keeper.held_bytes(), makes_state, coming_bytes)
 
     def _needed_bytes(self) -> int:
         needs = self._needs()

@@ -13,8 +13,8 @@ from tightfit.errors import WITHOUT_A_PLAN, InfeasibleBudget
 from tightfit.execution.guard import Guard
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.progress import Progress
-from tightfit.session.memory.account import new_gradient_bytes
 from tightfit.session.memory.budget import usable_bytes
+from tightfit.session.memory.devices import new_gradient_bytes
 from tightfit.session.memory.surroundings import with_numbers_only
 from tightfit.session.options import Options
 from tightfit.session.parts.choice import PartPlans, PartPlansMessage, choose, choose_at_once

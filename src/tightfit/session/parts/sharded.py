@@ -23,7 +23,8 @@ from tightfit.dynamo.outside import Outside
 from tightfit.errors import BadInput
 from tightfit.execution.attach import attach_part, detach, original_forward
 from tightfit.session.callee import Callee
-from tightfit.session.memory.account import Account, library_bytes
+from tightfit.session.memory.account import Account
+from tightfit.session.memory.devices import library_bytes
 from tightfit.session.options import Options, with_ranks
 from tightfit.session.parts.kinds import Part
 from tightfit.session.parts.planning import Circumstances

@@ -154,8 +154,11 @@ class OpenCall:
         """Whether no call runs or awaits its backward."""
         return self._call is None
 
-    def name_budget(self, moment: _Moment, *, searches: bool) -> None:
-        """Have a refused request name the bytes that the step needs, as far as known."""
+    def name_budget(self, moment: _Moment, lacking_bytes: int, *, searches: bool) -> None:
+        """Have a refused request name the bytes that the step needs, as far as known.
+
+        `lacking_bytes`: by which the request exceeds the limit.
+        """
         keeper, call = self._account.keeper, self._call
         if keeper is None or keeper.tally is None:
             return
@@ -181,7 +184,8 @@ class OpenCall:
         if searches:
             named_bytes = max(named_bytes, self.first_steps_bytes())
         growing_bytes = keeper.growing_within_limit_bytes()
-        named_bytes = max(named_bytes + growing_bytes, self._with_unseen_bytes(call, keeper))
+        repeated_bytes = self._once_more_bytes(call, keeper, lacking_bytes)
+        named_bytes = max(named_bytes + growing_bytes, repeated_bytes)
         self._describe(keeper.tally, RefusalDetails(named_bytes, growing_bytes, origin))
 
     def first_steps_bytes(self) -> int:
@@ -215,16 +219,23 @@ class OpenCall:
             return min(needed_bytes, call.unmet.needed_bytes)
         return needed_bytes
 
-    def _with_unseen_bytes(self, call: PlannedForward, keeper: Account) -> int:
-        """Return a budget with room for what code may take that was not seen to its end.
+    def _once_more_bytes(self, call: PlannedForward, keeper: Account, lacking_bytes: int) -> int:
+        """Return a budget for the refused request in a later step, and for code after it.
 
-        How much that is, is unknown: a part of what does not last, as several loops have shown.
+        Nothing more can be freed for the request; in a later step the optimizer's state exists,
+        too. Code after it takes as much as in an earlier step. Where none was seen to its end, it
+        may take a part of what does not last, as several loops have shown.
         """
         limit_bytes = keeper.limit_bytes
-        if limit_bytes is None or not call.user_code.may_be_seen:
+        if limit_bytes is None:
             return 0
-        lasting_bytes = keeper.lasting_bytes() + keeper.expected_within_limit_bytes()
-        return limit_bytes + max(0, limit_bytes - lasting_bytes) // _UNSEEN
+        now_bytes = limit_bytes + lacking_bytes
+        later_bytes = now_bytes + keeper.coming_state_within_limit_bytes()
+        later_bytes += keeper.growing_within_limit_bytes()
+        seen_bytes = self._account.between.later_peak_bytes
+        if seen_bytes or not call.user_code.may_be_seen:
+            return max(later_bytes, seen_bytes)
+        return later_bytes + max(0, now_bytes - keeper.lasting_within_limit_bytes()) // _UNSEEN
 
     def _describe(self, tally: Tally, details: RefusalDetails) -> None:
         self._described = tally
@@ -303,14 +314,14 @@ def _kept_bytes(call: PlannedForward) -> int:
 _STEPS: Living[OpenCall] = Living()
 
 
-def _name_budgets(is_optional: bool) -> None:
+def _name_budgets(lacking_bytes: int, is_optional: bool) -> None:
     steps = list(_STEPS)
     is_open = not all(step.is_none for step in steps)
     used = {id(step.keeper) for step in steps if step.has_run}
     for step in sorted(steps, key=lambda step: not step.is_none):  # open calls say it last
         moment = _Moment.BETWEEN_CALLS if id(step.keeper) in used else _Moment.BEFORE_FIRST_CALL
         moment = _Moment.OPEN_CALL if is_open else moment
-        step.name_budget(moment, searches=not is_optional)
+        step.name_budget(moment, lacking_bytes, searches=not is_optional)
 
 
 describe_before_refusals(_name_budgets)

@@ -10,16 +10,20 @@ from typing import Any
 
 import torch
 from torch._dynamo import config, guards
-from torch._dynamo.exc import Unsupported
+from torch._dynamo.exc import Unsupported, unimplemented
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables import ConstantVariable, TensorVariable, TupleVariable
-from torch._dynamo.variables.functions import CollectiveFunctionRewriteVariable
+from torch._dynamo.variables.functions import (
+    CollectiveFunctionRewriteVariable,
+    UserMethodVariable,
+)
 from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.misc import (
     AutogradFunctionContextVariable,
     LoggingLoggerVariable,
     RandomVariable,
 )
+from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._dynamo.variables.user_defined import UserDefinedTupleVariable
 
@@ -54,6 +58,7 @@ def following_for_plans() -> Iterator[None]:
         _signs_of_zeros(),
         _own_numbers_drawn_by_python(),
         _collectives_left_to_python(),
+        _optimizers_left_to_python(),
         _quotients_as_one_operator(),
         _named_tuples_of_values(),
         _guards_not_timed(),
@@ -97,6 +102,27 @@ def _collectives_left_to_python() -> Iterator[None]:
     Dynamo would put functions in its place that have other gradients.
     """
     with _REWRITTEN_COLLECTIVES.by(lambda can_rewrite, function: False):
+        yield
+
+
+@contextlib.contextmanager
+def _optimizers_left_to_python() -> Iterator[None]:
+    """Have calls of an optimizer's methods end a graph.
+
+    Dynamo would follow the way of a step that is captured on a GPU, which rounds differently.
+    """
+
+    def called(call: Any, self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.obj, OptimizerVariable):
+            unimplemented(
+                gb_type="method of an optimizer",
+                context=f"{type(self.obj.value).__name__}.{self.get_name()}",
+                explanation="an optimizer is left to Python",
+                hints=[],
+            )
+        return call(self, tx, *args, **kwargs)
+
+    with _CALL_OF_METHOD.by(called):
         yield
 
 
@@ -258,4 +284,5 @@ _CHECKED_OUTPUTS = Patch(OutputGraph, _CHECK_NAME)
 _MAKE_TUPLE = Patch(UserDefinedTupleVariable, "__init__")
 _HANDLERS = Patch(TorchInGraphFunctionVariable, "_get_handlers")
 _CALL_OF_CONTEXT = Patch(AutogradFunctionContextVariable, "call_method")
+_CALL_OF_METHOD = Patch(UserMethodVariable, "call_function")
 _CALL_OF_LOGGER = Patch(LoggingLoggerVariable, "call_method")
