@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph, ValueId
-from tightfit.graph.liveness import eager_peak_bytes
+from tightfit.graph.liveness import computed_ops, eager_peak_bytes
 from tightfit.plan.plan import (
     Compute,
     Enter,
@@ -32,16 +32,7 @@ Step: TypeAlias = Compute | Store | Load | Free
 
 def keep_everything(graph: Graph) -> list[Compute]:
     """Return the computes of a step that recomputes nothing and uses default alternatives."""
-    needed: set[ValueId] = set()
-    computes: list[Compute] = []
-    for op in reversed(graph.ops):
-        default = op.alternatives[0]
-        if op.required or needed.intersection(default.writes):
-            needed.update(default.reads)
-            cheapest = min(range(len(default.variants)), key=lambda v: default.variants[v].cost_s)
-            computes.append(Compute(op.id, 0, cheapest))
-    computes.reverse()
-    return computes
+    return [Compute(op.id, 0, op.alternatives[0].cheapest) for op in computed_ops(graph)]
 
 
 def everything_kept(graph: Graph, gradients: Gradients = "fresh") -> Plan:
@@ -84,7 +75,7 @@ def assemble(
         instructions.extend(Free(value) for value in frees[index] if not _handed(graph, value))
         finished = [value for value in frees[index] if _handed(graph, value)]
         waiting.extend(finished)
-        waiting_bytes += sum(graph.values[v].size_bytes for v in finished)
+        waiting_bytes += graph.bytes_of(finished)
         if waiting_bytes >= group_limit:
             instructions.append(HandOver(tuple(waiting)))
             waiting, waiting_bytes = [], 0
@@ -196,8 +187,8 @@ def _last_uses(
 def _uses(graph: Graph, step: Step) -> tuple[Sequence[ValueId], Sequence[ValueId], ValueId | None]:
     """The values a step reads, makes, and replaces."""
     match step:
-        case Compute(op, alternative):
-            way = graph.ops[op].alternatives[alternative]
+        case Compute():
+            way = step.way(graph)
             return way.reads, way.writes, way.overwrites
         case Load(value):
             return (), (value,), None

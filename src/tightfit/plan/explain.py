@@ -9,7 +9,7 @@ import msgspec
 from tightfit.graph.ir import Graph, Phase, SegmentId, ValueId
 from tightfit.graph.liveness import producers
 from tightfit.graph.names import holder_module, name_op
-from tightfit.plan.assemble import assemble, keep_everything
+from tightfit.plan.assemble import everything_kept
 from tightfit.plan.plan import Compute, Enter, Free, HandOver, Load, Plan, Store
 from tightfit.plan.simulate import Simulation, simulate
 
@@ -84,10 +84,7 @@ def explain(plan: Plan, graph: Graph) -> Explanation:
     `plan`: a plan that passes `tightfit.plan.verify` on this graph.
     """
     result = simulate(graph, plan)
-    everything = assemble(
-        graph, keep_everything(graph), budget_bytes=plan.budget_bytes, gradients=plan.gradients
-    )
-    eager = simulate(graph, everything)
+    eager = simulate(graph, everything_kept(graph, plan.gradients))
     made_by = producers(graph)
     holders = tuple(
         Holder(
@@ -163,14 +160,12 @@ def _modules(
     times: Counter[str] = Counter()
     seconds: dict[str, float] = defaultdict(float)
     seen: set[int] = set()
-    for step in plan.instructions:
-        if not isinstance(step, Compute):
-            continue
+    for step in plan.computes:
         op = graph.ops[step.op]
         if step.op in seen:
             module = op.module or op.target
             times[module] += 1
-            seconds[module] += op.alternatives[step.alternative].variants[step.variant].cost_s
+            seconds[module] += step.cost_s(graph)
         seen.add(step.op)
     names = sorted({*held, *eager_held, *times}, key=lambda name: (-eager_held[name], name))
     return tuple(
@@ -186,13 +181,6 @@ def _modules(
 
 
 def _alternatives(plan: Plan, graph: Graph) -> tuple[tuple[str, int], ...]:
-    first: dict[int, int] = {}
-    for step in plan.instructions:
-        if isinstance(step, Compute):
-            first.setdefault(step.op, step.alternative)
-    used = Counter(
-        graph.ops[op].alternatives[alternative].name
-        for op, alternative in first.items()
-        if alternative > 0
-    )
+    first = {step.op: step for step in reversed(plan.computes)}
+    used = Counter(step.way(graph).name for step in first.values() if step.alternative > 0)
     return tuple(sorted(used.items()))
