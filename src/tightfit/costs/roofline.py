@@ -10,7 +10,7 @@ import msgspec
 
 from tightfit.costs.machines import Machine
 from tightfit.costs.variants import operator_name, price, traffic_bytes
-from tightfit.graph.ir import CONSTANT_KINDS, Alternative, Device, Graph, Op
+from tightfit.graph.ir import CONSTANT_ROLES, Alternative, Device, Graph, Op
 from tightfit.units import rounded_up
 
 _MATRIX = ("mm", "bmm", "addmm", "addbmm", "addmv", "baddbmm", "mv", "linear", "_scaled_mm")
@@ -55,6 +55,6 @@ def rounded_to(graph: Graph, granularity_bytes: int) -> Graph:
         size = rounded_up(value.size_bytes, granularity_bytes)
         values[position] = replace(value, size_bytes=size)
         if value.is_constant:
-            constants[CONSTANT_KINDS[value.role]] += size - value.size_bytes
+            constants[CONSTANT_ROLES[value.role]] += size - value.size_bytes
     device = replace(graph.device, granularity_bytes=granularity_bytes)
     return replace(graph, values=tuple(values), constants_bytes=constants, device=device)

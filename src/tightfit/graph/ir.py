@@ -30,13 +30,13 @@ Exactness: TypeAlias = Literal["bitwise", "rounding", "lossy"]
 EXACTNESS: tuple[Exactness, ...] = ("bitwise", "rounding", "lossy")
 """How exact an alternative may be, the strictest first; each class includes those before it."""
 
-CONSTANT_KINDS: dict[str, str] = {
+CONSTANT_ROLES: dict[str, str] = {
     "parameter": "parameters",
     "buffer": "buffers",
     "input": "inputs",
     "state": "states",
 }
-"""For each role of constants, the key of `Graph.constants_bytes` that counts them."""
+"""The roles of constants, each with the key of `Graph.constants_bytes` that counts it."""
 
 
 class _Frozen(
@@ -69,7 +69,7 @@ class Value(_Frozen, frozen=True):
     @property
     def is_constant(self) -> bool:
         """Whether it is resident the whole step."""
-        return self.role in CONSTANT_KINDS
+        return self.role in CONSTANT_ROLES
 
     def stays_to_end(self, gradients: Gradients) -> bool:
         """Whether it is alive from its first computation to the end of the step."""

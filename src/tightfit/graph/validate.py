@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from tightfit.errors import InvalidGraph
 from tightfit.graph.changes import need_before_changes
-from tightfit.graph.ir import CONSTANT_KINDS, FORMAT, Alternative, Graph, Op, Value
+from tightfit.graph.ir import CONSTANT_ROLES, FORMAT, Alternative, Graph, Op, Value
 
 _LARGEST_BYTES = 2**56
 
@@ -217,7 +217,7 @@ def _check_constants(graph: Graph) -> None:
     for kind, size in graph.constants_bytes.items():
         if not 0 <= size <= _LARGEST_BYTES:
             raise InvalidGraph(f"constants_bytes[{kind!r}] = {size} is out of range")
-    for role, kind in CONSTANT_KINDS.items():
+    for role, kind in CONSTANT_ROLES.items():
         declared = graph.constants_bytes.get(kind, 0)
         listed = sum(v.size_bytes for v in graph.values if v.role == role)
         if listed > declared:

@@ -122,10 +122,9 @@ def _solve_small_in_others(
         if found is None:
             return None
         if found.plan is not None:
-            steps = [step for step in found.plan.instructions if isinstance(step, Compute)]
             return finish(
                 task,
-                in_traced_order(steps, order),
+                in_traced_order(found.plan.computes, order),
                 bound=Bound(found.bound, EXHAUSTIVE),
                 started=started,
                 gap=limits.gap,

@@ -12,7 +12,7 @@ import time
 import msgspec
 
 from tightfit.errors import BadInput
-from tightfit.plan.plan import Compute, Outcome
+from tightfit.plan.plan import Outcome
 from tightfit.planners.anytime.borrow import borrowed_ranges
 from tightfit.planners.anytime.bound import CutLoop
 from tightfit.planners.anytime.chain import SWEEP, Split
@@ -89,10 +89,14 @@ def _borrow(search: Search, outcome: Outcome) -> None:
     """Repair and polish the plan of another method."""
     if outcome.plan is None:
         return
-    computes = [step for step in outcome.plan.instructions if isinstance(step, Compute)]
+    _repair(search, borrowed_ranges(search.problem, search.task.graph, outcome.plan.computes))
+
+
+def _repair(search: Search, ranges: list[tuple[int, int, int]]) -> None:
+    """Bring a schedule with this residency, and no choice among ways, below the budget."""
     schedule = search.schedules[0]
     schedule.keep_everything()
-    schedule.load_ranges(borrowed_ranges(search.problem, search.task.graph, computes))
+    schedule.load_ranges(ranges)
     search.repair(PooledSchedule.of(schedule))
 
 
@@ -118,10 +122,7 @@ def seed_with_chains(search: Search) -> None:
         ranges = splits[most].ranges(optimism * search.problem.budget_bytes)
         if ranges is None:
             continue
-        schedule = search.schedules[0]
-        schedule.keep_everything()
-        schedule.load_ranges(ranges)
-        search.repair(PooledSchedule.of(schedule))
+        _repair(search, ranges)
         best = min(best, search.last_overhead)
 
 

@@ -65,8 +65,7 @@ def begins_of(graph: Graph, steps: Sequence[Step]) -> list[float]:
     now = 0.0
     for step in steps:
         if isinstance(step, Compute):
-            op = graph.ops[step.op]
-            now += op.alternatives[step.alternative].variants[step.variant].cost_s
+            now += step.cost_s(graph)
             if step.op not in seen:
                 seen.add(step.op)
                 ends[step.op + 1] = now

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import msgspec
 
 from tightfit.graph.ir import OpId
-from tightfit.plan.assemble import Step
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.anytime.clock import Clock
 from tightfit.planners.anytime.planner import AnytimeResult, plan_anytime, run_anytime
@@ -31,11 +30,8 @@ _PLAIN_SHARE = 0.35  # of the time, for the plan without moves once there is a f
 def plan_with_moves(task: Task, limits: Limits, progress: Progress) -> Outcome:
     """Plan without far memory, and where there is some and it may help, with it.
 
-    Returns
-    -------
-    Outcome
-        Never worse than the plan that the search finds without moves in its share of the limits.
-        The bound holds for plans with moves in the order of first computations of that plan.
+    The plan is never worse than the plan that the search finds without moves in its share of the
+    limits. The bound holds for plans with moves in the order of first computations of that plan.
     """
     if task.far is None:
         return plan_anytime(task, limits, progress)
@@ -101,8 +97,8 @@ class _Near:
 
 def _order_of(outcome: Outcome, ops: int) -> tuple[OpId, ...]:
     """The order of first computations of a plan, of all ops; the traced order without a plan."""
-    steps = () if outcome.plan is None else outcome.plan.instructions
-    computed = dict.fromkeys(step.op for step in steps if isinstance(step, Compute))
+    steps = () if outcome.plan is None else outcome.plan.computes
+    computed = dict.fromkeys(step.op for step in steps)
     if len(computed) < ops:
         return tuple(range(ops))  # optional ops without readers have no place in the plan
     return tuple(computed)
@@ -148,18 +144,16 @@ class _Moving:
         assert self.plain.plan is not None
         place = {op: position for position, op in enumerate(order)}
         return [
-            msgspec.structs.replace(step, op=place[step.op])
-            for step in self.plain.plan.instructions
-            if isinstance(step, Compute)
+            msgspec.structs.replace(step, op=place[step.op]) for step in self.plain.plan.computes
         ]
 
     def _outcome(self, search: MovesSearch, order: tuple[OpId, ...], note: str) -> Outcome:
         bound = search.bound
         best = search.best
         if best is not None and best.result.overhead < self.plain.overhead:
-            steps = _in_traced_order(best.steps, order)
+            steps = in_traced_order(best.steps, order)
         elif self.plain.plan is not None:
-            steps = [s for s in self.plain.plan.instructions if isinstance(s, Compute)]
+            steps = self.plain.plan.computes
         else:
             proven = bound.infeasible
             return no_plan(
@@ -177,10 +171,3 @@ class _Moving:
             gap=self.limits.gap,
             note=note,
         )
-
-
-def _in_traced_order(steps: Sequence[Step], order: tuple[OpId, ...]) -> list[Step]:
-    """Steps of a reordered graph with the ids of the graph itself; values keep theirs."""
-    return [
-        in_traced_order([step], order)[0] if isinstance(step, Compute) else step for step in steps
-    ]

@@ -31,7 +31,8 @@ def gist_schedule(graph: Graph) -> list[Compute]:
     chosen |= _relus_in_place(graph, chosen)
     linked = {op for choice in graph.choices for branch in choice.branches for op, _ in branch}
     chosen |= dict.fromkeys(linked, 0)
-    return [_compute(graph.ops[op], chosen[op]) for op in _needed(graph, chosen)]
+    ways = {op: graph.ops[op].alternatives[chosen[op]] for op in _needed(graph, chosen)}
+    return [Compute(op, chosen[op], way.cheapest) for op, way in ways.items()]
 
 
 def _encoded(op: Op) -> int:
@@ -41,11 +42,6 @@ def _encoded(op: Op) -> int:
             if way.name == kind or (kind in _STASHED and way.name.startswith(kind)):
                 return place
     return 0
-
-
-def _compute(op: Op, alternative: int) -> Compute:
-    variants = op.alternatives[alternative].variants
-    return Compute(op.id, alternative, min(range(len(variants)), key=lambda v: variants[v].cost_s))
 
 
 def _needed(graph: Graph, chosen: dict[OpId, int]) -> list[OpId]:

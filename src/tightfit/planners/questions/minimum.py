@@ -243,7 +243,7 @@ class _Order:
         """The peak and computes of an outcome; its schedule is kept if the engine can hold it."""
         if outcome.plan is None:
             return None
-        computes = [step for step in outcome.plan.instructions if isinstance(step, Compute)]
+        computes = outcome.plan.computes
         self.schedule.keep_everything()
         self.schedule.load_ranges(borrowed_ranges(self.problem, self.task.graph, computes))
         if self.schedule.peak() + self.constant_bytes <= outcome.peak_bytes:

@@ -9,7 +9,7 @@ import msgspec
 
 from tightfit.errors import PlanMismatch
 from tightfit.graph.ir import Graph, Op, Variant
-from tightfit.plan.plan import Compute, Outcome, Plan
+from tightfit.plan.plan import Outcome, Plan
 from tightfit.planners.base import Task
 from tightfit.planners.outcomes import finish
 
@@ -27,8 +27,7 @@ def rescaled(plan: Plan, graph: Graph, task: Task) -> Outcome:
             f"a plan for {graph.name or 'one graph'!r} cannot be used for "
             f"{task.graph.name or 'the other'!r}: they differ in more than sizes; plan again"
         )
-    computes = [step for step in plan.instructions if isinstance(step, Compute)]
-    return finish(task, computes, started=started)
+    return finish(task, plan.computes, started=started)
 
 
 def extrapolated(small: Graph, large: Graph, batches: tuple[int, int]) -> Callable[[int], Graph]:

@@ -59,7 +59,7 @@ def plan_checkmate_plus(task: Task, limits: Limits, progress: Progress) -> Outco
         return _infeasible(task, lent)
     start = None
     if lent.plan is not None:
-        computes = [step for step in lent.plan.instructions if isinstance(step, Compute)]
+        computes = lent.plan.computes
         problem = staged(task, order=list(dict.fromkeys(step.op for step in computes)))
         start = recompute(problem, residency_of(problem, computes))
     search = _Search(task, problem, frontier_stages(problem), limits, progress, started)
