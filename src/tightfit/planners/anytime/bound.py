@@ -89,12 +89,8 @@ class CutLoop:
     ) -> Solution:
         """Solve a program to a gap in percent of the baseline, until the loop is stopped."""
         options = SolveOptions(seconds=seconds, gap=gap, nodes=nodes, solver=self.solver)
-        return solve(
-            model.program,
-            options,
-            progress=StoppableProgress(self.stop_event),
-            in_child=in_child,
-        )
+        progress = StoppableProgress(self.stop_event)
+        return solve(model.program, options, progress=progress, in_child=in_child)
 
     def _gap(self) -> float:
         """How exactly to solve: early programs are only steps to better cuts."""

@@ -59,14 +59,15 @@ class Split:
             start = bounds[k]
             entry = tuple(op for op in range(start) if splitter.last_forward[op] >= start)
             wanted = {*range(start, bounds[k + 1]), *entry}
-            needed = {
-                source: stage
-                for stage in range(first, last + 1)
-                for source in splitter.reads[stage]
-                if source in wanted
-            }
-            needs = MappingProxyType(needed)
-            made.append(ChainSegment(start, bounds[k + 1], first, last, entry, needs))
+            needed = MappingProxyType(
+                {
+                    source: stage
+                    for stage in range(first, last + 1)
+                    for source in splitter.reads[stage]
+                    if source in wanted
+                }
+            )
+            made.append(ChainSegment(start, bounds[k + 1], first, last, entry, needed))
         return reversed(made)
 
     def _leaving(self, k: int) -> tuple[int, ...]:
@@ -96,13 +97,11 @@ class Split:
 
     def _boundary_units(self, unit: float) -> list[int]:
         count = len(self.segments)
-        table = [0] * (count * (count + 1))
-        for k in range(count):
-            for following in range(k + 1, count):
-                table[k * (count + 1) + following] = _rounded(
-                    self.boundary_bytes(k, following), unit
-                )
-        return table
+        return [
+            _rounded(self.boundary_bytes(k, following), unit) if k < following < count else 0
+            for k in range(count)
+            for following in range(count + 1)
+        ]
 
     def _chain_segment(self, k: int, unit: float) -> _engine.ChainSegment:
         splitter, segment = self.splitter, self.segments[k]

@@ -115,21 +115,16 @@ def _solve_small_in_others(
 
     If none has, the proof that no order has; None if one of them is too large a problem.
     """
-    outcome = no_plan(started=started, proven=True, bound_source=EXHAUSTIVE)
     for order in () if task.keeps_order else other_orders(task.graph, least):
         other = msgspec.structs.replace(task, graph=reorder(task.graph, order))
         found = solve_small(other, build_problem(other, alternatives=alternatives), limits, started)
         if found is None:
             return None
         if found.plan is not None:
-            return finish(
-                task,
-                in_traced_order(found.plan.computes, order),
-                bound=Bound(found.bound, EXHAUSTIVE),
-                started=started,
-                gap=limits.gap,
-            )
-    return outcome
+            steps = in_traced_order(found.plan.computes, order)
+            bound = Bound(found.bound, EXHAUSTIVE)
+            return finish(task, steps, bound=bound, started=started, gap=limits.gap)
+    return no_plan(started=started, proven=True, bound_source=EXHAUSTIVE)
 
 
 def _better(found: Outcome, easy: Outcome | None) -> Outcome:
@@ -166,7 +161,7 @@ class _Order:
         assert best is not None
         schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
         best.load(schedule)
-        return in_traced_order(computes_of(problem, schedule), self.ops)
+        return in_traced_order(computes_of(problem, schedule.computes()), self.ops)
 
 
 class _Orders:

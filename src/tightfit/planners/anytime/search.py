@@ -83,17 +83,13 @@ class Search:
         best = format_percent(self.pool.overhead) if self.pool.best else "no plan yet"
         self.progress.update(self.jobs, f"best {best}, bound {format_percent(self.pool.bound)}")
 
-    # ------------------------------------------------------------------------ running a piece
-
     def run(self, jobs: Sequence[Job], threads: ThreadPoolExecutor | None = None) -> None:
         """Run jobs side by side and add their results, in the order of the jobs."""
+        pairs = list(zip(self.schedules, jobs, strict=False))
         if threads is None or len(jobs) == 1:
-            found = [polish(self.problem, s, j) for s, j in zip(self.schedules, jobs, strict=False)]
+            found = [polish(self.problem, schedule, job) for schedule, job in pairs]
         else:
-            running = [
-                threads.submit(polish, self.problem, s, j)
-                for s, j in zip(self.schedules, jobs, strict=False)
-            ]
+            running = [threads.submit(polish, self.problem, *pair) for pair in pairs]
             found = [future.result() for future in running]
         costs = [result.cost for result in found if result is not None]
         self.last_overhead = self.problem.overhead(min(costs)) if costs else math.inf
@@ -115,8 +111,6 @@ class Search:
 
     def repair(self, seed: PooledSchedule) -> None:
         self.run([self.job(seed, 1e-4, COARSE, 0.0)])
-
-    # ------------------------------------------------------------------------ choosing a piece
 
     def job(
         self,

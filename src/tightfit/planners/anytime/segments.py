@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from tightfit.planners.anytime.relaxation import Outline
 
@@ -21,7 +22,7 @@ class ChainSplitter:
         self.outline = outline
         self.forward = forward
         self.writes = [
-            tuple(v for v in dict.fromkeys(v for way in ways if way.first for v in way.writes))
+            tuple(dict.fromkeys(v for way in ways if way.first for v in way.writes))
             for ways in problem.alternatives
         ]
         self.bytes = [sum(problem.sizes[v] for v in writes) for writes in self.writes]
@@ -46,7 +47,7 @@ class ChainSplitter:
             if last > op:
                 change[op + 1] += self.bytes[op]
                 change[last + 1] -= self.bytes[op]
-        return _running(change)[: self.forward + 1]
+        return list(accumulate(change))[: self.forward + 1]
 
     def _gradient_bytes(self) -> list[int]:
         """Bytes of backward values alive while each op runs, with nothing recomputed."""
@@ -54,7 +55,7 @@ class ChainSplitter:
         for op in range(self.forward, self.outline.ops):
             change[op] += self.bytes[op]
             change[self.last[op] + 1] -= self.bytes[op]
-        return _running(change)[: self.outline.ops + 1]
+        return list(accumulate(change))[: self.outline.ops + 1]
 
     def closure(self, targets: Iterable[int], available: set[int]) -> set[int]:
         """Ops that have to run so that the targets are there."""
@@ -81,21 +82,11 @@ class ChainSplitter:
             if crossing[at] == min(near) and not plateau:
                 cuts.append(at)
         bounds = [0, *cuts, end]
-        before = [0]
-        for op in range(end):
-            before.append(before[-1] + self.bytes[op])
+        before = list(accumulate(self.bytes[:end], initial=0))
         while len(bounds) - 1 > most:
             inner = range(1, len(bounds) - 1)
             bounds.pop(min(inner, key=lambda k: before[bounds[k + 1]] - before[bounds[k - 1]]))
         return bounds
-
-
-def _running(changes: list[int]) -> list[int]:
-    total, sums = 0, list[int]()
-    for change in changes:
-        total += change
-        sums.append(total)
-    return sums
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tightfit._core import _engine
@@ -75,9 +75,10 @@ class EngineProblem:
         return int(self.baseline_cost * (1.0 + overhead))
 
 
-def computes_of(problem: EngineProblem, schedule: _engine.Schedule) -> list[Compute]:
+def computes_of(problem: EngineProblem, schedule: Iterable[tuple[int, int, int]]) -> list[Compute]:
+    """Return the computes of the graph; `schedule`: op of the engine, alternative and variant."""
     return [
         Compute(problem.graph_ops[op], alternative, variant)
-        for op, alternative, variant in schedule.computes()
+        for op, alternative, variant in schedule
         if problem.graph_ops[op] != CROSSING
     ]

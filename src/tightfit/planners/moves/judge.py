@@ -129,7 +129,7 @@ class Judge:
         schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
         best.load(schedule)
         graph = self.task.graph
-        steps = cut.steps(computes_of(problem, schedule))
+        steps = cut.steps(computes_of(problem, schedule.computes()))
         plan = planned(self.task, steps)
         tidied = steps_of(graph, tidy(graph, plan))
         found = [

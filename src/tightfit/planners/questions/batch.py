@@ -102,13 +102,7 @@ class _Search:
         outcome = self.request.planned(graph, progress)
         if self.request.accepts(outcome):
             return outcome
-        plan = found.outcome.plan
-        assert plan is not None
-        try:
-            outcome = rescaled(plan, self.estimated(found.batch), self.request.task(graph))
-        except (InvalidPlan, PlanMismatch):
-            return None
-        return outcome if self.request.accepts(outcome) else None
+        return _carried_over(found.outcome, self.estimated(found.batch), graph, self.request)
 
 
 def _estimate(captured: GraphOf) -> GraphOf:
@@ -121,17 +115,14 @@ def _estimate(captured: GraphOf) -> GraphOf:
 
 
 def largest_batch(
-    graph_of: GraphOf,
-    request: PlanRequest,
-    progress: Progress = SILENT,
-    most: int = _MOST_BATCH,
+    graph_of: GraphOf, request: PlanRequest, progress: Progress = SILENT, most: int = _MOST_BATCH
 ) -> LargestBatch:
     """Find the largest batch by doubling, then bisection; the answer is planned, not extrapolated.
 
     `graph_of`: gives the graph of a batch size, captured or rescaled. `most`: no larger batch is
     tried. Raises `InfeasibleBudget` if not even a batch of 1 fits.
     """
-    best: tuple[int, Graph, Outcome] | None = None
+    best: LargestBatch | None = None
     low, high = 0, None
     with shown(progress, "largest batch"):
         while high is None or high - low > 1:
@@ -140,7 +131,9 @@ def largest_batch(
                 break
             progress.update(batch, f"batch {batch}")
             graph = graph_of(batch)
-            outcome = _reuse(best, request, graph)
+            outcome = None
+            if best is not None:
+                outcome = _carried_over(best[2], best[1], graph, request)
             if outcome is None:
                 outcome = request.planned(graph, progress)
             if request.accepts(outcome):
@@ -179,14 +172,13 @@ def largest_batch_without_plan(graph_of: GraphOf, request: PlanRequest) -> int:
     return low
 
 
-def _reuse(
-    best: tuple[int, Graph, Outcome] | None, request: PlanRequest, graph: Graph
+def _carried_over(
+    outcome: Outcome, graph: Graph, other: Graph, request: PlanRequest
 ) -> Outcome | None:
-    """The best plan so far on the new graph, if it still serves."""
-    if best is None or best[2].plan is None:
-        return None
+    """The plan of a graph on that of another batch, if it serves there."""
+    assert outcome.plan is not None
     try:
-        outcome = rescaled(best[2].plan, best[1], request.task(graph))
+        outcome = rescaled(outcome.plan, graph, request.task(other))
     except (InvalidPlan, PlanMismatch):
         return None
     return outcome if request.accepts(outcome) else None

@@ -121,9 +121,9 @@ def _where(graph: Graph, plan: Plan, tightest: Simulation) -> str:
     if tightest.peak_index < 0:
         return "the start of the step"
     step = plan.instructions[tightest.peak_index]
-    return (
-        name_op(graph.ops[step.op]) if isinstance(step, Compute) else "between forward and backward"
-    )
+    if isinstance(step, Compute):
+        return name_op(graph.ops[step.op])
+    return "between forward and backward"
 
 
 def _held(graph: Graph, tightest: Simulation) -> Counter[str]:

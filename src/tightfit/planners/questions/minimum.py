@@ -221,7 +221,7 @@ class _Order:
         """Keep the schedule as the last found; return its peak and computes."""
         self.found = PooledSchedule.of(self.schedule)
         peak = self.schedule.peak() + self.constant_bytes
-        return peak, in_traced_order(computes_of(self.problem, self.schedule), self.ops)
+        return peak, in_traced_order(computes_of(self.problem, self.schedule.computes()), self.ops)
 
     def reach_by_program(
         self, budget_bytes: int, limits: Limits, piece_s: float

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from tightfit._core import _engine
 from tightfit.planners.anytime.kcut.program import CutProgram
 from tightfit.planners.solvers import Solution
@@ -42,8 +44,7 @@ class _Completion:
     def ranges(self) -> list[Range]:
         """Residency of every value as ranges of stages."""
         bounds = [0, *self.variables.cuts, self.outline.ops]
-        for window in range(len(bounds) - 1):
-            first, end = bounds[window], bounds[window + 1]
+        for window, (first, end) in enumerate(pairwise(bounds)):
             at_end: set[int] = set()
             self.again = self.model.chosen_again(self.solution, window - 1) if window else {}
             if window < len(self.variables.cuts):

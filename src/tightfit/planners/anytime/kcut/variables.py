@@ -120,7 +120,7 @@ class Variables:
     def _add_resident(self, k: int) -> None:
         """For values that exist at the cut and may be read after it; 1 if they must be there."""
         outline, cut = self.outline, self.cuts[k]
-        needed = set(outline.first_reads[cut]) if outline.problem.required[cut] else set[int]()
+        needed = self._needed_at(cut)
         for value, producer in enumerate(outline.problem.producers):
             if producer >= cut:
                 continue
@@ -135,12 +135,15 @@ class Variables:
         outline = self.outline
         away: dict[tuple[int, int], int] = {}
         for k, cut in enumerate(self.cuts):
-            needed = set(outline.first_reads[cut]) if outline.problem.required[cut] else set[int]()
-            for value in sorted(movable.values - needed):
+            for value in sorted(movable.values - self._needed_at(cut)):
                 made = outline.problem.producers[value] < cut
                 if made and outline.last_reader[value] >= cut and not outline.kept(value, cut):
                     away[k, value] = self.builder.binary()
         return away
+
+    def _needed_at(self, cut: int) -> set[int]:
+        """The values that the first computation of a cut's op surely reads."""
+        return set(self.outline.first_reads[cut]) if self.outline.problem.required[cut] else set()
 
     def _extra(self, cost: float) -> int:
         """Add a binary whose cost is time that `computed` does not account for."""
@@ -154,7 +157,7 @@ class Variables:
         if not outline.problem.required[cut] or len(ways) < 2:
             return
         for number, cost, size in ways:
-            least = self.outline.problem.alternatives[cut][number].cost
+            least = outline.problem.alternatives[cut][number].cost
             known = least if outline.has_choice(cut) else outline.first_cost[cut]
             column = self._extra(self.cost(cost - known))
             self.running.setdefault((k, number), []).append((column, size))

@@ -15,7 +15,7 @@ from tightfit.planners.papers.checkmate.program import CheckmateProgram, build_p
 from tightfit.planners.papers.checkmate.rounding import ROUNDING_SHARE, rounded_schedules
 from tightfit.planners.papers.checkmate.variables import frontier_stages, split_stages
 from tightfit.planners.papers.stages.easy import easy_answer
-from tightfit.planners.papers.stages.scale import COST_UNITS, objective_of, overhead_of
+from tightfit.planners.papers.stages.scale import COST_UNITS, describe, objective_of, overhead_of
 from tightfit.planners.papers.stages.schedule import recompute, residency_of, without_waste
 from tightfit.planners.papers.stages.staged import Stage, Staged, staged, without_choice
 from tightfit.planners.registry import DEFAULT, plan_with
@@ -84,8 +84,9 @@ def plan_checkmate_rounding(task: Task, limits: Limits, progress: Progress) -> O
     search = _Search(task, problem, frontier_stages(problem), limits, progress, started)
     capacity = int(ROUNDING_SHARE * problem.capacity_bytes)
     reserved = msgspec.structs.replace(problem, capacity_bytes=capacity)
-    search.round(build_program(reserved, search.stages), _DRAWS)
-    infeasible = not search.relax(build_program(problem, search.stages), _DRAWS // 10)
+    tightened = build_program(reserved, search.stages)
+    search.round_relaxation(tightened, search.solve_relaxation(tightened), _DRAWS)
+    infeasible = not search.relax(build_program(problem, search.stages))
     return search.outcome(infeasible=infeasible)
 
 
@@ -148,19 +149,15 @@ class _Search:
                 self.repair(excess)
         infeasible = solution.status == "infeasible"
         if self.best is None and not infeasible:
-            infeasible = not self.relax(model, _DRAWS // 10)
+            infeasible = not self.relax(model)
         return self.outcome(infeasible=infeasible)
 
-    def relax(self, model: CheckmateProgram, draws: int) -> bool:
+    def relax(self, model: CheckmateProgram) -> bool:
         """Solve the relaxation for a bound and round it; False if it proves infeasibility."""
         solution = self.solve_relaxation(model)
         self.raise_bound(solution)
-        self.round_relaxation(model, solution, draws)
+        self.round_relaxation(model, solution, _DRAWS // 10)
         return solution.status != "infeasible"
-
-    def round(self, model: CheckmateProgram, draws: int) -> None:
-        """Solve the relaxation of a tightened program, only to round it."""
-        self.round_relaxation(model, self.solve_relaxation(model), draws)
 
     def round_relaxation(self, model: CheckmateProgram, solution: Solution, draws: int) -> None:
         """Consider the roundings of a relaxation until time is up."""
@@ -181,7 +178,7 @@ class _Search:
             model.settled,
             start=start,
             progress=self.progress,
-            describe=_describe,
+            describe=describe,
         )
         self.raise_bound(solution)
         return solution
@@ -203,12 +200,8 @@ class _Search:
 
     def solve_relaxation(self, model: CheckmateProgram) -> Solution:
         """Solve the relaxation in the time left."""
-        return solve(
-            model.program,
-            self.options(relax=True),
-            progress=self.progress,
-            describe=_describe,
-        )
+        options = self.options(relax=True)
+        return solve(model.program, options, progress=self.progress, describe=describe)
 
     def options(self, share: float = 1.0, *, relax: bool = False) -> SolveOptions:
         """The rest of the limits, for the solver."""
@@ -226,9 +219,8 @@ class _Search:
         """Turn the best schedule and the bound into an outcome."""
         if self.best is not None:
             base_cost_s = self.problem.base_cost_s
-            bound = 0.0
-            if base_cost_s > 0:
-                bound = min(self.bound, self.best_cost_s / base_cost_s - 1.0)
+            own = self.best_cost_s / base_cost_s - 1.0 if base_cost_s > 0 else 0.0
+            bound = min(self.bound, own)
             return finish(
                 self.task,
                 self.best,
@@ -243,7 +235,3 @@ class _Search:
             bound_source=self.bound_source,
             note=NO_PLAN_HERE if infeasible else "",
         )
-
-
-def _describe(objective: float, bound: float) -> str:
-    return f"overhead {overhead_of(objective):.4f}, bound {overhead_of(bound):.4f}"

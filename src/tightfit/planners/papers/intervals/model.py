@@ -19,7 +19,7 @@ from ortools.sat.python import cp_model
 from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute
 from tightfit.planners.papers.intervals.planner import IntervalReport, IntervalTask
-from tightfit.planners.papers.stages.schedule import last_uses
+from tightfit.planners.papers.stages.schedule import last_uses, useful_until
 from tightfit.planners.papers.stages.staged import Implementation, Staged
 
 _COST_UNITS = 10**7
@@ -94,10 +94,7 @@ class IntervalModel:
             always = self.model.new_constant(1)
             chosen = [Instance(node.first, first, always)]
             if node.again is not None:
-                useful = max(
-                    (last[v] for v in node.again.writes if self.problem.values[v].recoverable),
-                    default=-1,
-                )
+                useful = useful_until(self.problem, node.again, last)
                 events = [
                     node_event(stage, number)
                     for stage in range(number + 1, useful + 1)
@@ -116,7 +113,7 @@ class IntervalModel:
             for position, instance in enumerate(chosen):
                 for value in instance.way.writes:
                     self._retain(value, instance, is_first=position == 0)
-                self._occupy(instance.start, 1, instance.active, instance.way.workspace_bytes)
+                self._occupy(instance.start, instance.active, instance.way.workspace_bytes)
         for crossing in self.problem.crossings:
             for value in crossing.tangents:
                 start = self.model.new_constant(entry_event(crossing.stage) + 1)
@@ -127,7 +124,7 @@ class IntervalModel:
         if is_first or stored.recoverable:
             self._retain_from(value, instance, instance.start, instance.active)
         else:
-            self._occupy(instance.start, 1, instance.active, stored.size_bytes)
+            self._occupy(instance.start, instance.active, stored.size_bytes)
 
     def _retain_from(
         self, value: ValueId, instance: Instance | None, start: Any, active: Any
@@ -141,19 +138,19 @@ class IntervalModel:
             end = self.model.new_int_var(0, self.horizon, "")
         length = self.model.new_int_var(1, self.horizon, "")
         if stored.size_bytes:
-            always = active is None
             interval = (
                 self.model.new_interval_var(start, length, end, "")
-                if always
+                if active is None
                 else self.model.new_optional_interval_var(start, length, end, active, "")
             )
             self.intervals.append(interval)
             self.demands.append(stored.size_bytes // self.unit)
         self.retained[value].append(Retention(instance, start, end))
 
-    def _occupy(self, start: Any, length: int, active: Any, size_bytes: int) -> None:
+    def _occupy(self, start: Any, active: Any, size_bytes: int) -> None:
+        """Take memory during one event."""
         if size_bytes:
-            interval = self.model.new_optional_fixed_size_interval_var(start, length, active, "")
+            interval = self.model.new_optional_fixed_size_interval_var(start, 1, active, "")
             self.intervals.append(interval)
             self.demands.append(size_bytes // self.unit)
 
@@ -190,7 +187,7 @@ class IntervalModel:
         always = self.model.new_constant(1)
         for crossing in self.problem.crossings:
             start = self.model.new_constant(entry_event(crossing.stage))
-            self._occupy(start, 1, always, crossing.outside_bytes)
+            self._occupy(start, always, crossing.outside_bytes)
 
     def capacity(self) -> int:
         """The budget in the model's unit."""

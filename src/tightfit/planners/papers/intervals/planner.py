@@ -125,10 +125,5 @@ class _Best:
             )
         base = self.problem.base_cost_s
         overhead = self.cost_s / base - 1.0 if base > 0 else 0.0
-        return finish(
-            self.task,
-            self.computes,
-            bound=Bound(min(self.bound, overhead), _SOURCE),
-            started=started,
-            gap=limits.gap,
-        )
+        bound = Bound(min(self.bound, overhead), _SOURCE)
+        return finish(self.task, self.computes, bound=bound, started=started, gap=limits.gap)

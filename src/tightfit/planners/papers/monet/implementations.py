@@ -25,6 +25,9 @@ class Implementations:
     first: tuple[tuple[Implementation, ...], ...]
     again: tuple[tuple[Implementation, ...], ...]
 
+    def ways(self, node: int, *, again: bool) -> tuple[Implementation, ...]:
+        return self.again[node] if again else self.first[node]
+
 
 def single_implementations(problem: Staged) -> Implementations:
     """Return one implementation per op: MONeT-NoOp."""

@@ -58,9 +58,12 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     is_forward: bool
     program: int
 
-    def way(self, is_first: bool) -> Implementation | None:
-        """The way that serves the first or a later computation."""
-        return self.first if is_first else self.again
+    def way(self, is_first: bool) -> Implementation:
+        """The way that serves the first computation, or a later one where there is any."""
+        if is_first:
+            return self.first
+        assert self.again is not None
+        return self.again
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,9 +157,8 @@ def staged(task: Task, order: Sequence[OpId] = ()) -> Staged:
             values[value] = _stored(task, nodes, index, value, end, len(firsts))
     for crossing in crossings:
         for value in crossing.tangents:
-            size = graph.values[value].size_bytes
             values[value] = Stored(
-                size_bytes=size,
+                size_bytes=graph.values[value].size_bytes,
                 producer=None,
                 begins=crossing.stage,
                 forced_until=crossing.stage + 1,
@@ -178,15 +180,14 @@ def staged(task: Task, order: Sequence[OpId] = ()) -> Staged:
 
 def usable_again(graph: Graph, order: Sequence[Compute]) -> set[ValueId]:
     """The values a later computation may read: made by nodes, or constant and never replaced."""
-    made = {v for c in order for v in graph.ops[c.op].alternatives[c.alternative].writes}
+    made = {v for compute in order for v in compute.way(graph).writes}
     given = {v.id for v in graph.values if v.is_constant or v.role == "tangent"}
     return (made | given) - {v.replaces for v in graph.values if v.replaces is not None}
 
 
 def _node(graph: Graph, compute: Compute, usable: set[ValueId]) -> Node:
     op = graph.ops[compute.op]
-    default = op.alternatives[compute.alternative]
-    if default.overwrites is not None:
+    if compute.way(graph).overwrites is not None:
         raise BadInput(
             f"the only first implementation of op {op.id} ({op.target}) in "
             f"{op.module or 'the model'} that this planner may use writes over its input. "
@@ -283,7 +284,7 @@ def _stored(
     info = task.graph.values[value]
     forced = producer + 1
     ends = count + 1
-    if info.fate == "returned" or (info.fate == "handed_over" and task.gradients == "fresh"):
+    if info.stays_to_end(task.gradients):
         forced = count + 1
     elif info.fate == "written_back":
         forced = ends = segment_end
@@ -331,7 +332,7 @@ def without_choice(graph: Graph, problem: Staged) -> Graph:
 
 
 def _alternative(graph: Graph, way: Implementation, use: Use) -> Alternative:
-    chosen = graph.ops[way.compute.op].alternatives[way.compute.alternative]
+    chosen = way.compute.way(graph)
     return msgspec.structs.replace(
         chosen, use=use, variants=(chosen.variants[way.compute.variant],)
     )
