@@ -58,10 +58,7 @@ def backend(
 class _Family:
     """The graphs that were compiled with the same options: steps of one callable.
 
-    Parameters
-    ----------
-    options : mapping
-        As the user gave them; they are kept, so that their identity stays theirs.
+    `options`: as the user gave them; they are kept, so that their identity stays theirs.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from rich.console import Console
 from rich.progress import (
@@ -73,15 +73,7 @@ def terminal_progress() -> Iterator[Progress]:
 
     Work of less than a few seconds is not shown.
     """
-    if not sys.stderr.isatty():
-        spoken = PrintedProgress()
-        try:
-            yield spoken
-        finally:
-            spoken.close()
-        return
-    drawn = TerminalProgress(Console(stderr=True))
-    try:
-        yield drawn
-    finally:
-        drawn.close()
+    is_drawn = sys.stderr.isatty()
+    progress = TerminalProgress(Console(stderr=True)) if is_drawn else PrintedProgress()
+    with closing(progress):
+        yield progress

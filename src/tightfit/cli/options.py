@@ -173,19 +173,9 @@ DEFAULT_PLAN_OPTIONS = PlanOptions()
 
 
 def chosen_limits(time_limit: float, **others: Any) -> Limits:
-    """Return the limits of a search.
+    """Return the limits of a search; `others`: further fields of `Limits`.
 
-    Parameters
-    ----------
-    time_limit : float
-        Seconds to plan at most.
-    **others
-        Further fields of `Limits`.
-
-    Raises
-    ------
-    BadInput
-        If the time limit is not positive.
+    Raises `BadInput` if the time limit, in seconds, is not positive.
     """
     if not time_limit > 0:
         raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")

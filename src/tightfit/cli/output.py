@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.errors import BadInput
+from tightfit.graph.ir import Graph
+from tightfit.plan.explain import Explanation
+from tightfit.plan.plan import Outcome, Plan
+from tightfit.plan.simulate import Simulation
 from tightfit.reporting.pictures.page import SUFFIXES, require_pictures
 from tightfit.units import format_percent
 
@@ -51,6 +55,27 @@ def print_result(text: str, *, as_json: bool, status: str, **numbers: Any) -> in
         "thrash": INFEASIBLE,
         "error": FAILED,
     }.get(status, FITS)
+
+
+def plan_numbers(graph: Graph, plan: Plan, result: Simulation | Explanation) -> dict[str, Any]:
+    """Return what `print_result` prints of a plan that was replayed."""
+    return {
+        "budget_bytes": plan.budget_bytes,
+        "constant_bytes": graph.constant_bytes,
+        "planned_peak_bytes": result.peak_bytes,
+        "overhead": result.overhead,
+    }
+
+
+def outcome_numbers(graph: Graph, outcome: Outcome) -> dict[str, Any]:
+    """Return what `print_result` prints of the outcome of a search."""
+    return {
+        "constant_bytes": graph.constant_bytes,
+        "planned_peak_bytes": None if outcome.plan is None else outcome.peak_bytes,
+        "overhead": outcome.overhead,
+        "bound": outcome.bound,
+        "gap": outcome.gap,
+    }
 
 
 def print_error(

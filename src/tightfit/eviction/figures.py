@@ -56,11 +56,8 @@ def sweep(simulator: Simulator, ratios: Sequence[float], *, seed: int = 0) -> It
         for policy in comparison.policies:
             for deallocation in comparison.deallocations:
                 line = policy.name if len(comparison.deallocations) == 1 else deallocation
+                rules = Rules(deallocation)
                 for ratio in ratios:
-                    found = simulator.simulate(
-                        policy,
-                        simulator.budget_at(ratio),
-                        Rules(deallocation),
-                        seed=seed,
-                    )
+                    budget_bytes = simulator.budget_at(ratio)
+                    found = simulator.simulate(policy, budget_bytes, rules, seed=seed)
                     yield Compared(comparison, line, ratio, found)

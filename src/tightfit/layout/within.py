@@ -7,8 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from tightfit.graph.ir import Graph
-from tightfit.layout.of_plan import blocks_of_plan
-from tightfit.layout.pack import pack
+from tightfit.layout.pack import pack_plan
 from tightfit.plan.plan import Outcome, Plan
 from tightfit.planners.base import Task
 from tightfit.units import format_bytes
@@ -18,9 +17,7 @@ _ROUNDS = 3
 
 def height_of_plan(graph: Graph, plan: Plan) -> int:
     """Return the bytes of constants and of a plan's layout, sizes rounded as its device does."""
-    alignment_bytes = max(1, graph.device.granularity_bytes)
-    blocks = blocks_of_plan(graph, plan)
-    return graph.constant_bytes + pack(blocks, alignment_bytes=alignment_bytes).height_bytes
+    return graph.constant_bytes + pack_plan(graph, plan).height_bytes
 
 
 def plan_within(

@@ -48,19 +48,17 @@ def render_outcome(outcome: Outcome, graph: Graph) -> str:
 
 def render_plan(plan: Plan) -> str:
     """Return the facts of a plan, without its graph."""
-    computes = [step.op for step in plan.instructions if isinstance(step, Compute)]
-    frees = sum(isinstance(step, Free) for step in plan.instructions)
+    kinds = Counter(map(type, plan.instructions))
     handed = sum(len(step.values) for step in plan.instructions if isinstance(step, HandOver))
-    first = len(set(computes))
-    stores = sum(isinstance(step, Store) for step in plan.instructions)
-    loads = sum(isinstance(step, Load) for step in plan.instructions)
+    first = len({step.op for step in plan.computes})
+    stores, loads = kinds[Store], kinds[Load]
     moves = [f"  moves      {stores} values to far memory, {loads} back"] if stores else []
     return "\n".join(
         [
             f"plan for graph {plan.graph}, format {plan.format}",
             f"  budget     {format_bytes(plan.budget_bytes)}, gradients {plan.gradients}",
-            f"  computes   {first} ops, {len(computes) - first} times again",
-            f"  frees      {frees} values, hands over {handed} gradients",
+            f"  computes   {first} ops, {kinds[Compute] - first} times again",
+            f"  frees      {kinds[Free]} values, hands over {handed} gradients",
             *moves,
         ]
     )

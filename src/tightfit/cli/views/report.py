@@ -20,8 +20,8 @@ from tightfit.cli.options import (
     StepBudget,
     is_model,
 )
-from tightfit.cli.output import print_result
-from tightfit.cli.target import budget_named, chosen_budget, load_step, load_target
+from tightfit.cli.output import plan_numbers, print_result
+from tightfit.cli.target import budgets_named, chosen_budget, load_step, load_target
 from tightfit.errors import BadInput
 from tightfit.files import kind_of_record, read_limited
 from tightfit.graph.ir import Exactness, Graph
@@ -92,7 +92,9 @@ def report(
         if given is not None:
             step, plan, proven = _with_graph(given, target, graph, options.costs), given, None
         else:
-            step = load_step(_one(target, graph), options, progress=progress)
+            if graph is not None:
+                raise BadInput(f"{target} is no plan; a second file is the graph of a plan")
+            step = load_step(target, options, progress=progress)
             size = chosen_budget(step, budget, budget_ratio, options.gradients)
             task = Task(graph=step, budget_bytes=size, gradients=options.gradients)
             plan, proven = _planned(task, planner, limits, progress)
@@ -108,14 +110,11 @@ def report(
         f"{output} ({format_bytes(size)}): open it in any browser, it needs no network",
         as_json=json,
         status="feasible",
-        budget_bytes=plan.budget_bytes,
-        constant_bytes=step.constant_bytes,
-        planned_peak_bytes=result.peak_bytes,
-        overhead=result.overhead,
         bound=None if proven is None else proven.bound,
         seconds=time.perf_counter() - started,
         page=str(output),
         page_bytes=size,
+        **plan_numbers(step, plan, result),
     )
 
 
@@ -135,12 +134,6 @@ def _with_graph(plan: Plan, file: str, graph: str | None, costs: str | None) -> 
     step = load_target(graph, costs)
     verify(plan, step)
     return step
-
-
-def _one(target: str, graph: str | None) -> str:
-    if graph is not None:
-        raise BadInput(f"{target} is no plan; a second file is the graph of a plan")
-    return target
 
 
 def _planned(
@@ -176,7 +169,7 @@ def _curve(
     """Return plans for other budgets, each searched for a short while."""
     if budgets == "none":
         return ()
-    asked = [budget_named(step, text, gradients)[0] for text in budgets.split(",")]
+    asked = [size for size, _ in budgets_named(step, budgets, gradients)]
     return tuple(
         PlannedFor(
             budget_bytes=point.budget_bytes,

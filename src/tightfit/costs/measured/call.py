@@ -297,19 +297,16 @@ def materialise(
     booleans are true half of the time, integers are zero. Strides may be 0 (expanded) or overlap;
     a view may have a storage of at least `storage_bytes`. The global random generators do not move.
     """
-    elements = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    if 0 in shape:
-        elements = 0
-    elements = max(elements, storage_bytes // dtype.itemsize)
+    reached = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    elements = max(0 if 0 in shape else reached, storage_bytes // dtype.itemsize)
     device = torch.device(device)
     generator = torch.Generator(device).manual_seed(0)
-    options: dict[str, Any] = {"generator": generator, "device": device}
     if dtype.is_floating_point or dtype.is_complex:
         drawn = torch.empty(min(elements, _DRAWN), dtype=torch.float32, device=device)
         drawn = drawn.uniform_(0.05, 0.15, generator=generator).to(dtype)
         flat = drawn if elements <= len(drawn) else _repeat(drawn, drawn.new_empty(elements))
     elif dtype == torch.bool:
-        flat = torch.rand(elements, **options) < 0.5
+        flat = torch.rand(elements, generator=generator, device=device) < 0.5
     else:
         flat = torch.zeros(elements, dtype=dtype, device=device)
     return flat.as_strided(tuple(shape), tuple(strides))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -17,7 +16,18 @@ from tightfit.eviction.log.instructions import (
     Instruction,
     Mutate,
     Release,
-    Result,
+)
+from tightfit.eviction.log.lines import (
+    AliasLine,
+    AnnotateLine,
+    AnyLine,
+    CallLine,
+    ConstantLine,
+    CopyFromLine,
+    CopyLine,
+    MemoryLine,
+    MutateLine,
+    ReleaseLine,
 )
 from tightfit.files import write_atomically
 
@@ -32,49 +42,28 @@ def write_log(path: Path | str, instructions: Iterable[Instruction]) -> None:
 
 def log_text(instructions: Iterable[Instruction]) -> bytes:
     """Return the text of a log whose replay begins at the first instruction."""
-    start = {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}
-    lines = [start, *(line for instruction in instructions for line in _lines(instruction))]
+    lines = [AnnotateLine("START"), *(line for each in instructions for line in _lines(each))]
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
-def _lines(instruction: Instruction) -> Iterator[dict[str, Any]]:
+def _lines(instruction: Instruction) -> Iterator[AnyLine]:
     match instruction:
         case Constant(name, size_bytes):
-            yield {"INSTRUCTION": "CONSTANT", "NAME": name}
-            yield _memory(name, size_bytes)
+            yield ConstantLine(name)
+            yield MemoryLine(name, str(size_bytes))
         case Call(operator, arguments, results, time_ns):
-            yield {
-                "INSTRUCTION": "CALL",
-                "NAME": operator,
-                "ARGS": arguments,
-                "RESULT": [result.name for result in results],
-                "TIME": str(time_ns),
-            }
-            for result in results:
-                yield _memory(result.name, result.size_bytes)
-                yield _alias(result)
+            names = tuple(result.name for result in results)
+            yield CallLine(operator, arguments, names, str(time_ns))
+            for name, size_bytes, alias in results:
+                yield MemoryLine(name, str(size_bytes))
+                yield AliasLine(name, str(-1 if alias is None else alias))
         case Mutate(operator, arguments, mutated, time_ns):
-            yield {
-                "INSTRUCTION": "MUTATE",
-                "NAME": operator,
-                "ARGS": arguments,
-                "MUTATE": mutated,
-                "TIME": str(time_ns),
-            }
+            yield MutateLine(operator, arguments, mutated, str(time_ns))
         case Copy(name, source):
-            yield {"INSTRUCTION": "COPY", "DST": name, "SRC": source}
+            yield CopyLine(name, source)
         case CopyFrom(name, source):
-            yield {"INSTRUCTION": "COPY_FROM", "DST": name, "SRC": source}
+            yield CopyFromLine(name, source)
         case Release(name):
-            yield {"INSTRUCTION": "RELEASE", "NAME": name}
+            yield ReleaseLine(name)
         case Backward():
-            yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "BACKWARD"}
-
-
-def _memory(name: str, size_bytes: int) -> dict[str, Any]:
-    return {"INSTRUCTION": "MEMORY", "NAME": name, "MEMORY": str(size_bytes)}
-
-
-def _alias(result: Result) -> dict[str, Any]:
-    alias = -1 if result.alias is None else result.alias
-    return {"INSTRUCTION": "ALIAS", "NAME": result.name, "ALIAS": str(alias)}
+            yield AnnotateLine("BACKWARD")

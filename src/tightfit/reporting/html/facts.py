@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tightfit.graph.ir import Graph, OpId, SegmentId
-from tightfit.plan.assemble import assemble, keep_everything
+from tightfit.graph.ir import Graph, OpId
+from tightfit.plan.assemble import everything_kept
 from tightfit.plan.lives import Life, lives_of
 from tightfit.plan.plan import Compute, Enter, Plan
 from tightfit.plan.simulate import Simulation, simulate
@@ -132,7 +132,7 @@ def facts_of(
     """
     names = _Names()
     result = simulate(graph, plan)
-    everything = assemble(graph, keep_everything(graph), budget_bytes=0, gradients=plan.gradients)
+    everything = everything_kept(graph, plan.gradients)
     plain = simulate(graph, everything)
     numbered = [
         index for index, step in enumerate(plan.instructions) if isinstance(step, (Compute, Enter))
@@ -183,12 +183,11 @@ def _runs(
         if isinstance(step, Enter):
             rows.append((-1 - step.segment, 0, -1, 0.0, result.during_bytes[index], plain[1]))
         elif isinstance(step, Compute):
-            way = graph.ops[step.op].alternatives[step.alternative]
             again = step.op in seen
             plain = max(plain, held_plain.get(step.op, plain))  # a plan may put off an op
             seen.add(step.op)
-            name = -1 if step.alternative == 0 else names.number(way.name)
-            cost_s = float(f"{way.variants[step.variant].cost_s:.3g}")
+            name = -1 if step.alternative == 0 else names.number(step.way(graph).name)
+            cost_s = float(f"{step.cost_s(graph):.3g}")
             rows.append((step.op, int(again), name, cost_s, result.during_bytes[index], plain[1]))
     return Runs(*zip(*rows, strict=True)) if rows else Runs((), (), (), (), (), ())
 
@@ -233,11 +232,8 @@ def _phases(
     graph: Graph, plan: Plan, numbered: Sequence[int], measured: Measured | None
 ) -> tuple[Phase, ...]:
     """Return the stretches of runs that belong to forward and to backward."""
-    entered: list[tuple[int, SegmentId]] = []
-    for run, index in enumerate(numbered):
-        step = plan.instructions[index]
-        if isinstance(step, Enter):
-            entered.append((run, step.segment))
+    steps = (plan.instructions[index] for index in numbered)
+    entered = [(run, step.segment) for run, step in enumerate(steps) if isinstance(step, Enter)]
     ends = [*(run for run, _ in entered[1:]), len(numbered)]
     phases: list[Phase] = []
     for (first, segment), end in zip(entered, ends, strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tightfit.graph.ir import Graph
-from tightfit.plan.assemble import assemble, keep_everything
+from tightfit.plan.assemble import everything_kept
 from tightfit.plan.explain import Explanation, explain
 from tightfit.plan.plan import Plan
 from tightfit.reporting.groups import ShareRow, share_rows
@@ -54,13 +54,11 @@ def parts_page(step: WholeStep, parts: Sequence[PartInUse]) -> bytes:
     passes `tightfit.plan.verify` on its graph.
     """
     shown = tuple(map(_shown, parts))
+    measured = step.measured_peak_bytes
     rows = [
         ("budget", format_bytes(step.budget_bytes)),
         ("planned peak", format_bytes(step.planned_peak_bytes)),
-        (
-            "measured peak",
-            "" if step.measured_peak_bytes is None else format_bytes(step.measured_peak_bytes),
-        ),
+        ("measured peak", "" if measured is None else format_bytes(measured)),
         ("extra compute", format_percent(step.overhead)),
         ("calls of parts", str(sum(part.calls for part in parts))),
         ("plans", str(len(parts))),
@@ -80,15 +78,10 @@ def _shown(part: PartInUse) -> _Shown:
         name=part.name,
         calls=part.calls,
         kept_bytes=_kept_bytes(part.graph, part.plan),
-        plain_bytes=_kept_bytes(part.graph, _everything(part)),
+        plain_bytes=_kept_bytes(part.graph, everything_kept(part.graph, part.plan.gradients)),
         explained=explained,
         shares=share_rows(explained.modules)[:_ROWS],
     )
-
-
-def _everything(part: PartInUse) -> Plan:
-    graph = part.graph
-    return assemble(graph, keep_everything(graph), budget_bytes=0, gradients=part.plan.gradients)
 
 
 def _kept_bytes(graph: Graph, plan: Plan) -> int:
