@@ -130,9 +130,7 @@ def check(
     if budget_ratio is not None:
         asked = budget_of_ratio(graph, budget_ratio, gradients=gradients)
     task = Task(
-        graph=graph,
-        budget_bytes=least.found_bytes if asked is None else asked,
-        gradients=gradients,
+        graph=graph, budget_bytes=least.found_bytes if asked is None else asked, gradients=gradients
     )
     laid_out, height_bytes = plan_within(
         task, lambda tighter: plan_with(planner, tighter, limits, progress, known=least.plan)

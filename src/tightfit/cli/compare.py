@@ -13,13 +13,7 @@ import msgspec
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.options import (
-    Json,
-    OptimizerName,
-    PlanOptions,
-    StepName,
-    is_model,
-)
+from tightfit.cli.options import Json, OptimizerName, PlanOptions, StepName, is_model
 from tightfit.cli.output import check_output, csv_of, percent_or_dash, print_result
 from tightfit.cli.target import budgets_named, load_model, load_step
 from tightfit.errors import BadInput

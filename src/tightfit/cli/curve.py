@@ -10,12 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.options import (
-    DEFAULT_PLAN_OPTIONS,
-    Json,
-    PlanOptions,
-    StepName,
-)
+from tightfit.cli.options import DEFAULT_PLAN_OPTIONS, Json, PlanOptions, StepName
 from tightfit.cli.output import check_output, csv_of, percent_or_dash, print_result
 from tightfit.cli.target import budgets_named, load_step
 from tightfit.files import write_atomically

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.options import (
-    DEFAULT_PLAN_OPTIONS,
-    Json,
-    PlannerName,
-    PlanOptions,
-    require_model,
-)
+from tightfit.cli.options import DEFAULT_PLAN_OPTIONS, Json, PlannerName, PlanOptions, require_model
 from tightfit.cli.output import outcome_numbers, print_result
 from tightfit.planners.registry import DEFAULT
 from tightfit.units import format_bytes, format_percent, format_seconds

@@ -23,6 +23,7 @@ FITS = 0
 FAILED = 1
 BAD_INPUT = 2
 INFEASIBLE = 3
+_EXIT_CODES = {"infeasible": INFEASIBLE, "oom": INFEASIBLE, "thrash": INFEASIBLE, "error": FAILED}
 
 _KEYS = (
     "status",
@@ -49,12 +50,7 @@ def print_result(text: str, *, as_json: bool, status: str, **numbers: Any) -> in
         _print_json({**dict.fromkeys(_KEYS), "status": status, **numbers})
     else:
         print(text)
-    return {
-        "infeasible": INFEASIBLE,
-        "oom": INFEASIBLE,
-        "thrash": INFEASIBLE,
-        "error": FAILED,
-    }.get(status, FITS)
+    return _EXIT_CODES.get(status, FITS)
 
 
 def plan_numbers(graph: Graph, plan: Plan, result: Simulation | Explanation) -> dict[str, Any]:

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def load_step(
-    target: str,
-    options: StepOptions,
-    *,
-    progress: Progress,
-    exactness: Exactness | None = None,
+    target: str, options: StepOptions, *, progress: Progress, exactness: Exactness | None = None
 ) -> Graph:
     """Return the graph of a graph file, or of a model captured on fake tensors.
 

@@ -14,12 +14,7 @@ from tightfit.units import format_bytes, format_percent
 
 
 def verify(
-    plan: PlanFile,
-    graph: GraphOfPlan,
-    /,
-    *,
-    costs: OtherCosts = None,
-    json: Json = False,
+    plan: PlanFile, graph: GraphOfPlan, /, *, costs: OtherCosts = None, json: Json = False
 ) -> int:
     """Check every instruction of a plan, and its peak, against its graph and budget.
 

@@ -204,10 +204,7 @@ def _list_once(graph: Graph, frees: list[ValueId], final: set[ValueId], value: V
 
 
 def _free_unread_tangents(
-    graph: Graph,
-    frees: list[list[ValueId]],
-    pending: set[ValueId],
-    crossings: dict[int, list[int]],
+    graph: Graph, frees: list[list[ValueId]], pending: set[ValueId], crossings: dict[int, list[int]]
 ) -> None:
     """Free unread tangents right after the first compute of their segment."""
     position = {segment: index for index, group in crossings.items() for segment in group}

@@ -10,16 +10,7 @@ import msgspec
 
 from tightfit.graph.ir import Graph, OpId, ValueId
 from tightfit.graph.liveness import computed_ops, tangents
-from tightfit.plan.plan import (
-    Compute,
-    Enter,
-    Free,
-    HandOver,
-    Instruction,
-    Load,
-    Plan,
-    Store,
-)
+from tightfit.plan.plan import Compute, Enter, Free, HandOver, Instruction, Load, Plan, Store
 from tightfit.plan.transfers import Link, Transfer
 
 

@@ -223,7 +223,7 @@ class _Walk:
         if op.segment != self.segment:
             self.refuse(
                 f"its first computation belongs into segment {op.segment}, "
-                f"but the plan is in segment {self.segment}",
+                f"but the plan is in segment {self.segment}"
             )
         if alternative.use == "again":
             self.refuse(f"alternative {alternative.name!r} serves only later computations")
@@ -238,7 +238,7 @@ class _Walk:
         if segments[self.segment].program != segments[op.segment].program:
             self.refuse(
                 f"an op of program {segments[op.segment].program} cannot be computed again in "
-                f"segment {self.segment} of program {segments[self.segment].program}",
+                f"segment {self.segment} of program {segments[self.segment].program}"
             )
         for value in alternative.writes:
             if self.graph.values[value].fate == "handed_over":
@@ -248,7 +248,7 @@ class _Walk:
                 if op.segment <= end < self.segment:
                     self.refuse(
                         f"it reads {self.value(value)}, whose content was replaced when segment "
-                        f"{end} ended, after the first computation in segment {op.segment}",
+                        f"{end} ended, after the first computation in segment {op.segment}"
                     )
 
     def write(self, alternative: Alternative, workspace_bytes: int) -> int:
@@ -272,18 +272,14 @@ class _Walk:
         if target not in alive:
             self.refuse(f"it overwrites {self.value(target)}, {self.memory.why_dead(target)}")
         if values[target].fate != "none":
-            self.refuse(
-                f"it overwrites {self.value(target)}, which is {values[target].fate}",
-            )
+            self.refuse(f"it overwrites {self.value(target)}, which is {values[target].fate}")
         if values[target].size_bytes != values[made].size_bytes:
             self.refuse(
                 f"it overwrites {self.value(target)} of {values[target].size_bytes} bytes by "
-                f"{self.value(made)} of {values[made].size_bytes}",
+                f"{self.value(made)} of {values[made].size_bytes}"
             )
         if made in alive:
-            self.refuse(
-                f"it writes {self.value(made)} in place while an earlier instance is alive",
-            )
+            self.refuse(f"it writes {self.value(made)} in place while an earlier instance is alive")
 
     def free(self, step: Free) -> int:
         """Check that a value may be released; return the bytes before."""
@@ -344,7 +340,7 @@ class _Walk:
             if value in memory.handed_over:
                 self.refuse(
                     f"{self.value(value)} was handed over at instruction "
-                    f"{memory.handed_over[value]}",
+                    f"{memory.handed_over[value]}"
                 )
             if value not in memory.alive:
                 self.refuse(f"{self.value(value)} is {memory.why_dead(value)}")
@@ -358,7 +354,7 @@ class _Walk:
         if step.segment != self.segment + 1 or step.segment >= len(self.graph.segments):
             self.refuse(
                 f"segments are entered once each in order, and the plan is in segment "
-                f"{self.segment} of 0 to {len(self.graph.segments) - 1} (-1: none)",
+                f"{self.segment} of 0 to {len(self.graph.segments) - 1} (-1: none)"
             )
         self.end_segment(f"instruction {self.index}")
         memory = self.memory

@@ -21,12 +21,7 @@ from tightfit.reporting.text import render_explanation, render_graph, render_pla
 
 
 def show(
-    file: str,
-    graph: str | None = None,
-    /,
-    *,
-    costs: OtherCosts = None,
-    json: Json = False,
+    file: str, graph: str | None = None, /, *, costs: OtherCosts = None, json: Json = False
 ) -> int:
     """Print the memory a graph needs, or the memory and overhead of a plan.
 

@@ -8,11 +8,7 @@ import msgspec
 
 
 class _Line(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    rename="upper",
-    tag_field="INSTRUCTION",
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="upper", tag_field="INSTRUCTION"
 ):
     """One object of the text; its class is named by INSTRUCTION."""
 

@@ -79,13 +79,7 @@ class CutLoop:
         return f"K-cut program, {len(self.cuts)} cut" + ("s" if len(self.cuts) > 1 else "")
 
     def solve(
-        self,
-        model: CutProgram,
-        seconds: float,
-        nodes: int | None,
-        gap: float,
-        *,
-        in_child: bool,
+        self, model: CutProgram, seconds: float, nodes: int | None, gap: float, *, in_child: bool
     ) -> Solution:
         """Solve a program to a gap in percent of the baseline, until the loop is stopped."""
         options = SolveOptions(seconds=seconds, gap=gap, nodes=nodes, solver=self.solver)

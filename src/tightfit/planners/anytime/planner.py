@@ -168,13 +168,7 @@ class _Orders:
     """The searches of one or two orders, and their results."""
 
     def __init__(
-        self,
-        task: Task,
-        limits: Limits,
-        progress: Progress,
-        started: float,
-        *,
-        alternatives: bool,
+        self, task: Task, limits: Limits, progress: Progress, started: float, *, alternatives: bool
     ) -> None:
         self.task = task
         self.limits = limits

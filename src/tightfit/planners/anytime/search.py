@@ -41,12 +41,7 @@ class Search:
     """
 
     def __init__(
-        self,
-        task: Task,
-        problem: EngineProblem,
-        limits: Limits,
-        progress: Progress,
-        started: float,
+        self, task: Task, problem: EngineProblem, limits: Limits, progress: Progress, started: float
     ) -> None:
         self.task = task
         self.problem = problem
@@ -113,11 +108,7 @@ class Search:
         self.run([self.job(seed, 1e-4, COARSE, 0.0)])
 
     def job(
-        self,
-        start: PooledSchedule | None,
-        hot: float,
-        settings: _engine.Settings,
-        seconds: float,
+        self, start: PooledSchedule | None, hot: float, settings: _engine.Settings, seconds: float
     ) -> Job:
         """Return a piece of search of the given length, within the limits; 0 s: repair only."""
         self.jobs += 1

@@ -13,16 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tightfit._core import _engine
-from tightfit.graph.ir import (
-    EXACTNESS,
-    Alternative,
-    Exactness,
-    Graph,
-    Op,
-    OpId,
-    SegmentId,
-    ValueId,
-)
+from tightfit.graph.ir import EXACTNESS, Alternative, Exactness, Graph, Op, OpId, SegmentId, ValueId
 from tightfit.graph.liveness import computed_ops, tangents
 from tightfit.plan.simulate import baseline_cost_s
 from tightfit.planners.base import Task

@@ -118,11 +118,7 @@ class Judge:
         return msgspec.structs.replace(self.task, graph=cut.graph, far=None)
 
     def _found(
-        self,
-        choice: Choice,
-        cut: MovesGraph,
-        problem: EngineProblem,
-        best: PooledSchedule | None,
+        self, choice: Choice, cut: MovesGraph, problem: EngineProblem, best: PooledSchedule | None
     ) -> Found | None:
         if best is None:
             return None

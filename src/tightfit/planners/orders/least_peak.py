@@ -29,11 +29,7 @@ class LeastPeak:
 
 
 def least_peak(
-    task: Task,
-    *,
-    enough_bytes: int | None = None,
-    seconds: float | None = None,
-    seed: int = 0,
+    task: Task, *, enough_bytes: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> LeastPeak:
     """Return the best of four orders, improved by local moves; never worse than the traced order.
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tightfit.plan.plan import Compute
-from tightfit.planners.papers.stages.schedule import (
-    forced_residency,
-    hold,
-    last_uses,
-    recompute,
-)
+from tightfit.planners.papers.stages.schedule import forced_residency, hold, last_uses, recompute
 from tightfit.planners.papers.stages.staged import Staged
 
 

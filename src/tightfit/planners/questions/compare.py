@@ -49,10 +49,7 @@ def planners_named(names: str) -> tuple[str, ...]:
 
 
 def compare(
-    tasks: Sequence[Task],
-    planners: Sequence[str],
-    limits: Limits,
-    progress: Progress = SILENT,
+    tasks: Sequence[Task], planners: Sequence[str], limits: Limits, progress: Progress = SILENT
 ) -> tuple[ComparisonRow, ...]:
     """Run every planner on every task; return rows by task, then planner, as they are given.
 

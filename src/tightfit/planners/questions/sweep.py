@@ -43,11 +43,7 @@ def run_job(payload: bytes) -> bytes:
 
 
 def sweep(
-    jobs: Sequence[Job],
-    results: Path,
-    *,
-    scheduler: str | None = None,
-    progress: Progress = SILENT,
+    jobs: Sequence[Job], results: Path, *, scheduler: str | None = None, progress: Progress = SILENT
 ) -> tuple[ComparisonRow, ...]:
     """Run the jobs whose rows are not there yet; return all rows in the order of the jobs.
 

@@ -70,11 +70,7 @@ def plan_page(graph: Graph, plan: Plan, findings: Findings, further: Sequence[st
     )
 
 
-_DRAWN_BY = {
-    "script": "script.js",
-    "library": "echarts.min.js",
-    "licence": "echarts.LICENSE",
-}
+_DRAWN_BY = {"script": "script.js", "library": "echarts.min.js", "licence": "echarts.LICENSE"}
 """Files that become part of a page that a script draws on."""
 
 

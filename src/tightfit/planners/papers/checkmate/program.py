@@ -14,12 +14,7 @@ from tightfit.planners.papers.checkmate.variables import Variables
 from tightfit.planners.papers.stages.scale import grains_of
 from tightfit.planners.papers.stages.schedule import stages_of
 from tightfit.planners.papers.stages.staged import Stage, Staged
-from tightfit.planners.solvers import (
-    LinearProgram,
-    ProgramBuilder,
-    settle_equations,
-    within_reach,
-)
+from tightfit.planners.solvers import LinearProgram, ProgramBuilder, settle_equations, within_reach
 from tightfit.planners.solvers.program import Floats
 
 

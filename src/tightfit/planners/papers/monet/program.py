@@ -13,12 +13,7 @@ from tightfit.planners.papers.monet.implementations import Implementations
 from tightfit.planners.papers.monet.variables import LocalBound, Variables
 from tightfit.planners.papers.stages.scale import grains_of
 from tightfit.planners.papers.stages.staged import Implementation, Staged
-from tightfit.planners.solvers import (
-    LinearProgram,
-    ProgramBuilder,
-    settle_equations,
-    within_reach,
-)
+from tightfit.planners.solvers import LinearProgram, ProgramBuilder, settle_equations, within_reach
 from tightfit.planners.solvers.program import Floats
 
 
