@@ -40,7 +40,6 @@ class TerminalProgress:
     def start(
         self, title: str, total: int | None = None, *, at_most_s: float | None = None
     ) -> None:
-        """Begin a task below those that run."""
         if not self._tasks:
             self._bars.start()
         indented = "  " * len(self._tasks) + title
@@ -55,7 +54,6 @@ class TerminalProgress:
             self._bars.update(task, completed=done, note=note, left=pace.remaining())
 
     def stop(self) -> None:
-        """Remove the task that was started last."""
         if self._tasks:
             self._bars.remove_task(self._tasks.pop()[0])
         if not self._tasks:

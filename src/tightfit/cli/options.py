@@ -98,19 +98,13 @@ class ModelOptions:
 
     def keywords(self) -> dict[str, Any]:
         """Return the options as `tightfit.studies.model.ModelSettings` has them."""
-        return {
-            "batch": self.batch,
-            "size": None if self.size is None else _size(self.size),
-            "sequence": self.sequence,
-            "dropout": self.dropout,
-            "setting": self.setting,
-        }
+        own = {field.name: getattr(self, field.name) for field in fields(ModelOptions)}
+        return {**own, "size": None if self.size is None else _size(self.size)}
 
     @property
     def given(self) -> list[str]:
         """The names of those of a model that are given."""
-        names = (field.name for field in fields(ModelOptions))
-        return [name for name in names if getattr(self, name) is not None]
+        return [name for name, value in self.keywords().items() if value is not None]
 
 
 @Parameter(name="*")

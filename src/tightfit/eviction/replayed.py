@@ -76,5 +76,4 @@ class Replayed:
 
     @property
     def evictions(self) -> int:
-        """All evictions."""
         return self.evictions_pressure + self.evictions_eager

@@ -189,7 +189,6 @@ class Graph(_Frozen, frozen=True):
         return sum(self.constants_bytes.values())
 
     def bytes_of(self, values: Iterable[ValueId]) -> int:
-        """Return the bytes of several values."""
         return sum(self.values[value].size_bytes for value in values)
 
     def with_constants(self, **sizes_bytes: int) -> Graph:

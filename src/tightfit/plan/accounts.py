@@ -27,7 +27,6 @@ class NearAccount:
             self.bytes += self.values[value].size_bytes
 
     def drop(self, value: ValueId, index: int) -> None:
-        """Account the end of an instance."""
         self.alive.remove(value)
         self.gone[value] = index
         self.bytes -= self.values[value].size_bytes

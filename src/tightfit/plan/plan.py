@@ -30,7 +30,6 @@ class Compute(_Tagged, frozen=True, tag="compute"):
     variant: int = 0
 
     def way(self, graph: Graph) -> Alternative:
-        """Return the alternative that it takes."""
         return graph.ops[self.op].alternatives[self.alternative]
 
     def cost_s(self, graph: Graph) -> float:

@@ -39,11 +39,9 @@ def plan_apart(
     return _planned(_PlannerRequest(name, (task,), limits, known), progress)[0]
 
 
-def plan_each_apart(
-    name: str, tasks: Sequence[Task], limits: Limits, progress: Progress = SILENT
-) -> list[Outcome]:
-    """Plan tasks one after the other, in one process, as of `plan_apart`; limits are of each."""
-    return _planned(_PlannerRequest(name, tasks, limits, None), progress)
+def plan_each_apart(name: str, tasks: Sequence[Task], limits: Limits) -> list[Outcome]:
+    """Plan tasks one after the other in one process, as `plan_apart` does; limits are of each."""
+    return _planned(_PlannerRequest(name, tasks, limits, None), SILENT)
 
 
 def _planned(asked: _PlannerRequest, progress: Progress) -> list[Outcome]:

@@ -50,11 +50,9 @@ class Search(Generic[Found]):
         return self._found
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until it has ended."""
         self._thread.join(seconds)
 
     def cancel(self) -> None:
-        """Ask it to end soon."""
         self._stopped.set()
 
     def _run(self) -> None:

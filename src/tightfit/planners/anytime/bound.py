@@ -147,7 +147,6 @@ class BoundWorker:
 
     @property
     def alive(self) -> bool:
-        """Whether it still works."""
         return self.thread.is_alive()
 
     def _run(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -99,13 +99,20 @@ def run_anytime(
 def _prove_infeasible(task: Task, least: LeastPeak | None, started: float) -> Outcome | None:
     """Return the proof that one op alone needs more than the budget, in every order."""
     proof = prove_by_working_set(task, started)
-    if proof is None or task.keeps_order:
-        return proof
-    for order in other_orders(task.graph, least):
-        other = msgspec.structs.replace(task, graph=reorder(task.graph, order))
-        if prove_by_working_set(other, started) is None:
+    if proof is not None:
+        others = (other for _, _, other in _in_other_orders(task, least))
+        if any(prove_by_working_set(other, started) is None for other in others):
             return None
     return proof
+
+
+def _in_other_orders(
+    task: Task, least: LeastPeak | None
+) -> Iterator[tuple[tuple[OpId, ...], str, Task]]:
+    """Yield the other orders that plans may take, with their names and the task in each."""
+    orders = {} if task.keeps_order else other_orders(task.graph, least)
+    for ops, name in orders.items():
+        yield ops, name, msgspec.structs.replace(task, graph=reorder(task.graph, ops))
 
 
 def _solve_small_in_others(
@@ -115,8 +122,7 @@ def _solve_small_in_others(
 
     If none has, the proof that no order has; None if one of them is too large a problem.
     """
-    for order in () if task.keeps_order else other_orders(task.graph, least):
-        other = msgspec.structs.replace(task, graph=reorder(task.graph, order))
+    for order, _, other in _in_other_orders(task, least):
         found = solve_small(other, build_problem(other, alternatives=alternatives), limits, started)
         if found is None:
             return None
@@ -216,19 +222,16 @@ class _Orders:
         return search
 
     def _note_first(self, search: Search) -> None:
-        """Remember when the first plan was there."""
         if self.first is None and search.first is not None:
             offset = search.clock.started - self.started
             self.first = FirstPlan(offset + search.first.seconds, search.first.overhead)
 
     def _others(self, least: LeastPeak | None) -> list[Search]:
         """The searches in other orders, each begun with a greedy plan."""
-        graph = self.task.graph
         searches: list[Search] = []
-        if self.task.keeps_order or len(graph.ops) > MOST_SEARCHED:
+        if len(self.task.graph.ops) > MOST_SEARCHED:
             return []
-        for ops, name in other_orders(graph, least).items():
-            task = msgspec.structs.replace(self.task, graph=reorder(graph, ops))
+        for ops, name, task in _in_other_orders(self.task, least):
             problem = build_problem(task, alternatives=self.alternatives)
             search = self._start(name, ops, task, problem)
             first_plan(search)

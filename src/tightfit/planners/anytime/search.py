@@ -66,7 +66,6 @@ class Search:
 
     @property
     def ops(self) -> int:
-        """The number of ops, crossings included."""
         return self.outline.ops
 
     def left(self) -> float:
@@ -125,7 +124,6 @@ class Search:
         )
 
     def next_job(self) -> Job:
-        """Choose the next piece of the search."""
         seed = self.pool.take_seed()
         if seed is not None:
             return self.job(seed, 2e-4, self._any_settings(), self._step)
@@ -137,7 +135,6 @@ class Search:
         return min(1.0, max(0.12, self.ops / 1600))
 
     def _any_settings(self) -> _engine.Settings:
-        """One of the search's settings at random."""
         return self.random.choice((COARSE, LOCAL, MIXED))
 
     def _next_small(self) -> Job:

@@ -69,7 +69,6 @@ class ChainSplitter:
         return found
 
     def cost(self, ops: Iterable[int]) -> float:
-        """Cost of running ops once."""
         return float(sum(self.outline.first_cost[op] for op in ops))
 
     def cuts(self, most: int) -> list[int]:

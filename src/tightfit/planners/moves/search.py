@@ -84,7 +84,6 @@ class MovesSearch:
 
     @property
     def best(self) -> Found | None:
-        """The best plan so far."""
         return self.plans[0] if self.plans else None
 
     @property

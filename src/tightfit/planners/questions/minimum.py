@@ -146,7 +146,6 @@ class _Order:
         self.found: PooledSchedule | None = None  # the last that fitted the budget asked for
 
     def find_limit(self, seconds: float, progress: Progress) -> None:
-        """Raise the proven limit."""
         self.limit, op, self.settled = lower_limit(
             self.task, self.problem, seconds=seconds, progress=progress
         )

@@ -13,6 +13,9 @@ import numpy.typing as npt
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int32]
+Terms: TypeAlias = list[tuple[int, float]]
+"""Columns with their coefficients."""
+
 Message = TypeVar("Message")
 
 

@@ -12,6 +12,7 @@ from tightfit.plan.explain import Explanation, explain
 from tightfit.plan.plan import Plan
 from tightfit.reporting.groups import ShareRow, share_rows
 from tightfit.reporting.html.page import filled_in
+from tightfit.reporting.html.sentences import as_measured
 from tightfit.units import format_bytes, format_percent
 
 _ROWS = 8
@@ -95,9 +96,7 @@ def _sentences(step: WholeStep, parts: Sequence[_Shown]) -> tuple[str, str, str]
     calls = sum(part.calls for part in parts)
     kept = sum(part.calls * part.kept_bytes for part in parts)
     plain = sum(part.calls * part.plain_bytes for part in parts)
-    measured = ""
-    if step.measured_peak_bytes is not None:
-        measured = f" (the last step was measured to hold {format_bytes(step.measured_peak_bytes)})"
+    measured = as_measured(step.measured_peak_bytes)
     return (
         "The model allows no single graph, so its parts are planned one by one, within one budget: "
         f"a step like the last one holds at most {format_bytes(step.planned_peak_bytes)} of "

@@ -38,15 +38,20 @@ def summary(
 def _held(name: str, e: Explanation, measured: Measured | None) -> str:
     saved = 1 - e.peak_bytes / e.eager_peak_bytes if e.eager_peak_bytes else 0.0
     less = f"{100 * saved:.0f} % less than" if saved >= 0.005 else "as much as"
-    real = ""
-    if measured is not None:
-        real = f" (the last step was measured to hold {format_bytes(measured.peak_bytes)})"
+    real = as_measured(None if measured is None else measured.peak_bytes)
     return (
         f"{name} trains within {format_bytes(e.budget_bytes)}: it holds at most "
         f"{format_bytes(e.peak_bytes)}{real}, {less} the "
         f"{format_bytes(e.eager_peak_bytes)} of plain PyTorch; {format_bytes(e.constant_bytes)} "
         "of both are parameters, inputs and the like, which no plan can free."
     )
+
+
+def as_measured(peak_bytes: int | None) -> str:
+    """Return what a sentence adds about a measured peak, if there is one."""
+    if peak_bytes is None:
+        return ""
+    return f" (the last step was measured to hold {format_bytes(peak_bytes)})"
 
 
 def _done(graph: Graph, e: Explanation) -> str:

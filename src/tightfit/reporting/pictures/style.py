@@ -186,7 +186,6 @@ def looks_of(names: Iterable[str]) -> dict[str, Look]:
 
 
 def shown_name(planner: str) -> str:
-    """Return the label of a planner's line."""
     return f"tightfit ({planner})" if planner == OURS else planner
 
 

@@ -42,7 +42,6 @@ def pack_by_program(blocks: tuple[Block, ...], limits: PackingLimits) -> Placeme
 
 
 def _columns(variables: Variables, offsets: tuple[int, ...], height: int) -> Floats:
-    """Return a layout as the program's columns."""
     columns = np.zeros(variables.builder.columns)
     columns[variables.peak] = height / variables.bytes_per_unit
     columns[variables.offset] = np.array(offsets) / variables.bytes_per_unit

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tightfit.planners.anytime.kcut.variables import Variables
-
-Terms = list[tuple[int, float]]
+from tightfit.planners.anytime.kcut.variables import Variables, at_cut
+from tightfit.planners.solvers.program import Terms
 
 
 def memory(variables: Variables, k: int) -> None:
@@ -18,8 +17,7 @@ def memory(variables: Variables, k: int) -> None:
     outline, cut = variables.outline, variables.cuts[k]
     terms = [
         (column, variables.units(outline.problem.sizes[value]))
-        for (at, value), column in variables.resident.items()
-        if at == k
+        for value, column in at_cut(variables.resident, k)
     ]
     least = min(size for _, _, size in outline.running(cut))
     least = least if outline.problem.required[cut] else 0
@@ -40,7 +38,7 @@ def one_way_to_run(variables: Variables, k: int) -> None:
     if not outline.has_choice(cut):
         variables.builder.row([(column, 1.0) for _, column, _ in ways], lower=1.0, upper=1.0)
         return
-    reads: dict[frozenset[int], list[tuple[int, float]]] = {}
+    reads: dict[frozenset[int], Terms] = {}
     for number, way in outline.first_alternatives(cut):
         terms = reads.setdefault(frozenset(way.reads), [])
         terms.append((variables.chosen[cut, number], -1.0))
@@ -51,9 +49,8 @@ def one_way_to_run(variables: Variables, k: int) -> None:
 
 def _running(variables: Variables, k: int) -> Iterator[tuple[int, int, int]]:
     """Yield the ways to run the op of a cut: alternative, column, bytes."""
-    for (at, number), ways in variables.running.items():
-        if at == k:
-            yield from ((number, column, size) for column, size in ways)
+    for number, ways in at_cut(variables.running, k):
+        yield from ((number, column, size) for column, size in ways)
 
 
 def one_alternative(variables: Variables, k: int) -> None:
@@ -137,8 +134,8 @@ def optional_values_cost(variables: Variables, k: int) -> None:
     if k > 0:
         return
     producers = variables.outline.problem.producers
-    for (at, value), column in variables.resident.items():
-        if at == k and producers[value] in variables.made_before:
+    for value, column in at_cut(variables.resident, k):
+        if producers[value] in variables.made_before:
             made = variables.made_before[producers[value]]
             variables.builder.row([(column, 1.0), (made, -1.0)], upper=0.0)
 
@@ -148,9 +145,7 @@ def residency_has_a_source(variables: Variables, k: int) -> None:
     if k == 0:
         return
     outline, previous = variables.outline, variables.cuts[k - 1]
-    for (at, value), column in variables.resident.items():
-        if at != k:
-            continue
+    for value, column in at_cut(variables.resident, k):
         producer = outline.problem.producers[value]
         if producer >= previous and outline.problem.required[producer]:
             continue

@@ -12,18 +12,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection
 from itertools import pairwise
 
-from tightfit.planners.anytime.kcut.variables import Variables
-
-Terms = list[tuple[int, float]]
+from tightfit.planners.anytime.kcut.variables import Variables, at_cut
+from tightfit.planners.solvers.program import Terms
 
 
 def away_has_a_source(variables: Variables, k: int) -> None:
     """A[k,v] <= X[k-1,v] + A[k-1,v] + R[k-1,i] for the op i that makes v."""
     if k == 0:
         return
-    for (at, value), column in variables.away.items():
-        if at == k:
-            variables.builder.row([(column, 1.0), *_sources(variables, k - 1, value)], upper=0.0)
+    for value, column in at_cut(variables.away, k):
+        variables.builder.row([(column, 1.0), *_sources(variables, k - 1, value)], upper=0.0)
 
 
 def _sources(variables: Variables, k: int, value: int) -> Terms:
@@ -39,8 +37,8 @@ def _sources(variables: Variables, k: int, value: int) -> Terms:
 
 def either_near_or_away(variables: Variables, k: int) -> None:
     """X[k,v] + A[k,v] <= 1: a value that is near is not needed far away."""
-    for (at, value), column in variables.away.items():
-        if at == k and (k, value) in variables.resident:
+    for value, column in at_cut(variables.away, k):
+        if (k, value) in variables.resident:
             variables.builder.row([(column, 1.0), (variables.resident[k, value], 1.0)], upper=1.0)
 
 
@@ -50,7 +48,7 @@ def capacity(variables: Variables, k: int) -> None:
     sizes = variables.outline.problem.sizes
     limit = variables.moving.far.capacity_bytes
     unit = max(1, variables.budget_bytes)
-    terms = [(c, sizes[v] / unit) for (at, v), c in variables.away.items() if at == k]
+    terms = [(column, sizes[value] / unit) for value, column in at_cut(variables.away, k)]
     variables.builder.row(terms, upper=limit / unit)
 
 
@@ -86,9 +84,9 @@ def loads(variables: Variables, k: int) -> None:
         early = {value for value, reader in due.items() if reader < end}
         wanted = _away(variables, k, far.load_s, early.__contains__)
         lifted: dict[int, float] = {}
-        for (at, value), _ in variables.away.items():
+        for value, _ in at_cut(variables.away, k):
             made = variables.computed.get((k, variables.outline.problem.producers[value]))
-            if at == k and value in early and made is not None:
+            if value in early and made is not None:
                 lifted[made] = lifted.get(made, 0.0) - _percent(variables, value, far.load_s)
         passed, constant = _time(variables, variables.cuts[k], end)
         for column, coefficient in passed:
@@ -102,8 +100,8 @@ def _away(
     """Time that the values which are away at a cut take of the link."""
     return [
         (column, _percent(variables, value, took))
-        for (at, value), column in variables.away.items()
-        if at == k and counts(value)
+        for value, column in at_cut(variables.away, k)
+        if counts(value)
     ]
 
 

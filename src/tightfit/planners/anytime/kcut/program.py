@@ -24,7 +24,6 @@ class CutProgram:
     program: LinearProgram
 
     def overhead(self, objective: float) -> float:
-        """Turn an objective or a bound on it into an overhead (a fraction)."""
         return (objective + self.variables.constant) / COST_UNITS - 1.0
 
     def chosen_alternatives(self, solution: Solution) -> dict[int, int]:

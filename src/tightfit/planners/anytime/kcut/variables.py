@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
+from typing import TypeVar
 
 from tightfit.planners.anytime.kcut.moving import Movable, Moving, waits_of
 from tightfit.planners.anytime.relaxation import Outline
@@ -21,6 +22,14 @@ COST_UNITS = 100.0
 
 Allowed = Sequence[Collection[int] | None]
 """Per window the ops that may be computed again in it (None: all)."""
+
+
+Columns = TypeVar("Columns")
+
+
+def at_cut(columns: Mapping[tuple[int, int], Columns], k: int) -> list[tuple[int, Columns]]:
+    """Return the entries of one cut or window, by the value, op or alternative that they are of."""
+    return [(key, found) for (cut, key), found in columns.items() if cut == k]
 
 
 class Variables:

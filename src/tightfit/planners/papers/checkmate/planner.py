@@ -118,11 +118,9 @@ class _Search:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the limit."""
         return self.limits.seconds - (time.perf_counter() - self.started)
 
     def borrow_bound(self, lent: Outcome) -> None:
-        """Take over the default planner's bound."""
         self.bound, self.bound_source = lent.bound, f"borrowed from {DEFAULT}: {lent.bound_source}"
 
     def consider(self, computes: list[Compute]) -> int:
@@ -199,7 +197,6 @@ class _Search:
             self.bound, self.bound_source = found, _SOURCE
 
     def solve_relaxation(self, model: CheckmateProgram) -> Solution:
-        """Solve the relaxation in the time left."""
         options = self.options(relax=True)
         return solve(model.program, options, progress=self.progress, describe=describe)
 

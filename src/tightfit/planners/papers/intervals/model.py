@@ -238,7 +238,6 @@ class _SolutionReporter(cp_model.CpSolverSolutionCallback):
         self._report = report
 
     def on_solution_callback(self) -> None:
-        """Called by the solver."""
         computes = self._model.computes(self.value)
         self._report(msgspec.msgpack.encode(IntervalReport(status="feasible", computes=computes)))
 

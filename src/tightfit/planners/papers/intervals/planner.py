@@ -31,8 +31,6 @@ _SOURCE = "retention intervals (their own search space)"
 
 
 class IntervalTask(msgspec.Struct, frozen=True, kw_only=True):
-    """The request to the child process."""
-
     problem: Staged
     least_retentions: int
     most_retentions: int

@@ -8,8 +8,7 @@ from tightfit.graph.ir import ValueId
 from tightfit.planners.papers.monet.variables import Variables
 from tightfit.planners.papers.stages.scale import CAPACITY_UNITS
 from tightfit.planners.papers.stages.staged import Implementation
-
-Terms = list[tuple[int, float]]
+from tightfit.planners.solvers.program import Terms
 
 
 def forward_memory(variables: Variables) -> None:

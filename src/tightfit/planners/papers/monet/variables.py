@@ -66,7 +66,6 @@ class Variables(Scaled):
 
     @cached_property
     def forward(self) -> int:
-        """The number of forward nodes."""
         nodes = self.problem.nodes
         return next((i for i, node in enumerate(nodes) if not node.is_forward), len(nodes))
 
@@ -86,7 +85,6 @@ class Variables(Scaled):
         return [value for writes in made for value in writes]
 
     def producer(self, value: ValueId) -> int:
-        """The forward node that makes a value."""
         producer = self.problem.values[value].producer
         assert producer is not None
         return producer

@@ -109,7 +109,6 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True):
         return sum(node.first.cost_s for node in self.nodes)
 
     def size(self, values: Iterator[ValueId] | Sequence[ValueId]) -> int:
-        """The bytes of several values."""
         return sum(self.values[value].size_bytes for value in values)
 
     def may_recompute(self, node: int, stage: int) -> bool:
