@@ -39,9 +39,11 @@ def plan_apart(
     return _planned(_PlannerRequest(name, (task,), limits, known), progress)[0]
 
 
-def plan_each_apart(name: str, tasks: Sequence[Task], limits: Limits) -> list[Outcome]:
+def plan_each_apart(
+    name: str, tasks: Sequence[Task], limits: Limits, progress: Progress = SILENT
+) -> list[Outcome]:
     """Plan tasks one after the other in one process, as `plan_apart` does; limits are of each."""
-    return _planned(_PlannerRequest(name, tasks, limits, None), SILENT)
+    return _planned(_PlannerRequest(name, tasks, limits, None), progress)
 
 
 def _planned(asked: _PlannerRequest, progress: Progress) -> list[Outcome]:
