@@ -53,7 +53,7 @@ def finish(
     `time.perf_counter` at the start of planning. Raises `InvalidPlan` if the verifier refuses the
     plan: a bug of the planner.
     """
-    plan = planned(task, steps)
+    plan = plan_of(task, steps)
     verify(plan, task.graph)
     result = simulate(task.graph, plan)
     least = least_overhead(task.graph)
@@ -106,10 +106,10 @@ def no_plan(
 
 def simulated(task: Task, steps: Sequence[Step]) -> Simulation:
     """Return the real bytes and seconds of a schedule."""
-    return simulate(task.graph, planned(task, steps))
+    return simulate(task.graph, plan_of(task, steps))
 
 
-def planned(task: Task, steps: Sequence[Step]) -> Plan:
+def plan_of(task: Task, steps: Sequence[Step]) -> Plan:
     """Return a schedule as a plan for a task's budget, not verified."""
     return assemble(
         task.graph,

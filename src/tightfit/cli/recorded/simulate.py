@@ -14,7 +14,7 @@ from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import Json
 from tightfit.cli.output import csv_of, print_result
 from tightfit.errors import BadInput
-from tightfit.eviction.figures import Compared, sweep
+from tightfit.eviction.figures import ComparisonPoint, sweep
 from tightfit.eviction.log.resolve import Log, load_log
 from tightfit.eviction.policies.registry import DEFAULT, policy_named
 from tightfit.eviction.replayed import Deallocation, Placement, Replayed, Rules
@@ -133,7 +133,7 @@ def _factor(thrash: float) -> float:
     return thrash
 
 
-def _of_log(log: Log) -> dict[str, Any]:
+def _log_numbers(log: Log) -> dict[str, Any]:
     return {
         "constant_bytes": log.constant_bytes,
         "base_peak_bytes": log.base_peak_bytes,
@@ -145,7 +145,7 @@ def _of_log(log: Log) -> dict[str, Any]:
 
 def _numbers(log: Log, found: Replayed, seconds: float) -> dict[str, Any]:
     return {
-        **_of_log(log),
+        **_log_numbers(log),
         "status": found.status,
         "slowdown": _slowdown(log, found),
         "budget_bytes": found.budget_bytes,
@@ -204,7 +204,7 @@ def _clairvoyant(log: Log, budget_bytes: int, seconds: float, *, as_json: bool) 
         max_memory_bytes=None if slowdown is None else outcome.peak_bytes,
         bound=outcome.bound,
         seconds=outcome.seconds,
-        **_of_log(log),
+        **_log_numbers(log),
     )
 
 
@@ -238,13 +238,13 @@ def _sweep(
     )
 
 
-def _row(log: Log, point: Compared) -> dict[str, Any]:
+def _row(log: Log, point: ComparisonPoint) -> dict[str, Any]:
     named = {"figure": point.comparison.figure, "line": point.line, "ratio": point.ratio}
     numbers = {**named, **_numbers(log, point.found, 0.0)}
     return {column: numbers[column] for column in _COLUMNS}
 
 
-def _curves(log: Log, points: Sequence[Compared]) -> list[PolicyCurve]:
+def _curves(log: Log, points: Sequence[ComparisonPoint]) -> list[PolicyCurve]:
     curves: list[PolicyCurve] = []
     for line, group in groupby(points, key=lambda point: point.line):
         members = list(group)

@@ -46,7 +46,7 @@ class Split:
         segment_of = [k for k in range(count) for _ in range(bounds[k], bounds[k + 1])]
         stages: list[list[int]] = [[] for _ in range(count)]
         furthest = 0
-        for stage in range(splitter.outline.ops - 1, splitter.forward - 1, -1):
+        for stage in range(splitter.relaxed.ops - 1, splitter.forward - 1, -1):
             sources = [s for s in splitter.reads[stage] if s < splitter.forward]
             furthest = max([furthest, *(segment_of[s] for s in sources)])
             stages[furthest].append(stage)
@@ -168,7 +168,7 @@ class _Expansion:
 
     def ranges(self) -> list[Range]:
         splitter = self.splitter
-        for op in range(splitter.outline.ops):
+        for op in range(splitter.relaxed.ops):
             forward = op < splitter.forward
             self.hold(op, _FORWARD, splitter.last_forward[op] if forward else splitter.last[op])
         last = len(self.split.segments) - 1

@@ -25,7 +25,7 @@ class Clock:
         self.iterations_left = limits.iterations
 
     @property
-    def counts(self) -> bool:
+    def counts_iterations(self) -> bool:
         """Whether iterations are the limit, and not seconds."""
         return self.limits.iterations is not None
 

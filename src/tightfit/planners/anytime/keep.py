@@ -48,7 +48,7 @@ class KeepLists:
             tuple(
                 (
                     splitter.bytes[op],
-                    splitter.outline.first_cost[op],
+                    splitter.relaxed.first_cost[op],
                     tuple(source - start for source in splitter.reads[op]),
                 )
                 for op in range(start, segment.end)

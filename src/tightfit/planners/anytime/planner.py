@@ -16,8 +16,8 @@ from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.anytime.exhaustive import EXHAUSTIVE, solve_small
 from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.search import FirstPlan, Search
-from tightfit.planners.anytime.seeds import first_plan
-from tightfit.planners.anytime.strategy import pursue
+from tightfit.planners.anytime.seeds import add_greedy_plan
+from tightfit.planners.anytime.strategy import run_search
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import fits_without_recomputation, prove_by_working_set
@@ -159,7 +159,7 @@ class _Order:
 
     @property
     def bound(self) -> float:
-        return max(self.search.pool.bound, self.search.outline.trivial_bound)
+        return max(self.search.pool.bound, self.search.relaxed.trivial_bound)
 
     def computes(self) -> list[Compute]:
         """The best plan found, in the graph's own ids."""
@@ -194,7 +194,7 @@ class _Orders:
         for.
         """
         traced = self._start(_TRACED, tuple(range(len(self.task.graph.ops))), self.task, problem)
-        first_plan(traced)
+        add_greedy_plan(traced)
         for seed in seeds:
             traced.pool.add_seed(seed)
         traced.repair_seeds()
@@ -210,7 +210,7 @@ class _Orders:
             share = _FIRST_SHARE if number + 1 < len(waiting) else 1.0
             search.clock.restart(max(0.05, share * seconds))
             try:
-                pursue(search)
+                run_search(search)
             finally:
                 self._note_first(search)
 
@@ -234,12 +234,12 @@ class _Orders:
         for ops, name, task in _in_other_orders(self.task, least):
             problem = build_problem(task, alternatives=self.alternatives)
             search = self._start(name, ops, task, problem)
-            first_plan(search)
+            add_greedy_plan(search)
             searches.append(search)
         return searches
 
     def _promising(self, searches: list[Search]) -> list[Search]:
-        """The searches to pursue, the more promising first: two if greedy plans can be compared.
+        """The searches to run, the more promising first: two if greedy plans can be compared.
 
         If there is none yet, any order may be the only one with a plan, so all are.
         """

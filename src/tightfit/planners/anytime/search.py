@@ -15,7 +15,7 @@ from tightfit._core import _engine
 from tightfit.planners.anytime.clock import Clock
 from tightfit.planners.anytime.polish import COARSE, LOCAL, MIXED, Job, Rates, polish
 from tightfit.planners.anytime.pool import Pool, PooledSchedule, cross
-from tightfit.planners.anytime.relaxation import outline
+from tightfit.planners.anytime.relaxation import relaxed
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.problem import EngineProblem
 from tightfit.progress import Progress
@@ -45,7 +45,7 @@ class Search:
     ) -> None:
         self.task = task
         self.problem = problem
-        self.outline = outline(problem)
+        self.relaxed = relaxed(problem)
         self.progress = progress
         self.clock = Clock(limits, started)
         self.pool = Pool(problem, limits.gap)
@@ -66,7 +66,7 @@ class Search:
 
     @property
     def ops(self) -> int:
-        return self.outline.ops
+        return self.relaxed.ops
 
     def left(self) -> float:
         """Seconds left; under an iteration limit the same share of them."""
@@ -111,7 +111,9 @@ class Search:
     ) -> Job:
         """Return a piece of search of the given length, within the limits; 0 s: repair only."""
         self.jobs += 1
-        iterations = 0 if self.clock.counts and seconds <= 0 else self.clock.take_iterations()
+        iterations = (
+            0 if self.clock.counts_iterations and seconds <= 0 else self.clock.take_iterations()
+        )
         return Job(
             start=start,
             hot=hot,
@@ -141,7 +143,7 @@ class Search:
         """Restarts first, then crossover of good plans and hot kicks."""
         early = self.left() > 0.4 * self.limits.seconds
         restart = 0.7 if early else 0.05
-        if self.outline.has_choices:
+        if self.relaxed.has_choices:
             restart *= 0.3  # a restart forgets the alternatives chosen
         if len(self.pool.plans) < 2 or self.random.random() < restart:
             hot = 10 ** self.random.uniform(-4.0, -2.5)

@@ -17,7 +17,7 @@ import msgspec
 
 from tightfit.graph.ir import Graph, Op, OpId, ValueId
 from tightfit.planners.anytime.search import Search
-from tightfit.planners.anytime.seeds import first_plan, take_over
+from tightfit.planners.anytime.seeds import add_greedy_plan, take_over
 from tightfit.planners.engine.build import build_problem
 
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)  # of the bytes of gradients made again
@@ -41,14 +41,14 @@ def seed_with_second_pass(search: Search) -> None:
         return
     until = (1.0 - _TIME_SHARE) * search.left()
     for graph in _with_shares(search.task.graph, choosing):
-        if search.pool.done or (not search.clock.counts and search.left() < until):
+        if search.pool.done or (not search.clock.counts_iterations and search.left() < until):
             return
         search.report()
         task = msgspec.structs.replace(search.task, graph=graph)
         limits = msgspec.structs.replace(search.limits, seconds=search.left())
         problem = build_problem(task, exactness=exactness)
         fewer = Search(task, problem, limits, search.progress, time.perf_counter())
-        first_plan(fewer)
+        add_greedy_plan(fewer)
         take_over(search, fewer)
 
 

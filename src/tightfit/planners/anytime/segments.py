@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from tightfit.planners.anytime.relaxation import Outline
+from tightfit.planners.anytime.relaxation import RelaxedProblem
 
 _WINDOW = 2  # a cut is a local minimum of the bytes crossing it within so many ops
 
@@ -17,9 +17,9 @@ class ChainSplitter:
     `forward`: ops before this op are the forward pass.
     """
 
-    def __init__(self, outline: Outline, forward: int) -> None:
-        problem = outline.problem
-        self.outline = outline
+    def __init__(self, relaxed: RelaxedProblem, forward: int) -> None:
+        problem = relaxed.problem
+        self.relaxed = relaxed
         self.forward = forward
         self.writes = [
             tuple(dict.fromkeys(v for way in ways if way.first for v in way.writes))
@@ -28,9 +28,9 @@ class ChainSplitter:
         self.bytes = [sum(problem.sizes[v] for v in writes) for writes in self.writes]
         self.reads = [
             tuple(sorted({problem.producers[v] for v in reads} - {op}))
-            for op, reads in enumerate(outline.first_reads)
+            for op, reads in enumerate(relaxed.first_reads)
         ]
-        self.last = list(range(outline.ops))
+        self.last = list(range(relaxed.ops))
         self.last_forward = list(range(forward))
         for op, reads in enumerate(self.reads):
             for source in reads:
@@ -51,11 +51,11 @@ class ChainSplitter:
 
     def _gradient_bytes(self) -> list[int]:
         """Bytes of backward values alive while each op runs, with nothing recomputed."""
-        change = [0] * (self.outline.ops + 2)
-        for op in range(self.forward, self.outline.ops):
+        change = [0] * (self.relaxed.ops + 2)
+        for op in range(self.forward, self.relaxed.ops):
             change[op] += self.bytes[op]
             change[self.last[op] + 1] -= self.bytes[op]
-        return list(accumulate(change))[: self.outline.ops + 1]
+        return list(accumulate(change))[: self.relaxed.ops + 1]
 
     def closure(self, targets: Iterable[int], available: set[int]) -> set[int]:
         """Ops that have to run so that the targets are there."""
@@ -69,7 +69,7 @@ class ChainSplitter:
         return found
 
     def cost(self, ops: Iterable[int]) -> float:
-        return float(sum(self.outline.first_cost[op] for op in ops))
+        return float(sum(self.relaxed.first_cost[op] for op in ops))
 
     def cuts(self, most: int) -> list[int]:
         """Bounds of at most so many segments, at local minima of the bytes that cross."""

@@ -17,7 +17,7 @@ from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import least_overhead
 from tightfit.planners.moves.bound import MovesBound
-from tightfit.planners.moves.judge import Judge
+from tightfit.planners.moves.evaluate import MovesEvaluator
 from tightfit.planners.moves.search import MovesSearch
 from tightfit.planners.orders.reorder import in_traced_order, reorder
 from tightfit.planners.outcomes import Bound, finish, no_plan
@@ -129,9 +129,9 @@ class _Moving:
             shown(self.progress, "moves to far memory", at_most_s=seconds),
         ):
             bound = MovesBound(task, self.limits.solver)
-            judge = Judge(task)
+            evaluator = MovesEvaluator(task)
             search = MovesSearch(
-                judge, bound, clock, self.progress, self.plain.overhead, interrupts
+                evaluator, bound, clock, self.progress, self.plain.overhead, interrupts
             )
             search.run(self._in_order(order) if self.plain.plan is not None else None)
         if search is None:

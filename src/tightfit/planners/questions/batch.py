@@ -122,7 +122,7 @@ def largest_batch(
     `graph_of`: gives the graph of a batch size, captured or rescaled. `most`: no larger batch is
     tried. Raises `InfeasibleBudget` if not even a batch of 1 fits.
     """
-    best: LargestBatch | None = None
+    best: tuple[int, Graph, Outcome] | None = None
     low, high = 0, None
     with shown(progress, "largest batch"):
         while high is None or high - low > 1:

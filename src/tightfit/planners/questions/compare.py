@@ -66,14 +66,16 @@ def compare(
         ThreadPoolExecutor(max(1, limits.workers)) as pool,
     ):
         running = {
-            pool.submit(compared, task, planner, alone, StoppableProgress(interrupted)): number
+            pool.submit(
+                row_of_planner, task, planner, alone, StoppableProgress(interrupted)
+            ): number
             for number, (task, planner) in enumerate(jobs)
         }
         _collect(running, rows, progress, interrupted)
     return tuple(rows[number] for number in sorted(rows))
 
 
-def compared(
+def row_of_planner(
     task: Task, planner: str, limits: Limits, progress: Progress = SILENT
 ) -> ComparisonRow:
     started = time.perf_counter()

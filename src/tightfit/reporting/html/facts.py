@@ -82,7 +82,7 @@ class Lives(msgspec.Struct, frozen=True):
     offset_bytes: tuple[int, ...]  # its first byte in an arena; empty where nothing is laid out
 
 
-class Held(msgspec.Struct, frozen=True):
+class StepBytes(msgspec.Struct, frozen=True):
     """The bytes that matter for the whole page, constants included."""
 
     budget_bytes: int
@@ -96,7 +96,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is drawn."""
 
     strings: tuple[str, ...]  # names; other columns hold their numbers
-    held: Held
+    held: StepBytes
     phases: tuple[Phase, ...]
     ops: Ops
     runs: Runs
@@ -139,7 +139,7 @@ def facts_of(
     ]
     lives = _lives(graph, lives_of(graph, plan), numbered, offsets, names)
     return Facts(
-        held=Held(
+        held=StepBytes(
             budget_bytes=plan.budget_bytes,
             peak_bytes=result.peak_bytes,
             constant_bytes=graph.constant_bytes,

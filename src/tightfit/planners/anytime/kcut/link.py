@@ -26,7 +26,7 @@ def away_has_a_source(variables: Variables, k: int) -> None:
 
 def _sources(variables: Variables, k: int, value: int) -> Terms:
     """Where a value can have been at a cut, or been made in its window."""
-    producer = variables.outline.problem.producers[value]
+    producer = variables.relaxed.problem.producers[value]
     columns = [
         variables.resident.get((k, value)),
         variables.away.get((k, value)),
@@ -45,7 +45,7 @@ def either_near_or_away(variables: Variables, k: int) -> None:
 def capacity(variables: Variables, k: int) -> None:
     """sum_v m_v A[k,v] <= capacity of far memory."""
     assert variables.moving is not None
-    sizes = variables.outline.problem.sizes
+    sizes = variables.relaxed.problem.sizes
     limit = variables.moving.far.capacity_bytes
     unit = max(1, variables.budget_bytes)
     terms = [(column, sizes[value] / unit) for value, column in at_cut(variables.away, k)]
@@ -58,7 +58,7 @@ def stores(variables: Variables, k: int) -> None:
     Values made from an instant on can only have left after it.
     """
     assert variables.moving is not None
-    far, producers = variables.moving.far, variables.outline.problem.producers
+    far, producers = variables.moving.far, variables.relaxed.problem.producers
     starts = [op for op, _ in variables.moving.waits.before] if k == 0 else [0]
     for start in starts:
         wanted = _away(variables, k, far.store_s, lambda v, start=start: producers[v] >= start)
@@ -73,7 +73,7 @@ def loads(variables: Variables, k: int) -> None:
     then R[k,i] lifts the row by it.
     """
     assert variables.moving is not None
-    far, ops = variables.moving.far, variables.outline.ops
+    far, ops = variables.moving.far, variables.relaxed.ops
     everything = _away(variables, k, far.load_s, lambda _: True)
     left, constant = _time(variables, variables.cuts[k], ops)
     variables.builder.row([*everything, *left], upper=constant)
@@ -85,7 +85,7 @@ def loads(variables: Variables, k: int) -> None:
         wanted = _away(variables, k, far.load_s, early.__contains__)
         lifted: dict[int, float] = {}
         for value, _ in at_cut(variables.away, k):
-            made = variables.computed.get((k, variables.outline.problem.producers[value]))
+            made = variables.computed.get((k, variables.relaxed.problem.producers[value]))
             if value in early and made is not None:
                 lifted[made] = lifted.get(made, 0.0) - _percent(variables, value, far.load_s)
         passed, constant = _time(variables, variables.cuts[k], end)
@@ -107,16 +107,16 @@ def _away(
 
 def _percent(variables: Variables, value: int, took: Callable[[int], float]) -> float:
     """How long a transfer takes, in the program's unit of cost."""
-    problem = variables.outline.problem
+    problem = variables.relaxed.problem
     return took(problem.sizes[value]) / problem.cost_unit_s * variables.cost(1)
 
 
 def _first_readers(variables: Variables, cut: int) -> dict[int, int]:
     """For each value made before a cut, the first op from there on that must run and reads it."""
-    outline = variables.outline
+    relaxed = variables.relaxed
     found: dict[int, int] = {}
-    for op in range(cut, outline.ops):
-        for value in outline.first_reads[op] if outline.problem.required[op] else ():
+    for op in range(cut, relaxed.ops):
+        for value in relaxed.first_reads[op] if relaxed.problem.required[op] else ():
             found.setdefault(value, op)
     return found
 
@@ -128,22 +128,22 @@ def _time(variables: Variables, start: int, end: int) -> tuple[Terms, float]:
     one of the instants at which pieces of waits begin, or the ends of the step.
     """
     assert variables.moving is not None
-    outline, waits, cuts = variables.outline, variables.moving.waits, variables.cuts
+    relaxed, waits, cuts = variables.relaxed, variables.moving.waits, variables.cuts
     columns: list[int] = [column for op, column in waits.before if start <= op < end]
     inner = [k for k, (first, last) in enumerate(pairwise(cuts)) if start <= first and last <= end]
     columns += [waits.between[k] for k in inner]
     columns += [column for op, column in waits.after if start <= op < end]
     terms = [(column, -1.0) for column in columns]
     constant = sum(
-        variables.cost(outline.first_cost[op])
+        variables.cost(relaxed.first_cost[op])
         for op in range(start, min(end, cuts[0]))
-        if outline.problem.required[op]
+        if relaxed.problem.required[op]
     )
     windows = _windows(cuts, start, end)
     for (window, op), column in variables.computed.items():
-        anywhere = op < cuts[window] or not outline.problem.required[op]
+        anywhere = op < cuts[window] or not relaxed.problem.required[op]
         if window in windows and (anywhere or start <= op < end):
-            cost = outline.again_cost[op] if op < cuts[window] else outline.first_cost[op]
+            cost = relaxed.again_cost[op] if op < cuts[window] else relaxed.first_cost[op]
             terms.append((column, -variables.cost(cost)))
     terms += [(column, -cost) for column, cost in variables.extra_costs]
     return terms, constant

@@ -10,7 +10,7 @@ from tightfit.planners.anytime.kcut.constraints import FAMILIES
 from tightfit.planners.anytime.kcut.link import LINK_FAMILIES
 from tightfit.planners.anytime.kcut.moving import Movable
 from tightfit.planners.anytime.kcut.variables import COST_UNITS, Allowed, Variables
-from tightfit.planners.anytime.relaxation import Outline
+from tightfit.planners.anytime.relaxation import RelaxedProblem
 from tightfit.planners.solvers import LinearProgram, Solution, grains, within_reach
 
 Key = TypeVar("Key", bound=tuple[int, ...])
@@ -52,7 +52,7 @@ def _set_in(solution: Solution, columns: Mapping[Key, int]) -> list[Key]:
 
 
 def cut_program(
-    outline: Outline,
+    relaxed: RelaxedProblem,
     budget_bytes: int,
     cuts: Sequence[int],
     *,
@@ -66,12 +66,12 @@ def cut_program(
     restriction makes the optimum no bound, but a good seed of large graphs. `movable`: values that
     may be moved to far memory; None: none.
     """
-    variables = Variables(outline, budget_bytes, cuts, allowed, movable)
+    variables = Variables(relaxed, budget_bytes, cuts, allowed, movable)
     families = FAMILIES if movable is None else (*FAMILIES, *LINK_FAMILIES)
     for k in range(len(variables.cuts)):
         for family in families:
             family(variables, k)
-    sizes = [s for value, s in enumerate(outline.problem.sizes) if outline.rewritable[value]]
+    sizes = [s for value, s in enumerate(relaxed.problem.sizes) if relaxed.rewritable[value]]
     found = [variables.units(grain) for grain in grains(sizes, budget_bytes)]
     program = within_reach(variables.builder.build(), found)
     return CutProgram(variables=variables, program=program)

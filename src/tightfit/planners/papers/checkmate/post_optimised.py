@@ -13,7 +13,7 @@ from tightfit.graph.ir import Graph, OpId
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.plan.verify import verify
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.outcomes import finish, no_plan, planned
+from tightfit.planners.outcomes import finish, no_plan, plan_of
 from tightfit.planners.papers.checkmate.planner import plan_checkmate
 from tightfit.progress import Progress
 
@@ -64,7 +64,7 @@ def _cheaper_than(graph: Graph, compute: Compute, use: str) -> list[Compute]:
 
 def _is_within(task: Task, computes: list[Compute]) -> bool:
     try:
-        verify(planned(task, computes), task.graph)
+        verify(plan_of(task, computes), task.graph)
     except InvalidPlan:  # a value does not exist, such as a mask, or the budget is exceeded
         return False
     return True

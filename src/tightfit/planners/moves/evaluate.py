@@ -18,14 +18,14 @@ from tightfit.planners.anytime.borrow import borrowed_ranges
 from tightfit.planners.anytime.polish import MIXED, Job, polish
 from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.search import Search
-from tightfit.planners.anytime.strategy import pursue
+from tightfit.planners.anytime.strategy import run_search
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.problem import EngineProblem, computes_of
 from tightfit.planners.moves.gaps import Gap, Shift, begins_of, gaps_of, place
 from tightfit.planners.moves.offer import MovesGraph, may_be_offered, offer_moves
 from tightfit.planners.moves.tidy import tidy
-from tightfit.planners.outcomes import planned
+from tightfit.planners.outcomes import plan_of
 from tightfit.progress import Progress
 
 _HOT = 1e-3  # of the short searches
@@ -44,7 +44,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Found:
+class MovesPlan:
     """A plan within both budgets, as steps in the task's order, with its time and bytes."""
 
     choice: Choice
@@ -57,7 +57,7 @@ class Found:
         return self.result.time_s
 
 
-class Judge:
+class MovesEvaluator:
     """Plans around moves.
 
     `task`: with far memory; plans keep its order.
@@ -75,9 +75,9 @@ class Judge:
             {value: gap for value, gap in gaps if may_be_offered(ops[gap.made])}
         )
 
-    def judge(
+    def evaluate(
         self, choice: Choice, start: Sequence[Step] | None, iterations: int, seed: int = 0
-    ) -> Found | None:
+    ) -> MovesPlan | None:
         """Return a plan with these moves.
 
         `start`: a plan to start from, with other moves or none; its times place the moves. None: a
@@ -90,10 +90,10 @@ class Judge:
         schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
         return self._found(choice, cut, problem, polish(problem, schedule, job))
 
-    def pursue(
+    def search_around(
         self, choice: Choice, start: Sequence[Step] | None, limits: Limits, progress: Progress
-    ) -> Found | None:
-        """As `judge`, with all that the search without far memory can do."""
+    ) -> MovesPlan | None:
+        """As `evaluator`, with all that the search without far memory can do."""
         cut = self._cut(choice, start)
         task = self._task(cut)
         problem = build_problem(task)
@@ -102,7 +102,7 @@ class Judge:
             search.pool.add_seed(_as_schedule(problem, cut, start))
             search.repair_seeds()
         try:
-            pursue(search)
+            run_search(search)
         except KeyboardInterrupt:
             if search.pool.best is None:
                 raise
@@ -119,22 +119,22 @@ class Judge:
 
     def _found(
         self, choice: Choice, cut: MovesGraph, problem: EngineProblem, best: PooledSchedule | None
-    ) -> Found | None:
+    ) -> MovesPlan | None:
         if best is None:
             return None
         schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
         best.load(schedule)
         graph = self.task.graph
         steps = cut.steps(computes_of(problem, schedule.computes()))
-        plan = planned(self.task, steps)
+        plan = plan_of(self.task, steps)
         tidied = steps_of(graph, tidy(graph, plan))
         found = [
-            Found(choice, tuple(each), simulate(graph, made))
-            for each, made in ((steps, plan), (tidied, planned(self.task, tidied)))
+            MovesPlan(choice, tuple(each), simulate(graph, made))
+            for each, made in ((steps, plan), (tidied, plan_of(self.task, tidied)))
         ]
         return min(filter(self._fits, found), key=lambda each: each.time_s, default=None)
 
-    def _fits(self, found: Found) -> bool:
+    def _fits(self, found: MovesPlan) -> bool:
         near = found.result.peak_bytes <= self.task.budget_bytes
         return near and found.result.far_peak_bytes <= self.far.capacity_bytes
 
