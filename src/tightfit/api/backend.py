@@ -82,7 +82,7 @@ class _Family:
         return call
 
     def _hold(self, inputs: Sequence[Any]) -> None:
-        """Have the parameters of a graph among those of the callable."""
+        """Register the parameters of a graph with the callable."""
         for parameter in inputs:
             if isinstance(parameter, nn.Parameter) and id(parameter) not in self._held_ids:
                 self._held.register_parameter(f"parameter{len(self._held_ids)}", parameter)

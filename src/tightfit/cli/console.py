@@ -67,7 +67,7 @@ class TerminalProgress:
 
 @contextmanager
 def terminal_progress() -> Iterator[Progress]:
-    """Yield a progress that draws if the error output is a terminal, else one that tells.
+    """Yield a progress that draws on a terminal, and prints lines on any other error output.
 
     Work of less than a few seconds is not shown.
     """

@@ -103,7 +103,7 @@ class ModelOptions:
 
     @property
     def given(self) -> list[str]:
-        """The names of those of a model that are given."""
+        """The names of the model's options that are given."""
         return [name for name, value in self.keywords().items() if value is not None]
 
 

@@ -88,8 +88,9 @@ def print_error(
 def check_output(output: Path | None, suffixes: Sequence[str]) -> None:
     """Refuse a file for rows or their picture before any work is done for it.
 
-    `suffixes`: those of files with rows; those of pictures are added here. Raises `BadInput` if its
-    name has another ending. Raises `MissingExtra` if it is a picture and none can be drawn here.
+    `suffixes`: of files with rows; the suffixes of pictures are added here. Raises `BadInput` if
+    its name has another ending. Raises `MissingExtra` if it is a picture and none can be drawn
+    here.
     """
     if output is None:
         return

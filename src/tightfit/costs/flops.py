@@ -12,8 +12,7 @@ _ELEMENT_BYTES = 4
 def with_flops_costs(graph: Graph) -> Graph:
     """Return the graph with costs in FLOP, as seconds of a machine that does 1e12 in a second.
 
-    Ops without counted operations, and those that count fewer, cost one operation for every
-    4 bytes they write, and at least one.
+    Every op costs at least one operation for each 4 bytes that it writes, and at least one in all.
     """
 
     def cost(op: Op, alternative: Alternative) -> float:

@@ -1,4 +1,4 @@
-"""Costs of a step from those of the same step on inputs of another shape.
+"""Costs of a step, scaled from the same step on inputs of another shape.
 
 A new length of input need not wait for measurements: every op's cost scales from its neighbour's
 by its operations, or by the bytes it moves where it counts none.

@@ -28,7 +28,7 @@ def refuse_unknown_costs(source: str) -> None:
 
 
 def with_costs(graph: Graph, source: str) -> Graph:
-    """Return the graph with the modelled costs of that name.
+    """Return the graph with modelled costs.
 
     ``"unit"`` and ``"flops"`` change only costs. The name of a GPU also rounds sizes as its
     allocator does and sets the graph's device; the graph's `cost_source` then ends in

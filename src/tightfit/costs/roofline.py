@@ -34,7 +34,7 @@ def with_roofline_costs(graph: Graph, machine: Machine, source: str) -> Graph:
 def on_machine(graph: Graph, key: str, machine: Machine) -> Graph:
     """Return the graph as it would be on another machine: costs, sizes and device are its own.
 
-    An estimate: kernels, workspaces and alternatives stay those of the captured device.
+    An estimate: kernels, workspaces and alternatives are still the captured device's.
     """
     device = Device(
         kind=key, granularity_bytes=machine.granularity_bytes, name=f"{machine.name} (modelled)"

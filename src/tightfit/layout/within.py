@@ -27,9 +27,9 @@ def plan_within(
 ) -> tuple[Outcome, int | None]:
     """Plan so that the layout is within the budget; return its height as well, if there is a plan.
 
-    Where the height of a plan exceeds the budget, the next round plans with as much less than that
-    plan's peak; there are three rounds at most. If no round keeps the budget, returns the last plan
-    found, and the outcome's note says by how much it is exceeded.
+    Where the height of a plan exceeds the budget by some bytes, the next round's budget is the
+    plan's peak less these bytes. There are at most three rounds. If no round keeps the budget,
+    returns the last plan found, and the outcome's note says by how much it is exceeded.
 
     `task`: its budget is for everything. `height_of`: returns the height of a plan in bytes,
     constants included.

@@ -1,8 +1,8 @@
 """Turn an ordered list of computes into a complete plan.
 
-By any method of choosing computes, the frees, hand-overs and segment crossings follow from them.
-Each instance of a value is freed right after its last reader before its op is computed again. No
-other placement of frees holds fewer bytes at any instant.
+Frees, hand-overs and segment crossings follow from the computes, however these were chosen. Each
+instance of a value is freed right after its last reader before its op is computed again. No other
+placement of frees holds fewer bytes at any instant.
 """
 
 from __future__ import annotations
@@ -160,7 +160,8 @@ def _last_uses(
     """For each step, the values whose current instance is used there for the last time.
 
     A value the caller keeps is never listed. A value that is written back is kept to the end of its
-    segment by construction and not listed either. A handed-over value is listed where it is final.
+    segment by construction and not listed either. A handed-over value is listed where its last
+    computation ends.
     """
     frees: list[list[ValueId]] = [[] for _ in steps]
     pending: set[ValueId] = set()  # values whose later instance is read, walking backwards

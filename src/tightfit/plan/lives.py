@@ -53,7 +53,7 @@ def lives_of(graph: Graph, plan: Plan) -> tuple[Life, ...]:
 
 
 class _Lives:
-    """Lives that ended, and begins and makers of those that have not."""
+    """Lives that have ended; of values still alive, when they began and which op made them."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.at = 0

@@ -32,9 +32,9 @@ def verify(plan: Plan, graph: Graph) -> None:
     `plan`: instructions and the budget they promise to keep, in bytes. `graph`: the step the plan
     was made for; it must be valid (`tightfit.graph.validate_graph`). Raises `PlanMismatch` if the
     plan was made for a graph with another fingerprint. Raises `InvalidPlan`, which names the first
-    broken rule and the instruction, op and value where it is broken. Or it names the peak, the
-    budget, and the modules that hold the most at the peak. Or it names the plan's bytes in far
-    memory, and its capacity.
+    broken rule with the instruction, op and value. If the budget is exceeded, it names the peak and
+    the modules that hold the most there. If far memory is too small, it names the bytes there and
+    the capacity.
     """
     walk = _checked_walk(plan, graph)
     if walk.peak_bytes > plan.budget_bytes:
@@ -406,7 +406,7 @@ class _Walk:
         return name_value(self.graph, self.producer, value)
 
     def named(self, value: ValueId) -> str:
-        """Name a value for people, even one that the graph has not."""
+        """Name a value for people, also where the graph has no such value."""
         known = 0 <= value < len(self.graph.values)
         return self.value(value) if known else f"value {value}"
 

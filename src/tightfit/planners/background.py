@@ -43,7 +43,7 @@ class Search(Generic[Found]):
     def result(self) -> Found | None:
         """Return the result of a search that is done; None if it was cancelled before.
 
-        Raises `Exception`: that of the planner.
+        Raises the planner's exception, if there was one.
         """
         if self._error is not None:
             raise self._error

@@ -45,7 +45,7 @@ _CURVE_S = 2.0
 """For each plan of the curve, and for the plan with less exact alternatives."""
 
 _LESS_EXACT: Exactness = "rounding"
-"""The class after the one that models are planned with."""
+"""The next class after `bitwise`, with which models are planned."""
 
 
 def report(

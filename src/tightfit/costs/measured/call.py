@@ -44,7 +44,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     output_bytes: tuple[int, ...]
     # For each output its strides; None if it is no tensor
     output_strides: tuple[tuple[int, ...] | None, ...]
-    # For each output the position, among the tensor arguments in order, of that whose storage it
+    # For each output the position, among the tensor arguments, of the argument whose storage it
     # shares; -1: its own storage
     aliases: tuple[int, ...]
     none_outputs: tuple[int, ...]  # positions of the outputs that are no tensors
@@ -165,7 +165,7 @@ def metered_run(
         repeats = not any(alias >= 0 for alias in run.aliases) and growth_bytes != before_bytes
         if not repeats or device.type != "cpu" or _is_made(outputs, growth_bytes, device.type):
             return outputs, run
-        del outputs  # they would be held together with those of the next run
+        del outputs  # else the outputs of two runs would be held at once
         before_bytes = growth_bytes
     return _run(function, arguments, keyword_arguments, device)[:2]
 

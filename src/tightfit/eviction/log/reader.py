@@ -92,7 +92,7 @@ class _Reader:
             case CopyFromLine():
                 self._use(line.src, line.dst)
                 return CopyFrom(line.dst, line.src)
-            case ReleaseLine():  # of a name from before START: nothing was counted of it
+            case ReleaseLine():  # a name from before START was never counted
                 return Release(line.name) if line.name in self.names else None
             case AnnotateLine():
                 return Backward() if line.annotation == "BACKWARD" else None

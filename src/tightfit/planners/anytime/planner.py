@@ -97,7 +97,7 @@ def run_anytime(
 
 
 def _prove_infeasible(task: Task, least: LeastPeak | None, started: float) -> Outcome | None:
-    """Return the proof that one op alone needs more than the budget, in every order."""
+    """Return the proof that in every order some op alone needs more than the budget."""
     proof = prove_by_working_set(task, started)
     if proof is not None:
         others = (other for _, _, other in _in_other_orders(task, least))
@@ -120,7 +120,7 @@ def _solve_small_in_others(
 ) -> Outcome | None:
     """Return the optimum in the first other order that has a plan, the traced one having none.
 
-    If none has, the proof that no order has; None if one of them is too large a problem.
+    If none has, the proof that no order has; None if the problem in some order is too large.
     """
     for order, _, other in _in_other_orders(task, least):
         found = solve_small(other, build_problem(other, alternatives=alternatives), limits, started)

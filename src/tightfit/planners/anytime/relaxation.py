@@ -47,8 +47,7 @@ class RelaxedProblem:
     def running(self, op: int) -> list[tuple[int, int, int]]:
         """The ways to run a first computation: alternative, cost, bytes it makes and works with.
 
-        Without those that another way of the same alternative, or of an alternative that reads
-        alike, beats.
+        A way is left out if another way with the same inputs costs no more and needs no more bytes.
         """
         reads: dict[frozenset[int], list[tuple[int, int, int]]] = defaultdict(list)
         for number, way in self.first_alternatives(op):

@@ -1,9 +1,9 @@
-"""Seeds for steps that may make gradients again, such as those that clip by the norm of all.
+"""Seeds for steps that may make gradients again, such as steps that clip by the norm of all.
 
-The step of a parameter reads a gradient that was kept since it was made, or one that a second pass
-makes behind the backward. One such change alone costs time and saves nothing, so no search by small
-changes finds them. Each seed makes again the gradients that the backward makes first, up to some
-layer: a short second pass is enough for these.
+The step of a parameter reads its kept gradient, or a gradient that a second pass makes after the
+backward. One such change alone costs time and saves nothing, so no search by small changes finds
+them. Each seed makes again the gradients that the backward makes first, up to some layer: a short
+second pass is enough for these.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TIME_SHARE = 0.3  # of the search's time, for all of them
 
 @dataclass(frozen=True)
 class _Choosing:
-    """An op that reads a gradient that is kept, or one that is made again."""
+    """An op that reads either a kept gradient or a gradient made again."""
 
     op: OpId
     made_again: ValueId
@@ -91,6 +91,6 @@ def _with_shares(graph: Graph, choosing: list[_Choosing]) -> Iterator[Graph]:
 
 
 def _decided(op: Op, value: ValueId, *, is_read: bool) -> Op:
-    """Return an op with those of its alternatives that read a value, or that do not."""
+    """Return an op with only the alternatives that read a value, or only the others."""
     ways = tuple(way for way in op.alternatives if (value in way.reads) == is_read)
     return msgspec.structs.replace(op, alternatives=ways)

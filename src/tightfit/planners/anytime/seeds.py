@@ -1,4 +1,4 @@
-"""Schedules to start from: greedy ones, those with fewer ways, of programs, of other methods.
+"""Schedules to start from: greedy descents, searches with fewer ways, programs, other methods.
 
 See docs/search.md, "Plans of other methods" and "Chains".
 """
@@ -71,7 +71,7 @@ def seed_with_margins(search: Search, loop: CutLoop, nodes: int | None = None) -
 
 
 def seed_with_others(search: Search) -> None:
-    """Start also from the plans of other methods, those that the registry names."""
+    """Start also from the plans of the methods that the registry marks as seeds."""
     if search.relaxed.has_choices:
         return
     by_nodes = search.clock.counts_iterations

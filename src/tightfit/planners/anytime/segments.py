@@ -41,7 +41,7 @@ class ChainSplitter:
         self.gradient_bytes = self._gradient_bytes()
 
     def _crossing_bytes(self) -> list[int]:
-        """Bytes of forward values that are made before each op and read by it or later ones."""
+        """Bytes of forward values that are made before each op and read by this op or later ops."""
         change = [0] * (self.forward + 2)
         for op, last in enumerate(self.last_forward):
             if last > op:

@@ -116,7 +116,7 @@ def _cut_while_cheap(search: Search, loop: CutLoop) -> None:
 
 
 def _plan_with_fewer_ways(search: Search) -> None:
-    """With alternatives, start from the plan with stricter ones or none: never worse than that.
+    """Where there are alternatives, start from the plan with stricter alternatives or none.
 
     Under an iteration limit this is the very plan that the same limit gives with those alone.
     """
@@ -147,7 +147,7 @@ def _search_shortly(search: Search) -> None:
 
 
 def _cut_loops(search: Search, loop: CutLoop) -> list[tuple[CutLoop, float]]:
-    """The cut loop for the bound; before it, on large graphs, one that only gives seeds."""
+    """The cut loop for the bound; before it, on large graphs, a cut loop that only gives seeds."""
     loops = [(loop, search.clock.deadline)]
     if worth_restricting(loop):
         seeds = RestrictedLoop(search.relaxed, search.pool, search.limits.solver)

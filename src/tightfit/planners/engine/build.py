@@ -279,8 +279,8 @@ class _Builder:
     def _fitting(self, op: Op, family: _Family) -> list[tuple[int, int]]:
         """Return (alternative, variant) of ways that fit the budget if nothing else is alive.
 
-        The way with the least bytes stays in any case, of those that overwrite nothing and of the
-        rest: that it does not fit is for the search to see.
+        Where nothing fits, the way with the least bytes stays, once among the ways that overwrite
+        nothing and once among the others. The search then finds that it does not fit.
         """
         alive = {v for v in (*family.reads, *family.writes) if not self.graph.values[v].is_constant}
         room = self.task.budget_bytes - self.graph.constant_bytes
@@ -333,7 +333,7 @@ class _Builder:
 
 
 def _undominated(options: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return pairs of cost and bytes by cost, without those that need no fewer bytes."""
+    """Return pairs of cost and bytes by cost, each with fewer bytes than all cheaper pairs."""
     kept: list[tuple[int, int]] = []
     for option in sorted(options):
         if not kept or option[1] < kept[-1][1]:

@@ -20,8 +20,8 @@ class EngineAlternative:
     # reads, writes: values of the engine, without the states of random generators
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    # Cost and workspace in bytes of its variants, the cheapest first, without those that are dearer
-    # and need no fewer bytes. Workspace is negative by the bytes it may write in place
+    # Cost and workspace in bytes of its variants, the cheapest first; each later variant needs
+    # fewer bytes. Workspace is negative by the bytes it may write in place
     options: tuple[tuple[int, int], ...]
     # first, again: whether it may serve the first computation, and later ones
     first: bool

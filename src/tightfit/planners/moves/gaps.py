@@ -43,7 +43,7 @@ class Move:
 
 
 def movable_values(graph: Graph) -> frozenset[ValueId]:
-    """Return the values that a plan may move: those that ops make and that stay in the step."""
+    """Return the values that a plan may move: made by ops, and used within the step only."""
     return frozenset(
         value.id
         for value in graph.values

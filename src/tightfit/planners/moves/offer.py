@@ -87,7 +87,7 @@ class MovesGraph:
 
 
 def may_be_offered(op: Op) -> bool:
-    """Whether moves of the values that an op makes can be alternatives of it.
+    """Whether an op can have loads of its values as alternatives.
 
     A pinned op runs once. Its loads are later computations, and so would be its own ways for these.
     """

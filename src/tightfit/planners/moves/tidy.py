@@ -24,7 +24,7 @@ from tightfit.planners.moves.gaps import last_until
 
 @dataclass(frozen=True)
 class _FarInterval:
-    """One stay of a value in far memory; places are before the fixed instruction of that number."""
+    """One stay of a value in far memory; a place is the number of the next fixed instruction."""
 
     value: ValueId
     # leave, load: where it leaves near memory, and where its load begins
@@ -115,7 +115,7 @@ class _Tidying:
             self.leaves[number] = wanted
 
     def put_loads(self) -> None:
-        """Begin loads as late as their readers allow; then those that come too late earlier."""
+        """Move loads as late as their readers allow, then earlier where they come too late."""
         due = self._due_places()
         for number, (stay, wanted) in enumerate(zip(self.stays, due, strict=True)):
             if wanted > stay.load:

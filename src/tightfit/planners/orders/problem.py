@@ -43,8 +43,8 @@ def step_orders(task: Task) -> StepOrders:
     """Return the orders that a task's step may run in with the same results.
 
     Every op runs once with its default alternative. It stays in its segment, and follows everything
-    that any of its alternatives reads. If it overwrites a value, it follows the other readers of
-    that. If it changes a constant, it follows all ops that need the old content. Ops that
+    that any of its alternatives reads. If it overwrites a value, it follows the value's other
+    readers. If it changes a constant, it follows all ops that need the old content. Ops that
     `keeps_its_place` names keep their order.
     """
     return _Builder(task).build()

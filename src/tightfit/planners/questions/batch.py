@@ -1,8 +1,8 @@
 """The largest batch whose step fits a budget at an acceptable overhead.
 
-A captured step is exact but takes seconds; from the steps of two batch sizes those of all others
-are estimated in no time. So the answer is looked for among estimates and proven by a plan of the
-captured step; where that fails, a smaller batch is looked for.
+A captured step is exact but takes seconds. From the steps of two batch sizes the step of any other
+is estimated at once. So the answer is looked for among estimates, and proven by a plan of the
+captured step. Where that fails, a smaller batch is looked for.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def largest_batch_without_plan(graph_of: GraphOf, request: PlanRequest) -> int:
 def _carried_over(
     outcome: Outcome, graph: Graph, other: Graph, request: PlanRequest
 ) -> Outcome | None:
-    """The plan of a graph on that of another batch, if it serves there."""
+    """The plan of a graph on the graph of another batch, if it serves there."""
     assert outcome.plan is not None
     try:
         outcome = rescaled(outcome.plan, graph, request.task(other))

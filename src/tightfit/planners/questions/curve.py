@@ -38,8 +38,8 @@ def pareto_curve(
     `budgets`: bytes, constants included. `limits`: of each budget. An interruption ends the curve
     at the budgets done so far. Points come by budget, largest first. Monotone by construction: less
     budget never has a smaller overhead or bound. A plan of a smaller budget also serves a larger
-    one, and a bound of a larger budget also holds for a smaller one. No budget below one that is
-    proven infeasible is searched.
+    one, and a bound of a larger budget also holds for a smaller one. Budgets below a budget that is
+    proven infeasible are not searched.
     """
     limits = limits or Limits()
     points: list[CurvePoint] = []

@@ -1,4 +1,4 @@
-"""Say why no plan fits a budget, the least budget, and what to try."""
+"""The message where no plan fits a budget: why, the least budget, and what to try."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Expected:
     plan: Plan  # its least plan there
     found_bytes: int  # the budget of that plan
     held_bytes: Mapping[str, int]  # expected bytes other than the step's, by holder
-    proven_bytes: int | None  # no plan needs less, also without them; None: that of the asked
+    # No plan needs less, even without that memory; None: `MinimumBudget.lower_bytes` holds
+    proven_bytes: int | None
     needed_bytes: int  # the budget to try: steps to come may need more
 
 
@@ -59,8 +60,8 @@ def infeasible_message(
     """Return the budget asked for, the least, live values at the tightest instant, and ways out.
 
     `outcome`: the planner's answer for the budget that was asked for: without a plan. `least`: the
-    least budget of the same graph. `expected`: that of the step as steps like it will come; None:
-    as `least`.
+    least budget of the same graph. `expected`: the least budget with the memory that later steps of
+    its kind will meet; None: as `least`.
     """
     is_proven, proven_bytes = outcome.status == "infeasible", least.lower_bytes
     if expected is None:

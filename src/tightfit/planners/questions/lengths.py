@@ -43,7 +43,8 @@ def longest_fit(
 ) -> LongestFit:
     """Find the longest inputs for which there is a plan within the budget.
 
-    `captured`: returns the step's graph at a length. `lengths`: those that occur; at least one.
+    `captured`: returns the step's graph at a length. `lengths`: the lengths that occur; at least
+    one.
     """
     distinct = sorted(set(lengths))
     tried: dict[int, TriedLength] = {}
@@ -61,7 +62,7 @@ def longest_fit(
         return tried[length].fits
 
     least_bytes = None
-    low, high = -1, len(distinct) - 1  # positions: one that fits, one that may not
+    low, high = -1, len(distinct) - 1  # positions: a length that fits, a length that may not
     if fits(high):
         low = high
     else:

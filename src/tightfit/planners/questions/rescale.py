@@ -31,7 +31,7 @@ def rescaled(plan: Plan, graph: Graph, task: Task) -> Outcome:
 
 
 def extrapolated(small: Graph, large: Graph, batches: tuple[int, int]) -> Callable[[int], Graph]:
-    """Return a function that estimates the graph of any batch size from those of two.
+    """Return a function that estimates the graph of any batch size from two graphs.
 
     Bytes and costs are taken to grow linearly with the batch; bytes are rounded as the device's
     allocator rounds.

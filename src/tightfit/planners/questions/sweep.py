@@ -1,6 +1,6 @@
 """Comparisons over many graphs, budgets and planners: restartable, on one machine or several.
 
-Every job is known by a hash of its whole content, and its row is a file of that name. A sweep
+Every job is known by a hash of its whole content, and its row is a file named by this hash. A sweep
 runs the jobs whose rows are missing, here or on the workers of a Dask cluster.
 """
 

@@ -159,7 +159,7 @@ def facts_of(
 
 
 def _held_first(plan: Plan, result: Simulation) -> dict[OpId, tuple[int, int]]:
-    """Return where each op runs first, and bytes held at the worst instant of that."""
+    """Return where each op runs first, and the bytes held at the worst instant of its run."""
     held: dict[OpId, tuple[int, int]] = {}
     for place, step in enumerate(plan.instructions):
         if isinstance(step, Compute):

@@ -51,7 +51,7 @@ class _Shown(msgspec.Struct, frozen=True):
 def parts_page(step: WholeStep, parts: Sequence[PartInUse]) -> bytes:
     """Return one HTML file about the plans of a model in parts.
 
-    `step`: promises of all of them together, and measurements. `parts`: each with a plan that
+    `step`: what all plans promise together, and what was measured. `parts`: each with a plan that
     passes `tightfit.plan.verify` on its graph.
     """
     shown = tuple(map(_shown, parts))

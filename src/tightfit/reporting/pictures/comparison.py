@@ -120,7 +120,7 @@ def _members(planners: dict[str, tuple[Found, ...]]) -> list[_Members]:
 def _lines(
     planners: dict[str, tuple[Found, ...]], members: Sequence[str], prefix: str = ""
 ) -> tuple[_Line, ...]:
-    """The lines of a panel's members; ours first, so that the others are on top of it."""
+    """The lines of a panel's members; ours first, so that the other lines are drawn over it."""
     looks = looks_of(planners)
     sizes = sizes_of([name for name in members if name != OURS]) | {OURS: OUR_MARKER_SIZE}
     lines: list[_Line] = []
@@ -147,7 +147,7 @@ def _places(points: Sequence[Found]) -> list[tuple[float, float]]:
 
 
 def _draw_pale(axes: Axes, planners: Sequence[Series]) -> None:
-    """All lines of other panels, as one that is broken between them."""
+    """All lines of other panels, as one line with gaps between them."""
     gap = (math.nan, math.nan)
     places = [place for series in planners for place in [*_places(series.ascending), gap]]
     if places:

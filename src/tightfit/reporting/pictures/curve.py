@@ -66,7 +66,7 @@ def curve_picture(
 
 
 def _plan_label(plans: _Plans) -> list[Label]:
-    """The name of the plans, next to that of the largest budget; none without a plan."""
+    """The name of the plans, next to the plan of the largest budget; none without a plan."""
     ends = [(*place, is_optimal) for is_optimal, places in plans.items() for place in places]
     if not ends:
         return []

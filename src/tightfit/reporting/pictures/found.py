@@ -30,7 +30,7 @@ def percents_of(points: Sequence[Found]) -> list[float]:
 
 
 def bounds_of(points: Sequence[Found]) -> list[tuple[float, float]]:
-    """Return budgets and what is proven for them, in percent, by budget."""
+    """Return the budgets with a proven bound, and the bounds in percent, by budget."""
     return sorted((point.budget, 100 * point.bound) for point in points if point.bound is not None)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def bound_label(points: Sequence[Found]) -> list[Label]:
-    """Return the name of the bound, next to that of the largest budget; none without a bound."""
+    """Return the name of the bound, at its value for the largest budget; none without a bound."""
     bounds = bounds_of(points)
     return [Label("proven lower bound", bounds[-1])] if bounds else []
 
@@ -33,7 +33,7 @@ def shade_below_bound(axes: Axes, points: Sequence[Found]) -> None:
 
 
 def draw_infeasible(axes: Axes, points: Sequence[Found]) -> None:
-    """Hatch the budgets for which it is proven that no plan exists; cross those that were tried.
+    """Hatch the budgets that are proven to have no plan; cross the budgets that were tried.
 
     No plan at a budget means none at a smaller budget.
     """

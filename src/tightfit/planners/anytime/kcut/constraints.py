@@ -1,7 +1,7 @@
 """The constraint families of the K-cut program, one function each: the rows of one cut.
 
 X, R, Y, D, E, P and B are `resident`, `computed`, `later`, `chosen`, `chosen_again`, `made_before`
-and `branches`; numbers are those of docs/search.md, "The K-cut program".
+and `branches`; numbers are the rows' in docs/search.md, "The K-cut program".
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def one_alternative(variables: Variables, k: int) -> None:
 def one_alternative_before(variables: Variables, k: int) -> None:
     """sum_a D[j,a] = 1, of an optional op P[j], for first computations before the first cut (11).
 
-    Their inputs were made: P[j] <= P[i], or the sum of D[j,a] over those that read results of i.
+    Their inputs were made: P[j] <= P[i], or the sum of D[j,a] over the alternatives that read
+    results of i.
     """
     if k > 0:
         return
@@ -163,7 +164,8 @@ def residency_has_a_source(variables: Variables, k: int) -> None:
 def inputs_are_there(variables: Variables, k: int) -> None:
     """R[k,j] <= X[k,v] + A[k,v] + R[k,i] for every v that j reads and the op i that makes it (4).
 
-    For values that not all alternatives read, the sum of D[j,a] over those that do for R[k,j].
+    For values that only some alternatives read, R[k,j] is the sum of D[j,a] over these
+    alternatives.
     """
     relaxed = variables.relaxed
     first, end = variables.window(k)

@@ -2,8 +2,8 @@
 
 A transfer takes its time in the queue of its direction, in any order. So stores that have ended by
 an instant took no longer, together, than has passed until then. Loads that are to come take no
-longer than is left. Time is that of ops, and *waits*: real columns for all else, be it stalls or
-ops that the program does not see. The rows hold for every plan, hence so does the bound.
+longer than is left. Time is the cost of ops, and *waits*: real columns for stalls and for ops that
+the program does not see. The rows hold for every plan, hence so does the bound.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def stores(variables: Variables, k: int) -> None:
 def loads(variables: Variables, k: int) -> None:
     """sum_v in_v A[k,v] <= the time that is left; at the last cut, until any instant.
 
-    Inputs of a first computation before an instant have come back by then, unless computed again:
-    then R[k,i] lifts the row by it.
+    An input that a first computation reads before an instant has come back by then, unless it is
+    computed again. Then R[k,i] raises the row's bound by its time.
     """
     assert variables.moving is not None
     far, ops = variables.moving.far, variables.relaxed.ops
@@ -122,7 +122,7 @@ def _first_readers(variables: Variables, cut: int) -> dict[int, int]:
 
 
 def _time(variables: Variables, start: int, end: int) -> tuple[Terms, float]:
-    """At least the time from the first computation of one op to that of another.
+    """At least the time between the first computations of two ops.
 
     Terms to be subtracted, as `row` takes them, and a constant. `start` and `end` are cuts, or
     one of the instants at which pieces of waits begin, or the ends of the step.

@@ -41,16 +41,16 @@ class Variables:
     is alive while the cut's op runs. `computed` (dict of (window, op) to column): the op runs in
     the window. `later` (dict of (cut, op) to column): the op runs at the cut or at any time after
     it; in the last window that is `computed`. `chosen` (dict of (op, alternative) to column): the
-    first computation takes the alternative; only where alternatives read differently. Of an
-    optional op before the first cut: it has run so before that. `branches`: for each of the linked
-    choices: which branch is taken. `chosen_again` (dict of (window, op, alternative) to column): an
-    op that runs again in the window does so by the alternative, at least once; only where
-    alternatives read differently. `running` (dict of (cut, alternative) to list of (column,
-    bytes)): how the cut's op runs, and the bytes of its results and workspace then. Only for a
-    required op with several variants of which the cheaper need more bytes. `made_before`: an
-    optional op before the first cut has run. `moving`: values away at the cuts, and the time that
-    no other column accounts for. `extra_costs` (list of (column, cost)): costs of columns other
-    than `computed` and those of `moving`. `constant`: cost of the required first computations
+    first computation takes the alternative; only where alternatives read differently. For an
+    optional op before the first cut it means that the op has run by this alternative. `branches`:
+    for each of the linked choices: which branch is taken. `chosen_again` (dict of (window, op,
+    alternative) to column): an op that runs again in the window does so by the alternative, at
+    least once; only where alternatives read differently. `running` (dict of (cut, alternative) to
+    list of (column, bytes)): how the cut's op runs, and the bytes of its results and workspace
+    then. Only for a required op with several variants of which the cheaper need more bytes.
+    `made_before`: an optional op before the first cut has run. `moving`: values away at the cuts,
+    and the time that no other column accounts for. `extra_costs` (list of (column, cost)): costs of
+    all columns except `computed` and `moving`. `constant`: cost of the required first computations
     before the first cut.
     """
 

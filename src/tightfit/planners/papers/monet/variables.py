@@ -71,7 +71,7 @@ class Variables(Scaled):
 
     @cached_property
     def backward(self) -> int:
-        """The number of backward nodes, which is that of stages after the forward pass."""
+        """The number of backward nodes: one for each stage after the forward pass."""
         return len(self.problem.nodes) - self.forward
 
     def node_of(self, stage: int) -> int:
@@ -92,7 +92,7 @@ class Variables(Scaled):
     def overwriting(self, stage: int, node: int) -> list[tuple[ValueId, int]]:
         """The values that implementations of a forward node overwrite in a stage, with their q.
 
-        q is the delta of that implementation, or r where there is no other.
+        q is delta of the implementation, or r where it is the only one.
         """
         ways = self.implementations.ways(node, again=stage > 0)
         if len(ways) == 1 and stage == 0:

@@ -33,8 +33,8 @@ class Scaled:
 def overhead_of(objective: float) -> float:
     """Return the overhead (a fraction) of an objective.
 
-    It is the sum of costs in percent of a step without recomputation: sum_t sum_i C_i R[t,i] in
-    Checkmate (equation 1a), the columns of r and delta in MONeT (equation 9).
+    An objective is a sum of costs in percent of a step without recomputation. In Checkmate that is
+    sum_t sum_i C_i R[t,i] (equation 1a), in MONeT the columns of r and delta (equation 9).
     """
     if not math.isfinite(objective):
         return math.inf if objective > 0 else 0.0

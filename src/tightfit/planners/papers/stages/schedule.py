@@ -30,7 +30,7 @@ def kept_residency(problem: Staged) -> Residency:
 
 
 def forced_residency(problem: Staged) -> Residency:
-    """Return the residency of kept values and of those that cannot be computed again.
+    """Return the residency of kept values and of values that cannot be computed again.
 
     A value that is not recoverable stays from its first computation to its last possible reader.
     """
@@ -73,7 +73,7 @@ def useful_until(problem: Staged, again: Implementation, last: Mapping[ValueId, 
 def recompute(problem: Staged, residency: Sequence[int], *, ahead: bool = True) -> list[Compute]:
     """Return the computes of the least recomputation for a given residency.
 
-    `residency`: n + 1 bit sets of values; those that cannot be dropped are added. `ahead`: what to
+    `residency`: n + 1 bit sets of values; values that cannot be dropped are added. `ahead`: what to
     do where a value becomes resident: True computes it in the stage before, as Checkmate's S means
     it; False reads S as a wish, met by values resident anyway. Raises `BadInput` if a needed value
     is neither resident nor recoverable.
