@@ -27,8 +27,8 @@ _MOST = 6  # grains
 def grains(sizes: Iterable[int], limit: int) -> list[int]:
     """Return common divisors of the largest, the two largest, ... of some sizes, falling.
 
-    `sizes`: bytes. `limit`: the bytes that sums of sizes may not exceed; grains that are tiny compared with it
-    are left out.
+    `sizes`: bytes. `limit`: the bytes that sums of sizes may not exceed; grains that are tiny
+    compared with it are left out.
     """
     grain = 0
     found: dict[int, None] = {}
