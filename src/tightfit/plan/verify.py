@@ -283,14 +283,7 @@ class _Walk:
 
     def free(self, step: Free) -> int:
         """Check that a value may be released; return the bytes before."""
-        self.check_value(step.value)
-        value = self.graph.values[step.value]
-        if value.is_constant:
-            self.refuse(f"a {value.role} is resident the whole step")
-        if value.fate != "none":
-            self.refuse(f"a value that is {value.fate} is never freed by the plan")
-        if step.value not in self.memory.alive:
-            self.refuse(f"it is not alive: {self.memory.why_dead(step.value)}")
+        self.check_leaving(step.value, "is never freed by the plan")
         before = self.memory.bytes
         self.away.arrive(step.value)
         self.memory.drop(step.value, self.index)
@@ -299,17 +292,11 @@ class _Walk:
     def store(self, step: Store) -> int:
         """Check that a value may be copied to far memory; return the bytes near."""
         self.check_value(step.value)
-        value = self.graph.values[step.value]
         if self.plan.far is None:
             self.refuse("the plan names no far memory")
-        if value.is_constant:
-            self.refuse(f"a {value.role} is resident the whole step")
-        if value.fate != "none":
-            self.refuse(f"a value that is {value.fate} never leaves near memory")
-        if value.stays:
+        self.check_leaving(step.value, "never leaves near memory")
+        if self.graph.values[step.value].stays:
             self.refuse("it is no tensor of the device, and stays in near memory")
-        if step.value not in self.memory.alive:
-            self.refuse(f"it is not alive: {self.memory.why_dead(step.value)}")
         if step.value in self.away.stored:
             self.refuse(f"it was stored at instruction {self.away.stored[step.value]}")
         self.away.store(step.value, self.index)
@@ -393,6 +380,17 @@ class _Walk:
                 f"choice {number}: the plan takes {len(taken)} of its {len(choice.branches)} "
                 f"branches and must take exactly one as a whole; it uses {used}"
             )
+
+    def check_leaving(self, value: ValueId, never: str) -> None:
+        """Check that a value is alive and may leave near memory; `never`: what others do not."""
+        self.check_value(value)
+        known = self.graph.values[value]
+        if known.is_constant:
+            self.refuse(f"a {known.role} is resident the whole step")
+        if known.fate != "none":
+            self.refuse(f"a value that is {known.fate} {never}")
+        if value not in self.memory.alive:
+            self.refuse(f"it is not alive: {self.memory.why_dead(value)}")
 
     def check_value(self, value: ValueId) -> None:
         if not 0 <= value < len(self.graph.values):

@@ -13,60 +13,52 @@ class _Line(
     """One object of the text; its class is named by INSTRUCTION."""
 
 
-class AnnotateLine(_Line, frozen=True, tag="ANNOTATE"):
+class Annotate(_Line, frozen=True, tag="ANNOTATE"):
     annotation: Literal["START", "BACKWARD"]
 
 
-class ConstantLine(_Line, frozen=True, tag="CONSTANT"):
+class Constant(_Line, frozen=True, tag="CONSTANT"):
     name: str
 
 
-class MemoryLine(_Line, frozen=True, tag="MEMORY"):
+class Memory(_Line, frozen=True, tag="MEMORY"):
     name: str
     memory: str
 
 
-class AliasLine(_Line, frozen=True, tag="ALIAS"):
+class Alias(_Line, frozen=True, tag="ALIAS"):
     name: str
     alias: str
 
 
-class CallLine(_Line, frozen=True, tag="CALL"):
+class Call(_Line, frozen=True, tag="CALL"):
     name: str
     args: tuple[str, ...]
     result: tuple[str, ...]
     time: str
 
 
-class MutateLine(_Line, frozen=True, tag="MUTATE"):
+class Mutate(_Line, frozen=True, tag="MUTATE"):
     name: str
     args: tuple[str, ...]
     mutate: tuple[int, ...]
     time: str
 
 
-class CopyLine(_Line, frozen=True, tag="COPY"):
+class Copy(_Line, frozen=True, tag="COPY"):
     dst: str
     src: str
 
 
-class CopyFromLine(_Line, frozen=True, tag="COPY_FROM"):
+class CopyFrom(_Line, frozen=True, tag="COPY_FROM"):
     dst: str
     src: str
 
 
-class ReleaseLine(_Line, frozen=True, tag="RELEASE"):
+class Release(_Line, frozen=True, tag="RELEASE"):
     name: str
 
 
 AnyLine: TypeAlias = (
-    AnnotateLine
-    | ConstantLine
-    | MemoryLine
-    | AliasLine
-    | CallLine
-    | MutateLine
-    | CopyLine
-    | CopyFromLine
-    | ReleaseLine
+    Annotate | Constant | Memory | Alias | Call | Mutate | Copy | CopyFrom | Release
 )

@@ -11,6 +11,7 @@ from typing import BinaryIO, NoReturn, TypeVar
 import msgspec
 
 from tightfit.errors import BadInput
+from tightfit.eviction.log import lines
 from tightfit.eviction.log.instructions import (
     Backward,
     Call,
@@ -22,25 +23,13 @@ from tightfit.eviction.log.instructions import (
     Release,
     Result,
 )
-from tightfit.eviction.log.lines import (
-    AliasLine,
-    AnnotateLine,
-    AnyLine,
-    CallLine,
-    ConstantLine,
-    CopyFromLine,
-    CopyLine,
-    MemoryLine,
-    MutateLine,
-    ReleaseLine,
-)
 
 _LONGEST_LINE_BYTES = 1 << 20
 _MOST_DIGITS = 18
 _GZIP = b"\x1f\x8b"
 
 
-_Following = TypeVar("_Following", MemoryLine, AliasLine)
+_Following = TypeVar("_Following", lines.Memory, lines.Alias)
 
 
 def read_instructions(path: Path | str) -> Iterator[Instruction]:
@@ -61,53 +50,55 @@ class _Reader:
         self.path = path
         self.number = 0
         self.names: set[str] = set()
-        self.decoder = msgspec.json.Decoder(AnyLine)
+        self.decoder = msgspec.json.Decoder(lines.AnyLine)
 
     def instructions(self) -> Iterator[Instruction]:
-        lines = self._lines()
-        if not any(isinstance(x, AnnotateLine) and x.annotation == "START" for x in lines):
+        rest = self._lines()
+        if not any(isinstance(x, lines.Annotate) and x.annotation == "START" for x in rest):
             self._refuse("the log has no ANNOTATE START; the replay would begin nowhere")
-        for line in lines:
-            instruction = self._instruction(line, lines)
+        for line in rest:
+            instruction = self._instruction(line, rest)
             if instruction is not None:
                 yield instruction
 
-    def _instruction(self, line: AnyLine, lines: Iterator[AnyLine]) -> Instruction | None:
+    def _instruction(
+        self, line: lines.AnyLine, rest: Iterator[lines.AnyLine]
+    ) -> Instruction | None:
         match line:
-            case ConstantLine():
-                size_bytes = self._size(lines, line.name)
+            case lines.Constant():
+                size_bytes = self._size(rest, line.name)
                 self._define(line.name)
                 return Constant(line.name, size_bytes)
-            case CallLine():
-                return self._call(line, lines)
-            case MutateLine():
+            case lines.Call():
+                return self._call(line, rest)
+            case lines.Mutate():
                 self._use(*line.args)
                 for position in line.mutate:
                     self._check_position(position, line.args)
                 return Mutate(line.name, line.args, line.mutate, self._int(line.time, "TIME"))
-            case CopyLine():
+            case lines.Copy():
                 self._use(line.src)
                 self._define(line.dst)
                 return Copy(line.dst, line.src)
-            case CopyFromLine():
+            case lines.CopyFrom():
                 self._use(line.src, line.dst)
                 return CopyFrom(line.dst, line.src)
-            case ReleaseLine():  # a name from before START was never counted
+            case lines.Release():  # a name from before START was never counted
                 return Release(line.name) if line.name in self.names else None
-            case AnnotateLine():
+            case lines.Annotate():
                 return Backward() if line.annotation == "BACKWARD" else None
-            case MemoryLine() | AliasLine():
+            case lines.Memory() | lines.Alias():
                 self._refuse(
                     f"{_name(type(line))} of {line.name!r} belongs to no instruction before it"
                 )
 
-    def _call(self, call: CallLine, lines: Iterator[AnyLine]) -> Call:
+    def _call(self, call: lines.Call, rest: Iterator[lines.AnyLine]) -> Call:
         self._use(*call.args)
         time_ns = self._int(call.time, "TIME")
         results: list[Result] = []
         for name in call.result:
-            size_bytes = self._size(lines, name)
-            alias = self._next(lines, AliasLine, name)
+            size_bytes = self._size(rest, name)
+            alias = self._next(rest, lines.Alias, name)
             shared = None if alias.alias == "-1" else self._int(alias.alias, "ALIAS")
             if shared is not None:
                 self._check_position(shared, call.args)
@@ -116,11 +107,11 @@ class _Reader:
             self._define(name)
         return Call(call.name, call.args, tuple(results), time_ns)
 
-    def _size(self, lines: Iterator[AnyLine], name: str) -> int:
-        return self._int(self._next(lines, MemoryLine, name).memory, "MEMORY")
+    def _size(self, rest: Iterator[lines.AnyLine], name: str) -> int:
+        return self._int(self._next(rest, lines.Memory, name).memory, "MEMORY")
 
-    def _next(self, lines: Iterator[AnyLine], kind: type[_Following], name: str) -> _Following:
-        line = next(lines, None)
+    def _next(self, rest: Iterator[lines.AnyLine], kind: type[_Following], name: str) -> _Following:
+        line = next(rest, None)
         expected = f"expected the {_name(kind)} line of {name!r}"
         if line is None:
             self._refuse(f"{expected}, but the log ends: it is cut off")
@@ -147,7 +138,7 @@ class _Reader:
             self._refuse(f"{meaning} {text[:40]!r} is no decimal integer of 0 or more")
         return int(text)
 
-    def _lines(self) -> Iterator[AnyLine]:
+    def _lines(self) -> Iterator[lines.AnyLine]:
         try:
             with self._opened() as file:
                 while content := file.readline(_LONGEST_LINE_BYTES + 1):
@@ -171,5 +162,5 @@ class _Reader:
         raise BadInput(f"{self.path}, line {self.number}: {why}")
 
 
-def _name(kind: type[AnyLine]) -> str:
+def _name(kind: type[lines.AnyLine]) -> str:
     return str(kind.__struct_config__.tag)

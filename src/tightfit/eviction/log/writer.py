@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from tightfit.eviction.log import lines
 from tightfit.eviction.log.instructions import (
     Backward,
     Call,
@@ -16,18 +17,6 @@ from tightfit.eviction.log.instructions import (
     Instruction,
     Mutate,
     Release,
-)
-from tightfit.eviction.log.lines import (
-    AliasLine,
-    AnnotateLine,
-    AnyLine,
-    CallLine,
-    ConstantLine,
-    CopyFromLine,
-    CopyLine,
-    MemoryLine,
-    MutateLine,
-    ReleaseLine,
 )
 from tightfit.files import write_atomically
 
@@ -42,28 +31,28 @@ def write_log(path: Path | str, instructions: Iterable[Instruction]) -> None:
 
 def log_text(instructions: Iterable[Instruction]) -> bytes:
     """Return the text of a log whose replay begins at the first instruction."""
-    lines = [AnnotateLine("START"), *(line for each in instructions for line in _lines(each))]
-    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+    text = [lines.Annotate("START"), *(line for each in instructions for line in _lines(each))]
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in text)
 
 
-def _lines(instruction: Instruction) -> Iterator[AnyLine]:
+def _lines(instruction: Instruction) -> Iterator[lines.AnyLine]:
     match instruction:
         case Constant(name, size_bytes):
-            yield ConstantLine(name)
-            yield MemoryLine(name, str(size_bytes))
+            yield lines.Constant(name)
+            yield lines.Memory(name, str(size_bytes))
         case Call(operator, arguments, results, time_ns):
             names = tuple(result.name for result in results)
-            yield CallLine(operator, arguments, names, str(time_ns))
+            yield lines.Call(operator, arguments, names, str(time_ns))
             for name, size_bytes, alias in results:
-                yield MemoryLine(name, str(size_bytes))
-                yield AliasLine(name, str(-1 if alias is None else alias))
+                yield lines.Memory(name, str(size_bytes))
+                yield lines.Alias(name, str(-1 if alias is None else alias))
         case Mutate(operator, arguments, mutated, time_ns):
-            yield MutateLine(operator, arguments, mutated, str(time_ns))
+            yield lines.Mutate(operator, arguments, mutated, str(time_ns))
         case Copy(name, source):
-            yield CopyLine(name, source)
+            yield lines.Copy(name, source)
         case CopyFrom(name, source):
-            yield CopyFromLine(name, source)
+            yield lines.CopyFrom(name, source)
         case Release(name):
-            yield ReleaseLine(name)
+            yield lines.Release(name)
         case Backward():
-            yield AnnotateLine("BACKWARD")
+            yield lines.Annotate("BACKWARD")

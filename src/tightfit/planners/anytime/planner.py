@@ -267,22 +267,16 @@ class _Orders:
         note = f"orders tried: {names}" if len(self.tried) > 1 else ""
         best = min(self.tried, key=lambda order: order.search.pool.overhead)
         if best.search.pool.best is None:
-            proven = bound == math.inf
             return no_plan(
                 started=self.started,
-                proven=proven,
-                bound=0.0 if proven else bound,
+                proven=bound == math.inf,
+                bound=bound,
                 bound_source=source,
                 note=note,
             )
-        return finish(
-            self.task,
-            best.computes(),
-            bound=Bound(bound, source),
-            started=self.started,
-            gap=self.limits.gap,
-            note=note,
-        )
+        proven, gap = Bound(bound, source), self.limits.gap
+        computes = best.computes()
+        return finish(self.task, computes, bound=proven, started=self.started, gap=gap, note=note)
 
     def schedules(self) -> tuple[PooledSchedule, ...]:
         """The best schedules in the traced order."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Sequence
 
@@ -155,19 +154,12 @@ class _Moving:
         elif self.plain.plan is not None:
             steps = self.plain.plan.computes
         else:
-            proven = bound.infeasible
             return no_plan(
                 started=self.started,
-                proven=proven,
-                bound=0.0 if bound.overhead == math.inf else bound.overhead,
+                proven=bound.infeasible,
+                bound=bound.overhead,
                 bound_source=bound.source,
                 note=note,
             )
-        return finish(
-            self.task,
-            steps,
-            bound=Bound(bound.overhead, bound.source),
-            started=self.started,
-            gap=self.limits.gap,
-            note=note,
-        )
+        proven, gap = Bound(bound.overhead, bound.source), self.limits.gap
+        return finish(self.task, steps, bound=proven, started=self.started, gap=gap, note=note)

@@ -218,13 +218,9 @@ class _Search:
             base_cost_s = self.problem.base_cost_s
             own = self.best_cost_s / base_cost_s - 1.0 if base_cost_s > 0 else 0.0
             bound = min(self.bound, own)
-            return finish(
-                self.task,
-                self.best,
-                bound=Bound(bound, self.bound_source),
-                started=self.started,
-                gap=self.limits.gap,
-            )
+            proven = Bound(bound, self.bound_source)
+            gap = self.limits.gap
+            return finish(self.task, self.best, bound=proven, started=self.started, gap=gap)
         return no_plan(
             started=self.started,
             proven=False,

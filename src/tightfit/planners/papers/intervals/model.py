@@ -25,6 +25,9 @@ from tightfit.planners.papers.stages.staged import Implementation, Staged
 _COST_UNITS = 10**7
 """The cost of a step without recomputation in the model's unit; costs are rounded down."""
 
+_RETENTIONS = (2, 3, 4)
+"""Intervals per value (the paper's C): more are tried only where fewer are proven too few."""
+
 Report = Callable[[bytes], None]
 
 
@@ -247,7 +250,7 @@ def serve(payload: bytes, report: Report) -> None:
     task = msgspec.msgpack.decode(payload, type=IntervalTask)
     started = time.perf_counter()
     status, bound = "unknown", 0.0
-    for retentions in range(task.least_retentions, task.most_retentions + 1):
+    for retentions in _RETENTIONS:
         model = IntervalModel(task.problem, retentions)
         status = _reach_capacity(model, task, started)
         if status == "feasible":
@@ -259,11 +262,11 @@ def serve(payload: bytes, report: Report) -> None:
 
 def _solver(task: IntervalTask, seconds: float) -> Any:
     solver = cp_model.CpSolver()
-    solver.parameters.num_workers = max(1, task.workers)
-    solver.parameters.random_seed = task.seed
+    solver.parameters.num_workers = max(1, task.limits.workers)
+    solver.parameters.random_seed = task.limits.seed
     solver.parameters.max_time_in_seconds = max(0.1, seconds)
-    solver.parameters.absolute_gap_limit = task.gap * _COST_UNITS
-    if task.workers <= 1:
+    solver.parameters.absolute_gap_limit = task.limits.gap * _COST_UNITS
+    if task.limits.workers <= 1:
         solver.parameters.interleave_search = True
     return solver
 
@@ -276,7 +279,7 @@ def _reach_capacity(model: IntervalModel, task: IntervalTask, started: float) ->
     model.model.add(excess >= peak - model.capacity())
     model.hint_nothing_recomputed()
     model.model.minimize(excess)
-    solver = _solver(task, (task.seconds - (time.perf_counter() - started)) / 2)
+    solver = _solver(task, (task.limits.seconds - (time.perf_counter() - started)) / 2)
     solver.parameters.absolute_gap_limit = 0.0
     answer = solver.solve(model.model)
     assert answer != cp_model.MODEL_INVALID, model.model.validate()
@@ -294,7 +297,7 @@ def _minimise_cost(
 ) -> tuple[str, float]:
     """Minimise recomputation within the capacity (phase two)."""
     model.model.minimize(model.recomputation_cost())
-    solver = _solver(task, task.seconds - (time.perf_counter() - started))
+    solver = _solver(task, task.limits.seconds - (time.perf_counter() - started))
     answer = solver.solve(model.model, _SolutionReporter(model, report))
     assert answer != cp_model.MODEL_INVALID, model.model.validate()
     if answer == cp_model.INFEASIBLE:

@@ -24,20 +24,12 @@ from tightfit.planners.papers.stages.schedule import without_waste
 from tightfit.planners.papers.stages.staged import Staged, staged
 from tightfit.progress import Progress, shown
 
-_LEAST_RETENTIONS, _MOST_RETENTIONS = 2, 4
-"""Intervals per value (the paper's C): more are tried only where fewer are proven too few."""
-
 _SOURCE = "retention intervals (their own search space)"
 
 
 class IntervalTask(msgspec.Struct, frozen=True, kw_only=True):
     problem: Staged
-    least_retentions: int
-    most_retentions: int
-    seconds: float
-    gap: float
-    seed: int
-    workers: int
+    limits: Limits
 
 
 class IntervalReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,15 +54,8 @@ def plan_intervals(task: Task, limits: Limits, progress: Progress) -> Outcome:
         return easy
     best = _Best(task, problem, progress)
     left = limits.seconds - (time.perf_counter() - started)
-    request = IntervalTask(
-        problem=problem,
-        least_retentions=_LEAST_RETENTIONS,
-        most_retentions=_MOST_RETENTIONS,
-        seconds=left,
-        gap=limits.gap,
-        seed=limits.seed,
-        workers=limits.workers,
-    )
+    own = msgspec.structs.replace(limits, seconds=left)
+    request = IntervalTask(problem=problem, limits=own)
     with (
         contextlib.suppress(KeyboardInterrupt),
         shown(progress, f"retention intervals: {len(problem.nodes)} ops", at_most_s=left),
