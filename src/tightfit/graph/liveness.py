@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 
 import msgspec
 
@@ -39,14 +40,17 @@ def readers(graph: Graph) -> tuple[tuple[OpId, ...], ...]:
     return tuple(tuple(ops) for ops in found)
 
 
-def computed_ops(graph: Graph) -> tuple[Op, ...]:
-    """Return the ops a step computes if it recomputes nothing and uses default alternatives."""
+def computed_ops(graph: Graph, chosen: Mapping[OpId, int] | None = None) -> tuple[Op, ...]:
+    """Return the ops a step computes if it recomputes nothing.
+
+    `chosen`: the alternative of each op; None: the defaults.
+    """
     needed: set[ValueId] = set()
     computed: list[Op] = []
     for op in reversed(graph.ops):
-        default = op.alternatives[0]
-        if op.required or needed.intersection(default.writes):
-            needed.update(default.reads)
+        way = op.alternatives[0 if chosen is None else chosen[op.id]]
+        if op.required or needed.intersection(way.writes):
+            needed.update(way.reads)
             computed.append(op)
     computed.reverse()
     return tuple(computed)

@@ -28,7 +28,7 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
     end_bytes: int
 
 
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
+class Holder(msgspec.Struct, frozen=True):
     """A value that is alive at the peak."""
 
     value: ValueId
@@ -87,12 +87,7 @@ def explain(plan: Plan, graph: Graph) -> Explanation:
     eager = simulate(graph, everything_kept(graph, plan.gradients))
     made_by = producers(graph)
     holders = tuple(
-        Holder(
-            value=value,
-            name=graph.values[value].name,
-            module=holder_module(graph, made_by, value),
-            size_bytes=size,
-        )
+        Holder(value, graph.values[value].name, holder_module(graph, made_by, value), size)
         for value, size in result.holders
     )
     return Explanation(

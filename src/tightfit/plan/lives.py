@@ -59,11 +59,7 @@ class _Lives:
         self.at = 0
         self._graph = graph
         self._plan = plan
-        self._last_compute = {
-            step.op: index
-            for index, step in enumerate(plan.instructions)
-            if isinstance(step, Compute)
-        }
+        self._last_compute = plan.last_computes()
         self._computed: set[OpId] = set()
         self._alive: dict[ValueId, tuple[int, OpId | None]] = {}
         self._makers: dict[ValueId, OpId] = {}

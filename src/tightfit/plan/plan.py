@@ -126,6 +126,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         """Its computations in order, the first and the later ones."""
         return [step for step in self.instructions if isinstance(step, Compute)]
 
+    def last_computes(self) -> dict[OpId, int]:
+        """Return the instruction that computes each op last."""
+        numbered = enumerate(self.instructions)
+        return {step.op: index for index, step in numbered if isinstance(step, Compute)}
+
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a planner."""

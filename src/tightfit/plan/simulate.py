@@ -77,11 +77,7 @@ class _Memory:
         self.live: dict[ValueId, int] = {}
         self.live_bytes = graph.constant_bytes
         self.states: dict[OpId, int] = {}
-        self.last_compute = {
-            step.op: index
-            for index, step in enumerate(plan.instructions)
-            if isinstance(step, Compute)
-        }
+        self.last_compute = plan.last_computes()
         self.last_load = {
             step.value: index
             for index, step in enumerate(plan.instructions)

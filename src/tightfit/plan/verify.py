@@ -17,7 +17,7 @@ from typing import NoReturn
 from tightfit.errors import InvalidPlan, PlanMismatch, first_of
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Alternative, Choice, Graph, Op, OpId, SegmentId, ValueId
-from tightfit.graph.liveness import producers
+from tightfit.graph.liveness import producers, tangents
 from tightfit.graph.names import holder_module, name_op, name_value
 from tightfit.plan.accounts import FarAccount, NearAccount
 from tightfit.plan.plan import FORMAT, Compute, Enter, Free, HandOver, Load, Plan, Store
@@ -105,12 +105,10 @@ class _Borders:
     """Changes of values where segments begin and end."""
 
     def __init__(self, graph: Graph, producer: dict[ValueId, OpId]) -> None:
-        self.tangents: dict[SegmentId, list[ValueId]] = defaultdict(list)
+        self.tangents = tangents(graph)
         self.written_back: dict[SegmentId, list[ValueId]] = defaultdict(list)
         self.replaced: dict[ValueId, list[SegmentId]] = defaultdict(list)
         for value in graph.values:
-            if value.role == "tangent" and value.segment is not None:
-                self.tangents[value.segment].append(value.id)
             if value.fate == "written_back" and value.replaces is not None:
                 segment = graph.ops[producer[value.id]].segment
                 self.written_back[segment].append(value.id)
@@ -133,11 +131,7 @@ class _Walk:
         self.peak_index = -1
         self.producer = producers(graph)
         self.borders = _Borders(graph, self.producer)
-        self.last_compute: dict[OpId, int] = {
-            step.op: index
-            for index, step in enumerate(plan.instructions)
-            if isinstance(step, Compute)
-        }
+        self.last_compute = plan.last_computes()
 
     def run(self, stop: int) -> None:
         """Check and account the instructions before position `stop`."""
@@ -349,7 +343,7 @@ class _Walk:
             memory.drop(value, self.index)
         self.segment = step.segment
         crossing = memory.bytes + self.graph.segments[step.segment].outside_bytes
-        for value in self.borders.tangents.get(step.segment, ()):
+        for value in self.borders.tangents[step.segment]:
             memory.add(value)
         return max(crossing, memory.bytes)
 

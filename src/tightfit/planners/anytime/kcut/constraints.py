@@ -150,15 +150,7 @@ def residency_has_a_source(variables: Variables, k: int) -> None:
         producer = relaxed.problem.producers[value]
         if producer >= previous and relaxed.problem.required[producer]:
             continue
-        terms = [(column, 1.0)]
-        if (k - 1, value) in variables.resident:
-            terms.append((variables.resident[k - 1, value], -1.0))
-        if (k - 1, value) in variables.away:
-            terms.append((variables.away[k - 1, value], -1.0))
-        made = (k - 1, producer) in variables.computed
-        if made and (producer >= previous or relaxed.rewritable[value]):
-            terms.append((variables.computed[k - 1, producer], -1.0))
-        variables.builder.row(terms, upper=0.0)
+        variables.builder.row([(column, 1.0), *_sources(variables, k - 1, value)], upper=0.0)
 
 
 def inputs_are_there(variables: Variables, k: int) -> None:
@@ -186,10 +178,17 @@ def _add_input(variables: Variables, k: int, value: int, readers: Terms) -> None
     producer = relaxed.problem.producers[value]
     if producer >= cut and relaxed.problem.required[producer]:
         return
-    terms = [*readers, *_held_at(variables, k, value)]
-    if (k, producer) in variables.computed and (producer >= cut or relaxed.rewritable[value]):
+    variables.builder.row([*readers, *_sources(variables, k, value)], upper=0.0)
+
+
+def _sources(variables: Variables, k: int, value: int) -> Terms:
+    """Whether a cut holds a value or its window computes it; counted against its readers."""
+    relaxed = variables.relaxed
+    producer, terms = relaxed.problem.producers[value], _held_at(variables, k, value)
+    makes = producer >= variables.cuts[k] or relaxed.rewritable[value]
+    if makes and (k, producer) in variables.computed:
         terms.append((variables.computed[k, producer], -1.0))
-    variables.builder.row(terms, upper=0.0)
+    return terms
 
 
 def _held_at(variables: Variables, k: int, value: int) -> Terms:
