@@ -191,6 +191,11 @@ class Graph(_Frozen, frozen=True):
     def bytes_of(self, values: Iterable[ValueId]) -> int:
         return sum(self.values[value].size_bytes for value in values)
 
+    def taken_over_bytes(self, alternative: Alternative) -> int:
+        """Return the bytes of the storage that an alternative takes over, if any."""
+        target = alternative.overwrites
+        return 0 if target is None else self.values[target].size_bytes
+
     def with_constants(self, **sizes_bytes: int) -> Graph:
         """Return the graph with further kinds of constants."""
         return msgspec.structs.replace(

@@ -126,8 +126,7 @@ def eager_peak_bytes(graph: Graph, *, gradients: Gradients = "fresh") -> int:
 def extra_bytes(graph: Graph, alternative: Alternative) -> int:
     """Return the workspace of the cheapest variant, less the storage that is taken over."""
     workspace = alternative.variants[alternative.cheapest].workspace_bytes
-    target = alternative.overwrites
-    return workspace - (0 if target is None else graph.values[target].size_bytes)
+    return workspace - graph.taken_over_bytes(alternative)
 
 
 def refuse_ratio(ratio: float) -> None:

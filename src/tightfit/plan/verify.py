@@ -48,20 +48,13 @@ def verify(plan: Plan, graph: Graph) -> None:
         )
 
 
-def verified_peak_bytes(plan: Plan, graph: Graph) -> int:
-    """Return the peak of a legal plan in bytes, constants included, by the verifier's account.
-
-    Raises `PlanMismatch` or `InvalidPlan` as `verify`, except that the budget is not looked at.
-    """
-    return _checked_walk(plan, graph).peak_bytes
-
-
-def verified_far_bytes(plan: Plan, graph: Graph) -> int:
-    """Return the most bytes that a legal plan holds in far memory, by the verifier's account.
+def verified_peaks(plan: Plan, graph: Graph) -> tuple[int, int]:
+    """Return the peaks of a legal plan in bytes: in near memory, with constants, and in far memory.
 
     Raises `PlanMismatch` or `InvalidPlan` as `verify`, except that no budget is looked at.
     """
-    return _checked_walk(plan, graph).away.peak_bytes
+    walk = _checked_walk(plan, graph)
+    return walk.peak_bytes, walk.away.peak_bytes
 
 
 def _checked_walk(plan: Plan, graph: Graph) -> _Walk:

@@ -75,6 +75,5 @@ def _way_bytes(graph: Graph, way: Alternative, gradients: Gradients) -> int:
     total = graph.bytes_of(
         v for v in {*way.reads, *way.writes} - elsewhere if not graph.values[v].is_constant
     )
-    if way.overwrites is not None:
-        total -= graph.values[way.overwrites].size_bytes
-    return total + min(v.workspace_bytes for v in way.variants)
+    workspace = min(variant.workspace_bytes for variant in way.variants)
+    return total + workspace - graph.taken_over_bytes(way)

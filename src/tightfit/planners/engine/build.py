@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tightfit._core import _engine
-from tightfit.graph.ir import EXACTNESS, Alternative, Exactness, Graph, Op, OpId, SegmentId, ValueId
+from tightfit.graph.ir import EXACTNESS, Exactness, Graph, Op, OpId, SegmentId, ValueId
 from tightfit.graph.liveness import computed_ops, tangents
 from tightfit.plan.simulate import baseline_cost_s
 from tightfit.planners.base import Task
@@ -285,10 +285,11 @@ class _Builder:
         alive = {v for v in (*family.reads, *family.writes) if not self.graph.values[v].is_constant}
         room = self.task.budget_bytes - self.graph.constant_bytes
         room -= self.graph.bytes_of(alive)
+        ways = [(member, op.alternatives[member]) for member in family.members]
         needed = {
-            (member, index): variant.workspace_bytes - self._saved_bytes(op.alternatives[member])
-            for member in family.members
-            for index, variant in enumerate(op.alternatives[member].variants)
+            (member, index): variant.workspace_bytes - self.graph.taken_over_bytes(way)
+            for member, way in ways
+            for index, variant in enumerate(way.variants)
         }
         is_plain = {place: op.alternatives[place[0]].overwrites is None for place in needed}
         least = {
@@ -302,7 +303,7 @@ class _Builder:
         options = [
             (
                 self._cost(way.variants[index].cost_s),
-                way.variants[index].workspace_bytes - self._saved_bytes(way),
+                way.variants[index].workspace_bytes - self.graph.taken_over_bytes(way),
             )
             for way, index in fitting
         ]
@@ -316,9 +317,6 @@ class _Builder:
             first=family.first,
             again=family.again,
         )
-
-    def _saved_bytes(self, way: Alternative) -> int:
-        return 0 if way.overwrites is None else self.graph.values[way.overwrites].size_bytes
 
     def _choices(self) -> tuple[tuple[tuple[tuple[int, int], ...], ...], ...]:
         """The graph's linked alternatives in the engine's numbers."""

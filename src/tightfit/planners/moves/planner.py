@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -103,17 +104,15 @@ def _order_of(outcome: Outcome, ops: int) -> tuple[OpId, ...]:
     return tuple(computed)
 
 
+@dataclass(frozen=True)
 class _Moving:
     """The search for moves after the search without, and the results of both."""
 
-    def __init__(
-        self, task: Task, limits: Limits, progress: Progress, started: float, plain: Outcome
-    ) -> None:
-        self.task = task
-        self.limits = limits
-        self.progress = progress
-        self.started = started
-        self.plain = plain
+    task: Task
+    limits: Limits
+    progress: Progress
+    started: float
+    plain: Outcome
 
     def run(self, order: tuple[OpId, ...], interrupts: Interrupts, left_s: float) -> Outcome:
         """Search in an order of first computations; an interruption leaves the best so far."""

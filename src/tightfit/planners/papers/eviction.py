@@ -18,9 +18,9 @@ from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import finish, no_plan, simulated
-from tightfit.planners.papers.stages.easy import easy_answer
+from tightfit.planners.papers.stages.easy import begin
 from tightfit.planners.papers.stages.schedule import last_uses, without_waste
-from tightfit.planners.papers.stages.staged import Implementation, Staged, staged
+from tightfit.planners.papers.stages.staged import Implementation, Staged
 from tightfit.progress import Progress
 
 _THRASH = 10.0
@@ -36,9 +36,7 @@ def plan_eviction(task: Task, limits: Limits, progress: Progress, option: str = 
     Only its score counts here: views are no ops of a graph, values that will not be read are
     dropped.
     """
-    started = time.perf_counter()
-    problem = staged(task)
-    easy = easy_answer(task, problem, limits, started)
+    started, problem, easy = begin(task, limits)
     if easy is not None:
         return easy
     run = _Run(problem, policy_named(option), started + limits.seconds, progress)

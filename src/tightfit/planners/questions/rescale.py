@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -45,14 +46,15 @@ def extrapolated(small: Graph, large: Graph, batches: tuple[int, int]) -> Callab
             f"{small.name or 'the step'!r} is another graph at batch {batches[0]} than at batch "
             f"{batches[1]}: other batch sizes cannot be estimated from them"
         )
-    return _Extrapolation(small, large, batches).graph_of
+    return _Extrapolation(small, large, batches[0], batches[1] - batches[0]).graph_of
 
 
+@dataclass(frozen=True)
 class _Extrapolation:
-    def __init__(self, small: Graph, large: Graph, batches: tuple[int, int]) -> None:
-        self.small, self.large = small, large
-        self.origin = batches[0]
-        self.apart = batches[1] - batches[0]
+    small: Graph
+    large: Graph
+    origin: int  # the batch of `small`
+    apart: int  # by so much the batch of `large` is larger
 
     def graph_of(self, batch: int) -> Graph:
         small, large = self.small, self.large

@@ -14,7 +14,7 @@ from tightfit.planners.outcomes import NO_PLAN_HERE, Bound, finish, no_plan, sim
 from tightfit.planners.papers.checkmate.program import CheckmateProgram, build_program
 from tightfit.planners.papers.checkmate.rounding import ROUNDING_SHARE, rounded_schedules
 from tightfit.planners.papers.checkmate.variables import frontier_stages, split_stages
-from tightfit.planners.papers.stages.easy import easy_answer
+from tightfit.planners.papers.stages.easy import begin
 from tightfit.planners.papers.stages.scale import COST_UNITS, describe, objective_of, overhead_of
 from tightfit.planners.papers.stages.schedule import recompute, residency_of, without_waste
 from tightfit.planners.papers.stages.staged import Stage, Staged, staged, without_choice
@@ -33,12 +33,10 @@ def plan_checkmate(task: Task, limits: Limits, progress: Progress, option: str =
 
     With ``"split"`` a value may be computed twice before a backward op (section 4.10).
     """
-    problem = staged(task)
-    stages = split_stages(problem) if option == "split" else frontier_stages(problem)
-    started = time.perf_counter()
-    easy = easy_answer(task, problem, limits, started)
+    started, problem, easy = begin(task, limits)
     if easy is not None:
         return easy
+    stages = split_stages(problem) if option == "split" else frontier_stages(problem)
     return _Search(task, problem, stages, limits, progress, started).run(None)
 
 
@@ -47,9 +45,7 @@ def plan_checkmate_plus(task: Task, limits: Limits, progress: Progress) -> Outco
 
     The default planner is asked for the same implementations of ops as Checkmate's program has.
     """
-    problem = staged(task)
-    started = time.perf_counter()
-    easy = easy_answer(task, problem, limits, started)
+    started, problem, easy = begin(task, limits)
     if easy is not None:
         return easy
     share = msgspec.structs.replace(limits, seconds=_BORROWED_SHARE * limits.seconds)
@@ -76,9 +72,7 @@ def _infeasible(task: Task, lent: Outcome) -> Outcome:
 
 def plan_checkmate_rounding(task: Task, limits: Limits, progress: Progress) -> Outcome:
     """Round Checkmate's relaxation in two phases; its value at the full budget is the bound."""
-    problem = staged(task)
-    started = time.perf_counter()
-    easy = easy_answer(task, problem, limits, started)
+    started, problem, easy = begin(task, limits)
     if easy is not None:
         return easy
     search = _Search(task, problem, frontier_stages(problem), limits, progress, started)

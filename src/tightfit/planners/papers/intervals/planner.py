@@ -19,9 +19,9 @@ from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.child import run_in_child
 from tightfit.planners.outcomes import NO_PLAN_HERE, Bound, finish, no_plan, simulated
-from tightfit.planners.papers.stages.easy import easy_answer
+from tightfit.planners.papers.stages.easy import begin
 from tightfit.planners.papers.stages.schedule import without_waste
-from tightfit.planners.papers.stages.staged import Staged, staged
+from tightfit.planners.papers.stages.staged import Staged
 from tightfit.progress import Progress, shown
 
 _SOURCE = "retention intervals (their own search space)"
@@ -45,11 +45,9 @@ def plan_intervals(task: Task, limits: Limits, progress: Progress) -> Outcome:
 
     Raises `MissingExtra` if OR-Tools is not installed.
     """
-    started = time.perf_counter()
     if importlib.util.find_spec("ortools") is None:
         raise MissingExtra("planner 'intervals' needs ortools: pip install tightfit[cpsat]")
-    problem = staged(task)
-    easy = easy_answer(task, problem, limits, started)
+    started, problem, easy = begin(task, limits)
     if easy is not None:
         return easy
     best = _Best(task, problem, progress)

@@ -153,7 +153,7 @@ def recomputation_memory(variables: Variables) -> None:
         working, constant = _workspace(variables, stage, node, ways)
         terms += [*working, (recomputed, own + constant)]
         terms.extend(_taken_over(variables, stage, node))
-        room = CAPACITY_UNITS - variables.gradients(stage)
+        room = CAPACITY_UNITS - variables.gradients[stage]
         variables.builder.row(_merged(terms), upper=room, group=stage)
 
 
@@ -162,7 +162,7 @@ def backward_memory(variables: Variables) -> None:
     for stage in range(1, variables.backward + 1):
         node = variables.node_of(stage)
         ways = variables.implementations.first[node]
-        constant = variables.gradients(stage)
+        constant = variables.gradients[stage]
         constant += sum(variables.size(value) for value in ways[0].writes)
         working, own = _workspace(variables, stage, node, ways)
         terms = [(variables.held[stage, variables.forward], 1.0), *working]
@@ -283,7 +283,7 @@ def boundary_memory(variables: Variables) -> None:
         else:
             stage = crossing.stage - variables.forward + 1
             held = -sum(variables.size(value) for value in crossing.tangents)
-            held += variables.gradients(stage) if stage <= variables.backward else -held
+            held += variables.gradients[stage] if stage <= variables.backward else -held
             terms = [
                 (variables.stored[stage, value], variables.size(value))
                 for value in variables.forward_values

@@ -17,10 +17,10 @@ from tightfit.planners.papers.monet.implementations import (
 )
 from tightfit.planners.papers.monet.program import MonetProgram, build_program
 from tightfit.planners.papers.monet.variables import LocalBound
-from tightfit.planners.papers.stages.easy import easy_answer
+from tightfit.planners.papers.stages.easy import begin
 from tightfit.planners.papers.stages.scale import COST_UNITS, describe, overhead_of
 from tightfit.planners.papers.stages.schedule import without_waste
-from tightfit.planners.papers.stages.staged import Staged, staged
+from tightfit.planners.papers.stages.staged import Staged
 from tightfit.planners.solvers import Solution, SolveOptions, solve_by_rows
 from tightfit.progress import Progress
 
@@ -33,9 +33,7 @@ def plan_monet(task: Task, limits: Limits, progress: Progress, option: str = "ti
     With ``"loose"`` local memory has the looser bound (appendix B, first).
     """
     local_bound: LocalBound = "loose" if option == "loose" else "tight"
-    started = time.perf_counter()
-    problem = staged(task)
-    easy = easy_answer(task, problem, limits, started)
+    started, problem, easy = begin(task, limits)
     if easy is not None:
         return easy
     model = build_program(problem, single_implementations(problem), local_bound)
@@ -54,9 +52,7 @@ def plan_monet(task: Task, limits: Limits, progress: Progress, option: str = "ti
 
 def plan_monet_all(task: Task, limits: Limits, progress: Progress) -> Outcome:
     """Solve MONeT's program: which nodes to recompute, and how (section 4)."""
-    started = time.perf_counter()
-    problem = staged(task)
-    easy = easy_answer(task, problem, limits, started)
+    started, problem, easy = begin(task, limits)
     if easy is not None and easy.plan is None:
         return easy
     if problem.capacity_bytes <= 0:  # no value takes room

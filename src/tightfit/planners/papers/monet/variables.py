@@ -124,12 +124,9 @@ class Variables(Scaled):
     def _forward_set(self) -> frozenset[ValueId]:
         return frozenset(self.forward_values)
 
-    def gradients(self, stage: int) -> float:
-        """Units of backward values and tangents alive when a stage runs, without its results."""
-        return self._gradients[stage]
-
     @cached_property
-    def _gradients(self) -> list[float]:
+    def gradients(self) -> list[float]:
+        """For each stage, units of backward values and tangents alive, without its results."""
         values = self.problem.values
         last = dict.fromkeys(values, -1)
         for node in range(self.forward, len(self.problem.nodes)):
@@ -196,7 +193,7 @@ class Variables(Scaled):
 
     def add_held(self, stage: int, node: int) -> int:
         """Add the running sum of stored bytes while a stage is about to reach a node."""
-        room = CAPACITY_UNITS - self.gradients(stage)
+        room = CAPACITY_UNITS - self.gradients[stage]
         self.held[stage, node] = self.builder.real(lower=0.0, upper=room)
         return self.held[stage, node]
 
