@@ -72,8 +72,8 @@ def assemble(
         instructions.extend(Enter(segment) for segment in crossings.get(index, ()))
         if not isinstance(step, Free):
             instructions.append(step)
-        instructions.extend(Free(value) for value in frees[index] if not _handed(graph, value))
-        finished = [value for value in frees[index] if _handed(graph, value)]
+        finished = [v for v in frees[index] if graph.values[v].fate == "handed_over"]
+        instructions.extend(Free(value) for value in frees[index] if value not in finished)
         waiting.extend(finished)
         waiting_bytes += graph.bytes_of(finished)
         if waiting_bytes >= group_limit:
@@ -121,10 +121,6 @@ def handing_over_singly(graph: Graph, plan: Plan) -> Plan:
         group_bytes=1,
         far=plan.far,
     )
-
-
-def _handed(graph: Graph, value: ValueId) -> bool:
-    return graph.values[value].fate == "handed_over"
 
 
 def _crossings(graph: Graph, steps: Sequence[Step]) -> dict[int, list[int]]:
