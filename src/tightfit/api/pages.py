@@ -12,10 +12,10 @@ from tightfit.layout.of_plan import blocks_of_plan
 from tightfit.layout.pack import pack
 from tightfit.layout.packers.base import PackingLimits
 from tightfit.plan.plan import Plan
-from tightfit.reporting.html.facts import Measured, PlannedFor
+from tightfit.reporting.html.facts import BudgetPoint, Measured
 from tightfit.reporting.html.page import Findings, plan_page
 from tightfit.reporting.html.parts import PartInUse, WholeStep, parts_page
-from tightfit.reporting.html.sentences import Proven
+from tightfit.reporting.html.sentences import ProvenBound
 
 _PACKING_S = 2.0
 
@@ -38,9 +38,9 @@ def write_page(
     graph: Graph,
     plan: Plan,
     *,
-    proven: Proven | None = None,
+    proven: ProvenBound | None = None,
     measured: Measured | None = None,
-    curve: Sequence[PlannedFor] = (),
+    curve: Sequence[BudgetPoint] = (),
     further: Sequence[str] = (),
 ) -> Path:
     """Write one HTML file about a valid plan; return its path.

@@ -12,7 +12,7 @@ from tightfit.execution.guard import StepPeaks
 from tightfit.graph.ir import Graph
 from tightfit.reporting.html.facts import Measured
 from tightfit.reporting.html.parts import PartInUse, WholeStep
-from tightfit.reporting.html.sentences import Proven
+from tightfit.reporting.html.sentences import ProvenBound
 from tightfit.session import report as of_session
 from tightfit.session.fitted import Fitted
 from tightfit.session.whole.less_exact import planned_less_exactly
@@ -49,7 +49,7 @@ class Report(of_session.Report, frozen=True, kw_only=True):
             path,
             self.graph,
             msgspec.structs.replace(self.plan, budget_bytes=self.budget_bytes),
-            proven=Proven(self.bound, self.bound_source),
+            proven=ProvenBound(self.bound, self.bound_source),
             measured=None if self.measured is None else _measured(self.measured),
             further=self._further(),
         )

@@ -36,8 +36,8 @@ from tightfit.planners.questions.infeasible import infeasible
 from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.planners.registry import DEFAULT, find_planner, plan_with
 from tightfit.progress import Progress
-from tightfit.reporting.html.facts import PlannedFor
-from tightfit.reporting.html.sentences import Proven
+from tightfit.reporting.html.facts import BudgetPoint
+from tightfit.reporting.html.sentences import ProvenBound
 from tightfit.units import format_bytes
 
 _BUDGETS = "0.9,0.7,0.55,0.4,0.3"
@@ -138,7 +138,7 @@ def _with_graph(plan: Plan, file: str, graph: str | None, costs: str | None) -> 
 
 def _planned(
     task: Task, planner: str, limits: Limits, progress: Progress
-) -> tuple[Plan, Proven | None]:
+) -> tuple[Plan, ProvenBound | None]:
     """Return a plan for the budget.
 
     Raises `InfeasibleBudget` if none is found; says the least.
@@ -147,7 +147,7 @@ def _planned(
     if outcome.plan is None:
         least = minimum_budget(task.graph, task.gradients, Limits(seconds=10.0), progress)
         raise infeasible(task, outcome, least)
-    return outcome.plan, Proven(outcome.bound, outcome.bound_source)
+    return outcome.plan, ProvenBound(outcome.bound, outcome.bound_source)
 
 
 def _gained(
@@ -165,13 +165,13 @@ def _briefly(limits: Limits) -> Limits:
 
 def _curve(
     step: Graph, budgets: str, gradients: Gradients, limits: Limits, progress: Progress
-) -> Sequence[PlannedFor]:
+) -> Sequence[BudgetPoint]:
     """Return plans for other budgets, each searched for a short while."""
     if budgets == "none":
         return ()
     asked = [size for size, _ in budgets_named(step, budgets, gradients)]
     return tuple(
-        PlannedFor(
+        BudgetPoint(
             budget_bytes=point.budget_bytes,
             overhead=point.outcome.overhead if point.outcome.plan is not None else None,
             bound=point.outcome.bound if point.outcome.plan is not None else None,

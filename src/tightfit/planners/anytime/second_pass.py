@@ -25,7 +25,7 @@ _TIME_SHARE = 0.3  # of the search's time, for all of them
 
 
 @dataclass(frozen=True)
-class _Choosing:
+class _GradientChoice:
     """An op that reads either a kept gradient or a gradient made again."""
 
     op: OpId
@@ -52,10 +52,10 @@ def seed_with_second_pass(search: Search) -> None:
         take_over(search, fewer)
 
 
-def _choosing(graph: Graph) -> list[_Choosing]:
+def _choosing(graph: Graph) -> list[_GradientChoice]:
     """Return the ops that choose between two gradients, in the order of the second pass."""
     made_by = _made_again(graph)
-    found: list[_Choosing] = []
+    found: list[_GradientChoice] = []
     for op in graph.ops if made_by else ():
         again = {v for way in op.alternatives for v in way.reads if v in made_by}
         if not op.required or len(again) != 1:
@@ -63,7 +63,7 @@ def _choosing(graph: Graph) -> list[_Choosing]:
         (value,) = again
         if any(value not in way.reads for way in op.alternatives):
             size_bytes = graph.values[value].size_bytes
-            found.append(_Choosing(op.id, value, made_by[value], size_bytes))
+            found.append(_GradientChoice(op.id, value, made_by[value], size_bytes))
     return sorted(found, key=lambda choosing: choosing.made_by)
 
 
@@ -79,7 +79,7 @@ def _made_again(graph: Graph) -> Mapping[ValueId, OpId]:
     }
 
 
-def _with_shares(graph: Graph, choosing: list[_Choosing]) -> Iterator[Graph]:
+def _with_shares(graph: Graph, choosing: list[_GradientChoice]) -> Iterator[Graph]:
     """Yield the graph where ever more gradients have to be made again, the others to be kept."""
     sums = list(itertools.accumulate(c.size_bytes for c in choosing))
     counts = (sum(size <= share * sums[-1] for size in sums) for share in (0.0, *_SHARES))

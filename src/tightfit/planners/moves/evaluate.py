@@ -22,7 +22,7 @@ from tightfit.planners.anytime.strategy import run_search
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.problem import EngineProblem, computes_of
-from tightfit.planners.moves.gaps import Gap, Shift, begins_of, gaps_of, place
+from tightfit.planners.moves.gaps import Gap, Shift, gaps_of, place, start_times
 from tightfit.planners.moves.offer import MovesGraph, may_be_offered, offer_moves
 from tightfit.planners.moves.tidy import tidy
 from tightfit.planners.outcomes import plan_of
@@ -68,7 +68,7 @@ class MovesEvaluator:
         self.task = task
         self.far = task.far
         self.sizes = {value.id: value.size_bytes for value in task.graph.values}
-        self.plain = begins_of(task.graph, keep_everything(task.graph))
+        self.plain = start_times(task.graph, keep_everything(task.graph))
         gaps = gaps_of(task.graph, self.plain).items()
         ops = task.graph.ops
         self.gaps: Mapping[ValueId, Gap] = MappingProxyType(
@@ -109,7 +109,7 @@ class MovesEvaluator:
         return self._found(choice, cut, problem, search.pool.best)
 
     def _cut(self, choice: Choice, start: Sequence[Step] | None) -> MovesGraph:
-        begins = self.plain if start is None else begins_of(self.task.graph, start)
+        begins = self.plain if start is None else start_times(self.task.graph, start)
         gaps = [self.gaps[value] for value in choice.values]
         moves = place(gaps, self.far, self.sizes, begins, choice.pace, dict(choice.shifts))
         return offer_moves(self.task.graph, moves, self.far, choice.toll)

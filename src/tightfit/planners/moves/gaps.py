@@ -54,7 +54,7 @@ def movable_values(graph: Graph) -> frozenset[ValueId]:
     )
 
 
-def begins_of(graph: Graph, steps: Sequence[Step]) -> list[float]:
+def start_times(graph: Graph, steps: Sequence[Step]) -> list[float]:
     """Return when each op's turn begins: the first computation before it has ended then.
 
     In seconds of ops from the start of the step, without stalls, and last the end of the step.

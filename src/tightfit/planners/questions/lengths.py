@@ -14,7 +14,7 @@ from tightfit.planners.questions.request import PlanRequest
 from tightfit.progress import Progress
 
 
-class TriedLength(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedLength(msgspec.Struct, frozen=True, kw_only=True):
     """A length that was captured and planned."""
 
     length: int  # of the inputs, such as tokens
@@ -31,7 +31,7 @@ class LongestFit(msgspec.Struct, frozen=True, kw_only=True):
 
     longest: int | None  # the longest of the lengths asked about that fits; None: none does
     # Planned lengths, the shortest first. Memory is taken to grow with the length between.
-    tried: tuple[TriedLength, ...]
+    tried: tuple[PlannedLength, ...]
     minimum_bytes: int | None  # a budget that holds the longest of all; None where it fits as it is
 
 
@@ -47,14 +47,14 @@ def longest_fit(
     one.
     """
     distinct = sorted(set(lengths))
-    tried: dict[int, TriedLength] = {}
+    tried: dict[int, PlannedLength] = {}
     graphs: dict[int, Graph] = {}
 
     def fits(position: int) -> bool:
         length = distinct[position]
         if length not in tried:
             graph = graphs[length] = captured(length)
-            tried[length] = TriedLength(
+            tried[length] = PlannedLength(
                 length=length,
                 eager_peak_bytes=eager_peak_bytes(graph, gradients=request.gradients),
                 outcome=request.planned(graph, progress),

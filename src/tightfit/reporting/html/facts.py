@@ -28,7 +28,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.forward_bytes, self.between_bytes, self.backward_bytes, self.after_bytes)
 
 
-class PlannedFor(msgspec.Struct, frozen=True, kw_only=True):
+class BudgetPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Results for one budget, in bytes: the overhead of a plan, and the proven bound.
 
     Overheads are fractions of the step's cost; None: no plan, or nothing proven.
@@ -101,7 +101,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     ops: Ops
     runs: Runs
     lives: Lives
-    curve: tuple[PlannedFor, ...]  # results for other budgets, this budget among them
+    curve: tuple[BudgetPoint, ...]  # results for other budgets, this budget among them
 
 
 class _Names:
@@ -124,7 +124,7 @@ def facts_of(
     *,
     measured: Measured | None = None,
     offsets: Sequence[int] = (),
-    curve: Sequence[PlannedFor] = (),
+    curve: Sequence[BudgetPoint] = (),
 ) -> Facts:
     """Return the data of a page about a valid plan.
 

@@ -10,7 +10,7 @@ from tightfit.reporting.html.facts import Measured
 from tightfit.units import format_bytes, format_percent, format_seconds
 
 
-class Proven(msgspec.Struct, frozen=True):
+class ProvenBound(msgspec.Struct, frozen=True):
     """A proven lower bound on the overhead, a fraction, and where it comes from."""
 
     bound: float
@@ -21,7 +21,7 @@ def summary(
     graph: Graph,
     explained: Explanation,
     *,
-    proven: Proven | None = None,
+    proven: ProvenBound | None = None,
     measured: Measured | None = None,
 ) -> tuple[str, str, str]:
     """Return the memory of the plan, how it is reached, and its cost.
@@ -74,7 +74,7 @@ def _done(graph: Graph, e: Explanation) -> str:
     return f"For that, {done}; every other value is kept until it was read last."
 
 
-def _cost(e: Explanation, proven: Proven | None, cost_source: str) -> str:
+def _cost(e: Explanation, proven: ProvenBound | None, cost_source: str) -> str:
     costs = f"costs of operators: {cost_source or 'not named'}"
     if e.overhead < 0:
         cost = f"The step computes {format_percent(-e.overhead)} less than plain PyTorch ({costs})"

@@ -66,7 +66,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         return self.again
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
+class StoredValue(msgspec.Struct, frozen=True, kw_only=True):
     """A value: its bytes and when it must or may be resident."""
 
     size_bytes: int
@@ -99,7 +99,7 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True):
     """A planning problem in the papers' terms (see the module's text)."""
 
     nodes: tuple[Node, ...]  # in the order of their first computations
-    values: Mapping[ValueId, Stored]  # every value that is not resident the whole step
+    values: Mapping[ValueId, StoredValue]  # every value that is not resident the whole step
     capacity_bytes: int  # the budget less constants and reserved random-number states
     crossings: tuple[Crossing, ...]  # where segments are entered
 
@@ -149,14 +149,14 @@ def staged(task: Task, order: Sequence[OpId] = ()) -> Staged:
     nodes = tuple(_node(graph, compute, usable) for compute in firsts)
     crossings = _crossings(graph, firsts)
     ends = _segment_ends(graph, firsts)
-    values: dict[ValueId, Stored] = {}
+    values: dict[ValueId, StoredValue] = {}
     for index, node in enumerate(nodes):
         for value in node.first.writes:
             end = ends[graph.ops[node.first.compute.op].segment]
-            values[value] = _stored(task, nodes, index, value, end, len(firsts))
+            values[value] = _stored_value(task, nodes, index, value, end, len(firsts))
     for crossing in crossings:
         for value in crossing.tangents:
-            values[value] = Stored(
+            values[value] = StoredValue(
                 size_bytes=graph.values[value].size_bytes,
                 producer=None,
                 begins=crossing.stage,
@@ -277,9 +277,9 @@ def _segment_ends(graph: Graph, order: Sequence[Compute]) -> list[int]:
     ]
 
 
-def _stored(
+def _stored_value(
     task: Task, nodes: Sequence[Node], producer: int, value: ValueId, segment_end: int, count: int
-) -> Stored:
+) -> StoredValue:
     info = task.graph.values[value]
     forced = producer + 1
     ends = count + 1
@@ -288,7 +288,7 @@ def _stored(
     elif info.fate == "written_back":
         forced = ends = segment_end
     again = nodes[producer].again
-    return Stored(
+    return StoredValue(
         size_bytes=info.size_bytes,
         producer=producer,
         begins=producer + 1,
@@ -298,7 +298,9 @@ def _stored(
     )
 
 
-def _keep_foreign(values: dict[ValueId, Stored], nodes: Sequence[Node]) -> dict[ValueId, Stored]:
+def _keep_foreign(
+    values: dict[ValueId, StoredValue], nodes: Sequence[Node]
+) -> dict[ValueId, StoredValue]:
     """Clear `recoverable` where a reader is of another program."""
     foreign: set[ValueId] = set()
     for node in nodes:
