@@ -115,9 +115,8 @@ def _name_instruction(plan: Plan, graph: Graph, index: int) -> str:
         return "the start of the step"
     match plan.instructions[index]:
         case Compute(op):
-            again = any(
-                isinstance(step, Compute) and step.op == op for step in plan.instructions[:index]
-            )
+            before = plan.instructions[:index]
+            again = any(isinstance(step, Compute) and step.op == op for step in before)
             return name_op(graph.ops[op]) + (", computed again" if again else "")
         case Enter(segment):
             return f"the entry of segment {segment} ({graph.segments[segment].phase})"

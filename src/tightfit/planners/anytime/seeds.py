@@ -52,10 +52,10 @@ def add_greedy_plan(search: Search) -> None:
 def take_over(search: Search, fewer: Search) -> None:
     """Add the best plan of a search with fewer ways."""
     best = fewer.pool.best
-    choices = (
-        None if best is None else choices_in(search.problem, fewer.problem, best.first_choices)
-    )
-    if best is not None and choices is not None:
+    if best is None:
+        return
+    choices = choices_in(search.problem, fewer.problem, best.first_choices)
+    if choices is not None:
         schedule = search.schedules[0]
         schedule.load(best.ranges, choices, [-1] * search.ops)
         search.add([PooledSchedule.of(schedule)])

@@ -170,14 +170,11 @@ def _largest(graph: Graph, tightest: Simulation) -> str:
     """Name the module whose outputs and gradients could be made smaller with the most effect."""
     modules = {op.module for op in graph.ops if op.module}
     largest = [held for held in _held(graph, tightest).most_common() if held[0] in modules]
-    if not largest:
+    least = _WORTH_NAMING * (tightest.peak_bytes - graph.constant_bytes)
+    if not largest or largest[0][1] < least:
         return ""
-    module, size = largest[0]
-    if size < _WORTH_NAMING * (tightest.peak_bytes - graph.constant_bytes):
-        return ""
-    return (
-        f"fewer features or a smaller input in {module}, which makes {format_bytes(size)} of that"
-    )
+    module, made = largest[0][0], format_bytes(largest[0][1])
+    return f"fewer features or a smaller input in {module}, which makes {made} of that"
 
 
 def infeasible(task: Task, outcome: Outcome, least: MinimumBudget) -> NoPlan:
