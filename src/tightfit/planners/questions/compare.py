@@ -66,16 +66,14 @@ def compare(
         ThreadPoolExecutor(max(1, limits.workers)) as pool,
     ):
         running = {
-            pool.submit(
-                row_of_planner, task, planner, alone, StoppableProgress(interrupted)
-            ): number
+            pool.submit(compared, task, planner, alone, StoppableProgress(interrupted)): number
             for number, (task, planner) in enumerate(jobs)
         }
         _collect(running, rows, progress, interrupted)
     return tuple(rows[number] for number in sorted(rows))
 
 
-def row_of_planner(
+def compared(
     task: Task, planner: str, limits: Limits, progress: Progress = SILENT
 ) -> ComparisonRow:
     started = time.perf_counter()

@@ -17,7 +17,7 @@ import msgspec
 from tightfit.errors import BadInput, MissingExtra
 from tightfit.files import write_atomically
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.questions.compare import ComparisonRow, row_of_planner
+from tightfit.planners.questions.compare import ComparisonRow, compared
 from tightfit.progress import SILENT, Progress, shown
 
 _FORMAT = 1
@@ -39,7 +39,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 def run_job(payload: bytes) -> bytes:
     """Run an encoded job and return its encoded row; workers of a cluster call this."""
     job = msgspec.msgpack.decode(payload, type=Job)
-    return msgspec.json.encode(row_of_planner(job.task, job.planner, job.limits))
+    return msgspec.json.encode(compared(job.task, job.planner, job.limits))
 
 
 def sweep(
