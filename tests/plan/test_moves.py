@@ -17,7 +17,7 @@ from tightfit.plan import Compute, Enter, Far, Free, Load, Plan, Store, assemble
 from tightfit.plan.assemble import steps_of
 from tightfit.plan.io import plan_from_json, plan_to_json
 from tightfit.plan.lives import lives_of
-from tightfit.plan.verify import verified_far_bytes, verified_peak_bytes
+from tightfit.plan.verify import verified_peaks
 
 LARGE = 1 << 40
 LINK = Far(capacity_bytes=LARGE, store_bytes_per_s=2.0, load_bytes_per_s=4.0)
@@ -178,8 +178,7 @@ def moved_plans(draw: st.DrawFn) -> tuple[Graph, Plan]:
 def test_simulator_verifier_and_lives_agree_about_bytes(case: tuple[Graph, Plan]) -> None:
     graph, plan = case
     result = simulate(graph, plan)
-    assert verified_peak_bytes(plan, graph) == result.peak_bytes
-    assert verified_far_bytes(plan, graph) == result.far_peak_bytes
+    assert verified_peaks(plan, graph) == (result.peak_bytes, result.far_peak_bytes)
     lives = lives_of(graph, plan)
     ticks = {life.lower for life in lives}
     held = [sum(o.size_bytes for o in lives if o.lower <= t < o.upper) for t in ticks]

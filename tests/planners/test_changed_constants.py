@@ -21,7 +21,7 @@ from tightfit.planners.bounds import working_set_bytes
 from tightfit.planners.orders.frees_early import frees_early
 from tightfit.planners.orders.least_peak import least_peak
 from tightfit.planners.orders.reorder import reorder
-from tightfit.planners.outcomes import planned
+from tightfit.planners.outcomes import plan_of
 from tightfit.planners.registry import plan_with
 
 BRIEF = Limits(seconds=5.0, iterations=50, workers=1)
@@ -150,9 +150,9 @@ def test_a_step_runs_once_and_changes_constants() -> None:
 def test_the_verifier_sees_that_an_old_content_is_gone() -> None:
     graph = validate_graph(one_step())
     task = Task(graph=graph, budget_bytes=100)
-    verify(planned(task, [Compute(op) for op in (0, 1, 2, 3)]), graph)
+    verify(plan_of(task, [Compute(op) for op in (0, 1, 2, 3)]), graph)
     with pytest.raises(InvalidPlan, match="has changed"):
-        verify(planned(task, [Compute(op) for op in (0, 1, 3, 0, 2)]), graph)
+        verify(plan_of(task, [Compute(op) for op in (0, 1, 3, 0, 2)]), graph)
 
 
 def test_what_is_changed_is_of_a_graphs_identity() -> None:

@@ -19,9 +19,9 @@ from tightfit.graph.ir import Alternative, Graph, Op, Segment, Value, Variant
 from tightfit.plan import Compute, assemble, keep_everything, simulate
 from tightfit.plan.explain import explain
 from tightfit.plan.plan import Plan
-from tightfit.reporting.html.facts import Measured, PlannedFor, facts_of
+from tightfit.reporting.html.facts import BudgetPoint, Measured, facts_of
 from tightfit.reporting.html.page import Findings, plan_page
-from tightfit.reporting.html.sentences import Proven, summary
+from tightfit.reporting.html.sentences import ProvenBound, summary
 
 EVIL = "</script><script>throw 1</script><b>&"
 MEASURED = Measured(
@@ -108,7 +108,7 @@ def test_the_plain_step_is_drawn_in_its_own_order_where_a_plan_puts_an_op_off() 
 
 def test_three_sentences_say_what_was_done_and_what_it_costs() -> None:
     graph, plan = deep_step(30)
-    proven = Proven(0.05, "K-cut")
+    proven = ProvenBound(0.05, "K-cut")
     held, done, cost = summary(graph, explain(plan, graph), proven=proven, measured=MEASURED)
     again = simulate(graph, plan).recomputed
     assert f"within {plan.budget_bytes / 2**20:.2f} MiB" in held
@@ -136,10 +136,12 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path,
     graph, plan = deep_step(400)
     path = tmp_path_factory.mktemp("page") / "report.html"
     curve = [
-        PlannedFor(budget_bytes=plan.budget_bytes // 2, overhead=0.4, bound=0.3, status="feasible"),
-        PlannedFor(budget_bytes=1 << 20, overhead=None, bound=None, status="infeasible"),
+        BudgetPoint(
+            budget_bytes=plan.budget_bytes // 2, overhead=0.4, bound=0.3, status="feasible"
+        ),
+        BudgetPoint(budget_bytes=1 << 20, overhead=None, bound=None, status="infeasible"),
     ]
-    write_page(path, graph, plan, proven=Proven(0.1, "K-cut"), measured=MEASURED, curve=curve)
+    write_page(path, graph, plan, proven=ProvenBound(0.1, "K-cut"), measured=MEASURED, curve=curve)
     with browser() as running:
         yield running, path, plan
 

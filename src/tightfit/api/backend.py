@@ -58,10 +58,7 @@ def backend(
 class _Family:
     """The graphs that were compiled with the same options: steps of one callable.
 
-    Parameters
-    ----------
-    options : mapping
-        As the user gave them; they are kept, so that their identity stays theirs.
+    `options`: as the user gave them; they are kept, so that their identity stays theirs.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -85,7 +82,7 @@ class _Family:
         return call
 
     def _hold(self, inputs: Sequence[Any]) -> None:
-        """Have the parameters of a graph among those of the callable."""
+        """Register the parameters of a graph with the callable."""
         for parameter in inputs:
             if isinstance(parameter, nn.Parameter) and id(parameter) not in self._held_ids:
                 self._held.register_parameter(f"parameter{len(self._held_ids)}", parameter)

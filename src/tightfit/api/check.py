@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tightfit.api.asked import asked_bytes
+from tightfit.api.requested import requested_bytes
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
 from tightfit.layout.within import plan_within
@@ -114,7 +114,7 @@ def check(
         If the model cannot be captured; names the module, the reason and a way out.
     """
     started = time.perf_counter()
-    asked = asked_bytes(budget, budget_ratio)
+    asked = requested_bytes(budget, budget_ratio)
     find_planner(planner)  # before the capture, which takes long
     limits = limits or Limits(gap=ENOUGH)
     graph = graph_of(
@@ -130,9 +130,7 @@ def check(
     if budget_ratio is not None:
         asked = budget_of_ratio(graph, budget_ratio, gradients=gradients)
     task = Task(
-        graph=graph,
-        budget_bytes=least.found_bytes if asked is None else asked,
-        gradients=gradients,
+        graph=graph, budget_bytes=least.found_bytes if asked is None else asked, gradients=gradients
     )
     laid_out, height_bytes = plan_within(
         task, lambda tighter: plan_with(planner, tighter, limits, progress, known=least.plan)

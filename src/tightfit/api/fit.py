@@ -160,11 +160,7 @@ def fit(
 
 
 def fit_by_options(
-    model: nn.Module,
-    options: Options,
-    *,
-    shapes: Iterable[Any] = (),
-    methods: Sequence[str] = (),
+    model: nn.Module, options: Options, *, shapes: Iterable[Any] = (), methods: Sequence[str] = ()
 ) -> nn.Module:
     """Fit a model as `fit` does; its options are one value."""
     if not isinstance(model, nn.Module):

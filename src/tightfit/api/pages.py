@@ -12,21 +12,18 @@ from tightfit.layout.of_plan import blocks_of_plan
 from tightfit.layout.pack import pack
 from tightfit.layout.packers.base import PackingLimits
 from tightfit.plan.plan import Plan
-from tightfit.reporting.html.facts import Measured, PlannedFor
+from tightfit.reporting.html.facts import BudgetPoint, Measured
 from tightfit.reporting.html.page import Findings, plan_page
 from tightfit.reporting.html.parts import PartInUse, WholeStep, parts_page
-from tightfit.reporting.html.sentences import Proven
+from tightfit.reporting.html.sentences import ProvenBound
 
 _PACKING_S = 2.0
 
 
 def check_page(path: Path | str) -> Path:
-    """Refuse a name for a page before any work is done for it.
+    """Return the path of a page; refuse it before any work is done for it.
 
-    Raises
-    ------
-    BadInput
-        If it does not end in .html, or its folder does not exist.
+    Raises `BadInput` if it does not end in .html, or its folder does not exist.
     """
     path = Path(path)
     if path.suffix != ".html":
@@ -41,44 +38,25 @@ def write_page(
     graph: Graph,
     plan: Plan,
     *,
-    proven: Proven | None = None,
+    proven: ProvenBound | None = None,
     measured: Measured | None = None,
-    curve: Sequence[PlannedFor] = (),
+    curve: Sequence[BudgetPoint] = (),
     further: Sequence[str] = (),
 ) -> Path:
     """Write one HTML file about a valid plan; return its path.
 
-    Parameters
-    ----------
-    path : Path or str
-        Where; must end in ``.html``.
-    proven : Proven or None
-        Bounds of the least cost.
-    measured : Measured or None
-        Bytes that a real step held.
-    curve : sequence of PlannedFor
-        Plans found for other budgets.
-    further : sequence of str
-        Sentences to add to those about the plan.
-
-    Raises
-    ------
-    BadInput
-        If the file cannot be written there.
+    `measured`: bytes that a real step held. `curve`: plans found for other budgets. `further`:
+    sentences to add to those about the plan. Raises `BadInput` if the file cannot be written there.
     """
     path = check_page(path)
     packed = pack(blocks_of_plan(graph, plan), limits=PackingLimits(seconds=_PACKING_S))
     findings = Findings(proven, measured, packed.layout.offsets, curve)
-    page = plan_page(graph, plan, findings, further)
-    write_atomically(path, page)
+    write_atomically(path, plan_page(graph, plan, findings, further))
     return path
 
 
 def write_parts_page(path: Path | str, step: WholeStep, parts: Sequence[PartInUse]) -> Path:
-    """Write one HTML file about the plans of a model in parts; return its path.
-
-    Parameters are those of `parts_page`, and where to write, as `write_page` takes it.
-    """
+    """Write one HTML file about the plans of a model in parts; return its path."""
     path = check_page(path)
     write_atomically(path, parts_page(step, parts))
     return path

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
-from tightfit.api.asked import MINIMUM, asked_bytes
+from tightfit.api.requested import MINIMUM, requested_bytes
 from tightfit.errors import BadInput
 from tightfit.progress import SILENT, Progress, shown
 from tightfit.studies.comparison import Comparison, Proof
@@ -75,7 +75,7 @@ def prove(
     NothingToTrain
         If plain PyTorch trains nothing: no parameter moves.
     """
-    budget_bytes = asked_bytes(budget, budget_ratio)
+    budget_bytes = requested_bytes(budget, budget_ratio)
     if rounds < 0:
         raise BadInput(f"the number of timing rounds must not be negative, got {rounds}")
     if threads is not None and threads < 1:

@@ -12,7 +12,7 @@ from tightfit.execution.guard import StepPeaks
 from tightfit.graph.ir import Graph
 from tightfit.reporting.html.facts import Measured
 from tightfit.reporting.html.parts import PartInUse, WholeStep
-from tightfit.reporting.html.sentences import Proven
+from tightfit.reporting.html.sentences import ProvenBound
 from tightfit.session import report as of_session
 from tightfit.session.fitted import Fitted
 from tightfit.session.whole.less_exact import planned_less_exactly
@@ -43,12 +43,13 @@ class Report(of_session.Report, frozen=True, kw_only=True):
             If the file cannot be written.
         """
         if self.graph is None or self.plan is None:
-            return write_parts_page(path, self._whole_step(), tuple(map(_in_use, self.parts)))
+            parts = [PartInUse(part.name, part.graph, part.plan, part.calls) for part in self.parts]
+            return write_parts_page(path, self._whole_step(), parts)
         return write_page(
             path,
             self.graph,
             msgspec.structs.replace(self.plan, budget_bytes=self.budget_bytes),
-            proven=Proven(self.bound, self.bound_source),
+            proven=ProvenBound(self.bound, self.bound_source),
             measured=None if self.measured is None else _measured(self.measured),
             further=self._further(),
         )
@@ -78,24 +79,11 @@ class Report(of_session.Report, frozen=True, kw_only=True):
         )
 
 
-def _in_use(part: of_session.PlannedPart) -> PartInUse:
-    return PartInUse(part.name, part.graph, part.plan, part.calls)
-
-
 def reported(fitted: Fitted, *, next_exactness: bool = False) -> Report:
     """Return the report on a fitted model or step.
 
-    Parameters
-    ----------
-    fitted : Fitted
-        The fitted model or step.
-    next_exactness : bool
-        Whether to find out the gain of the next, less exact class of alternatives.
-
-    Raises
-    ------
-    BadInput
-        If nothing has been planned yet, or the further answers asked for cannot be given.
+    `next_exactness`: whether to find out the gain of the next, less exact class of alternatives.
+    Raises `BadInput` if nothing has been planned yet, or that gain cannot be found out.
     """
     known = msgspec.structs.asdict(fitted.report())
     if next_exactness:

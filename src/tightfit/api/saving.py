@@ -39,27 +39,16 @@ def plan_saving(
 ) -> Saving:
     """Plan a joint graph: the values that its forward saves for its backward.
 
-    Parameters
-    ----------
-    budget : int or str
-        Bytes for the inputs of the graph, parameters among them, and for all values it makes. The
-        optimizer's state and the workspace of the compiler's kernels are not in it.
-    device : str
-        ``"cpu"`` or ``"cuda"``: how sizes are rounded.
-    module, is_backward, is_tangent
-        As `tightfit.capture.foreign.lift_foreign` takes them.
-
-    Raises
-    ------
-    InfeasibleBudget
-        If no plan fits; says the least budget.
-    CaptureError
-        If sizes are symbols.
+    `budget`: for the inputs of the graph, parameters among them, and for all values it makes. The
+    optimizer's state and the workspace of the compiler's kernels are not in it. `device`: ``"cpu"``
+    or ``"cuda"``: how sizes are rounded. `module`, `is_backward`, `is_tangent`: as
+    `tightfit.capture.foreign.lift_foreign` takes them. Raises `InfeasibleBudget` if no plan fits;
+    says the least budget. Raises `CaptureError` if sizes are symbols.
     """
     where = Device(kind=device, granularity_bytes=512 if device == "cuda" else 64)
     found = lift_foreign(module, is_backward, is_tangent, where)
     graph = with_costs(found.graph, "cpu")
-    task = Task(graph=graph, budget_bytes=parse_bytes(budget), gradients="fresh")
+    task = Task(graph=graph, budget_bytes=parse_bytes(budget))
     outcome = plan_with(DEFAULT, task, _LIMITS, SILENT)
     if outcome.plan is None:
         least = minimum_budget(task.graph, task.gradients, _LIMITS, SILENT)
@@ -74,7 +63,7 @@ def _alive_between(plan: Plan, graph: Graph) -> frozenset[ValueId]:
     alive: set[ValueId] = set()
     for step in plan.instructions:
         if isinstance(step, Compute):
-            alive.update(graph.ops[step.op].alternatives[step.alternative].writes)
+            alive.update(step.way(graph).writes)
         elif isinstance(step, Free):
             alive.discard(step.value)
         elif isinstance(step, HandOver):

@@ -13,15 +13,9 @@ import msgspec
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.options import (
-    Json,
-    OptimizerName,
-    PlanOptions,
-    StepName,
-    is_model,
-)
+from tightfit.cli.options import Json, OptimizerName, PlanOptions, StepName, is_model
 from tightfit.cli.output import check_output, csv_of, percent_or_dash, print_result
-from tightfit.cli.target import budget_named, load_model, load_step
+from tightfit.cli.target import budgets_named, load_model, load_step
 from tightfit.errors import BadInput
 from tightfit.files import write_atomically
 from tightfit.graph.ir import Exactness, Graph
@@ -108,7 +102,7 @@ def compare_planners(
         groups = _groups(target, options, alternatives, exactness, progress)
     step = loaded if isinstance(loaded, Graph) else loaded.graph
     gradients = options.gradients
-    asked = [budget_named(step, text, gradients) for text in budgets.split(",")]
+    asked = budgets_named(step, budgets, gradients)
     rows: tuple[ComparisonRow, ...] = ()
     for group, graph in groups.items() or [("", step)]:
         tasks = [Task(graph=graph, budget_bytes=size, gradients=gradients) for size, _ in asked]

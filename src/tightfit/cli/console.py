@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from rich.console import Console
 from rich.progress import (
@@ -40,7 +40,6 @@ class TerminalProgress:
     def start(
         self, title: str, total: int | None = None, *, at_most_s: float | None = None
     ) -> None:
-        """Begin a task below those that run."""
         if not self._tasks:
             self._bars.start()
         indented = "  " * len(self._tasks) + title
@@ -55,7 +54,6 @@ class TerminalProgress:
             self._bars.update(task, completed=done, note=note, left=pace.remaining())
 
     def stop(self) -> None:
-        """Remove the task that was started last."""
         if self._tasks:
             self._bars.remove_task(self._tasks.pop()[0])
         if not self._tasks:
@@ -69,19 +67,11 @@ class TerminalProgress:
 
 @contextmanager
 def terminal_progress() -> Iterator[Progress]:
-    """Yield a progress that draws if the error output is a terminal, else one that tells.
+    """Yield a progress that draws on a terminal, and prints lines on any other error output.
 
     Work of less than a few seconds is not shown.
     """
-    if not sys.stderr.isatty():
-        spoken = PrintedProgress()
-        try:
-            yield spoken
-        finally:
-            spoken.close()
-        return
-    drawn = TerminalProgress(Console(stderr=True))
-    try:
-        yield drawn
-    finally:
-        drawn.close()
+    is_drawn = sys.stderr.isatty()
+    progress = TerminalProgress(Console(stderr=True)) if is_drawn else PrintedProgress()
+    with closing(progress):
+        yield progress

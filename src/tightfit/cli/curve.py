@@ -10,14 +10,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.options import (
-    DEFAULT_PLAN_OPTIONS,
-    Json,
-    PlanOptions,
-    StepName,
-)
+from tightfit.cli.options import DEFAULT_PLAN_OPTIONS, Json, PlanOptions, StepName
 from tightfit.cli.output import check_output, csv_of, percent_or_dash, print_result
-from tightfit.cli.target import budget_named, load_step
+from tightfit.cli.target import budgets_named, load_step
 from tightfit.files import write_atomically
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
@@ -61,7 +56,7 @@ def curve(
     with terminal_progress() as progress:
         step = load_step(target, options, progress=progress)
     gradients = options.gradients
-    asked = [budget_named(step, text, gradients)[0] for text in budgets.split(",")]
+    asked = [size for size, _ in budgets_named(step, budgets, gradients)]
     with terminal_progress() as progress:
         points = pareto_curve(step, asked, gradients, limits, progress)
     rows = [_row(step, point, gradients) for point in points]

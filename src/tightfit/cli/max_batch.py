@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.options import (
-    DEFAULT_PLAN_OPTIONS,
-    Json,
-    PlannerName,
-    PlanOptions,
-    require_model,
-)
-from tightfit.cli.output import print_result
+from tightfit.cli.options import DEFAULT_PLAN_OPTIONS, Json, PlannerName, PlanOptions, require_model
+from tightfit.cli.output import outcome_numbers, print_result
 from tightfit.planners.registry import DEFAULT
 from tightfit.units import format_bytes, format_percent, format_seconds
 
@@ -71,16 +65,12 @@ def max_batch(
         as_json=json,
         status=outcome.status,
         budget_bytes=found.budget_bytes,
-        constant_bytes=found.graph.constant_bytes,
-        planned_peak_bytes=outcome.peak_bytes,
-        overhead=outcome.overhead,
-        bound=outcome.bound,
-        gap=outcome.gap,
         seconds=found.seconds,
         batch=found.batch,
         eager_batch=found.eager_batch,
         too_large=found.too_large,
         reserve_bytes=found.reserve_bytes,
+        **outcome_numbers(found.graph, outcome),
     )
 
 

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.options import (
-    DEFAULT_STEP_OPTIONS,
-    Json,
-    StepName,
-    StepOptions,
-    chosen_limits,
-)
+from tightfit.cli.options import DEFAULT_STEP_OPTIONS, Json, StepName, StepOptions, chosen_limits
 from tightfit.cli.output import print_result
 from tightfit.cli.target import load_step
 from tightfit.plan.simulate import simulate

@@ -98,19 +98,13 @@ class ModelOptions:
 
     def keywords(self) -> dict[str, Any]:
         """Return the options as `tightfit.studies.model.ModelSettings` has them."""
-        return {
-            "batch": self.batch,
-            "size": None if self.size is None else _size(self.size),
-            "sequence": self.sequence,
-            "dropout": self.dropout,
-            "setting": self.setting,
-        }
+        own = {field.name: getattr(self, field.name) for field in fields(ModelOptions)}
+        return {**own, "size": None if self.size is None else _size(self.size)}
 
     @property
     def given(self) -> list[str]:
-        """The names of those of a model that are given."""
-        names = (field.name for field in fields(ModelOptions))
-        return [name for name in names if getattr(self, name) is not None]
+        """The names of the model's options that are given."""
+        return [name for name, value in self.keywords().items() if value is not None]
 
 
 @Parameter(name="*")
@@ -173,19 +167,9 @@ DEFAULT_PLAN_OPTIONS = PlanOptions()
 
 
 def chosen_limits(time_limit: float, **others: Any) -> Limits:
-    """Return the limits of a search.
+    """Return the limits of a search; `others`: further fields of `Limits`.
 
-    Parameters
-    ----------
-    time_limit : float
-        Seconds to plan at most.
-    **others
-        Further fields of `Limits`.
-
-    Raises
-    ------
-    BadInput
-        If the time limit is not positive.
+    Raises `BadInput` if the time limit, in seconds, is not positive.
     """
     if not time_limit > 0:
         raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")

@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.errors import BadInput
+from tightfit.graph.ir import Graph
+from tightfit.plan.explain import Explanation
+from tightfit.plan.plan import Outcome, Plan
+from tightfit.plan.simulate import Simulation
 from tightfit.reporting.pictures.page import SUFFIXES, require_pictures
 from tightfit.units import format_percent
 
@@ -19,6 +23,7 @@ FITS = 0
 FAILED = 1
 BAD_INPUT = 2
 INFEASIBLE = 3
+_EXIT_CODES = {"infeasible": INFEASIBLE, "oom": INFEASIBLE, "thrash": INFEASIBLE, "error": FAILED}
 
 _KEYS = (
     "status",
@@ -45,12 +50,28 @@ def print_result(text: str, *, as_json: bool, status: str, **numbers: Any) -> in
         _print_json({**dict.fromkeys(_KEYS), "status": status, **numbers})
     else:
         print(text)
+    return _EXIT_CODES.get(status, FITS)
+
+
+def plan_numbers(graph: Graph, plan: Plan, result: Simulation | Explanation) -> dict[str, Any]:
+    """Return what `print_result` prints of a plan that was replayed."""
     return {
-        "infeasible": INFEASIBLE,
-        "oom": INFEASIBLE,
-        "thrash": INFEASIBLE,
-        "error": FAILED,
-    }.get(status, FITS)
+        "budget_bytes": plan.budget_bytes,
+        "constant_bytes": graph.constant_bytes,
+        "planned_peak_bytes": result.peak_bytes,
+        "overhead": result.overhead,
+    }
+
+
+def outcome_numbers(graph: Graph, outcome: Outcome) -> dict[str, Any]:
+    """Return what `print_result` prints of the outcome of a search."""
+    return {
+        "constant_bytes": graph.constant_bytes,
+        "planned_peak_bytes": None if outcome.plan is None else outcome.peak_bytes,
+        "overhead": outcome.overhead,
+        "bound": outcome.bound,
+        "gap": outcome.gap,
+    }
 
 
 def print_error(
@@ -67,8 +88,9 @@ def print_error(
 def check_output(output: Path | None, suffixes: Sequence[str]) -> None:
     """Refuse a file for rows or their picture before any work is done for it.
 
-    `suffixes`: those of files with rows; those of pictures are added here. Raises `BadInput` if its
-    name has another ending. Raises `MissingExtra` if it is a picture and none can be drawn here.
+    `suffixes`: of files with rows; the suffixes of pictures are added here. Raises `BadInput` if
+    its name has another ending. Raises `MissingExtra` if it is a picture and none can be drawn
+    here.
     """
     if output is None:
         return

@@ -18,7 +18,7 @@ from tightfit.cli.options import (
     StepBudget,
     StepName,
 )
-from tightfit.cli.output import print_result
+from tightfit.cli.output import outcome_numbers, print_result
 from tightfit.cli.target import chosen_budget, is_model, load_step
 from tightfit.errors import BadInput
 from tightfit.graph.io import save_graph
@@ -88,9 +88,8 @@ def plan(
         before = None if outcome.plan is None else outcome.overhead
         with terminal_progress() as progress:
             other = load_step(target, options, progress=progress, exactness=following)
-            more = msgspec.structs.replace(task, graph=other)
-            found = plan_with(planner, more, limits, progress)
-            gained = LessExact.of(following, found, before)
+            found = plan_with(planner, msgspec.structs.replace(task, graph=other), limits, progress)
+        gained = LessExact.of(following, found, before)
     return _print(outcome, task, gained, as_json=json)
 
 
@@ -116,13 +115,9 @@ def _print(outcome: Outcome, task: Task, gained: LessExact | None, *, as_json: b
         as_json=as_json,
         status=outcome.status,
         budget_bytes=task.budget_bytes,
-        constant_bytes=graph.constant_bytes,
-        planned_peak_bytes=outcome.peak_bytes,
-        overhead=outcome.overhead,
-        bound=outcome.bound,
-        gap=outcome.gap,
         seconds=outcome.seconds,
         bound_source=outcome.bound_source,
+        **outcome_numbers(graph, outcome),
         **_facts(gained),
     )
 
@@ -149,10 +144,9 @@ def _print_infeasible(
         as_json=as_json,
         status="infeasible",
         budget_bytes=task.budget_bytes,
-        constant_bytes=task.graph.constant_bytes,
-        bound=outcome.bound,
         minimum_budget_bytes=least.found_bytes,
         seconds=outcome.seconds,
         proven=outcome.status == "infeasible",
+        **outcome_numbers(task.graph, outcome),
         **_facts(gained),
     )

@@ -123,9 +123,8 @@ def prove(
             costs=costs,
         )
     numbers = msgspec.to_builtins(proof)
-    status = numbers.pop("status") if proof.succeeded else "error"
-    numbers.pop("status", None)
-    return print_result(_text(proof), as_json=json, status=status, **numbers)
+    numbers["status"] = proof.status if proof.succeeded else "error"
+    return print_result(_text(proof), as_json=json, **numbers)
 
 
 def _text(proof: Any) -> str:

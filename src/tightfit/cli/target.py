@@ -19,27 +19,13 @@ if TYPE_CHECKING:
 
 
 def load_step(
-    target: str,
-    options: StepOptions,
-    *,
-    progress: Progress,
-    exactness: Exactness | None = None,
+    target: str, options: StepOptions, *, progress: Progress, exactness: Exactness | None = None
 ) -> Graph:
     """Return the graph of a graph file, or of a model captured on fake tensors.
 
-    Parameters
-    ----------
-    target : str
-        The name that the user gave.
-    options : StepOptions
-        Those of a model; of a file only the costs count.
-    exactness : str or None
-        Of a model: the least exact class of alternatives.
-
-    Raises
-    ------
-    BadInput
-        If it names neither, or for options that do not belong to it.
+    `options`: of a model; of a file only the costs count. `exactness`: of a model: the least exact
+    class of alternatives. Raises `BadInput` if the target names neither, or for options that do not
+    belong to it.
     """
     if is_model(target):
         exact = exactness or "bitwise"
@@ -91,24 +77,25 @@ def load_target(target: str, costs: str | None = None) -> Graph:
     return graph if costs is None else with_costs(graph, costs)
 
 
-def budget_named(graph: Graph, text: str, gradients: Gradients) -> tuple[int, float | None]:
-    """Return a budget in bytes that is written as a size or as a share of the activation peak.
+def budgets_named(graph: Graph, names: str, gradients: Gradients) -> list[tuple[int, float | None]]:
+    """Return budgets that are written as sizes or as shares of the activation peak, by commas.
 
-    Returns (bytes, share): the share is None where a size was given. Raises `BadInput` if it is
-    neither.
+    Returns (bytes, share) for each: the share is None where a size was given. Raises `BadInput` for
+    one that is neither.
     """
-    try:
-        ratio = float(text)
-    except ValueError:
-        return parse_bytes(text), None
-    return budget_of_ratio(graph, ratio, gradients=gradients), ratio
+    found: list[tuple[int, float | None]] = []
+    for name in names.split(","):
+        try:
+            ratio = float(name)
+        except ValueError:
+            found.append((parse_bytes(name), None))
+        else:
+            found.append((budget_of_ratio(graph, ratio, gradients=gradients), ratio))
+    return found
 
 
 def chosen_budget(
-    graph: Graph,
-    budget: str | None,
-    budget_ratio: float | None,
-    gradients: Gradients,
+    graph: Graph, budget: str | None, budget_ratio: float | None, gradients: Gradients
 ) -> int:
     """Return the budget in bytes from the two options, of which exactly one is given.
 

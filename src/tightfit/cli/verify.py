@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tightfit.cli.options import GraphOfPlan, Json, OtherCosts, PlanFile
-from tightfit.cli.output import print_result
+from tightfit.cli.output import plan_numbers, print_result
 from tightfit.cli.target import load_target
 from tightfit.plan.io import load_plan
 from tightfit.plan.simulate import simulate
@@ -14,12 +14,7 @@ from tightfit.units import format_bytes, format_percent
 
 
 def verify(
-    plan: PlanFile,
-    graph: GraphOfPlan,
-    /,
-    *,
-    costs: OtherCosts = None,
-    json: Json = False,
+    plan: PlanFile, graph: GraphOfPlan, /, *, costs: OtherCosts = None, json: Json = False
 ) -> int:
     """Check every instruction of a plan, and its peak, against its graph and budget.
 
@@ -37,9 +32,6 @@ def verify(
         f"{format_bytes(loaded.budget_bytes)}, overhead {format_percent(result.overhead)}",
         as_json=json,
         status="feasible",
-        budget_bytes=loaded.budget_bytes,
-        constant_bytes=step.constant_bytes,
-        planned_peak_bytes=result.peak_bytes,
-        overhead=result.overhead,
         seconds=time.perf_counter() - started,
+        **plan_numbers(step, loaded, result),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tightfit.costs.variants import price
-from tightfit.graph.ir import Graph
+from tightfit.graph.ir import Alternative, Graph, Op
 
 FLOPS_PER_SECOND = 1e12
 _ELEMENT_BYTES = 4
@@ -12,17 +12,11 @@ _ELEMENT_BYTES = 4
 def with_flops_costs(graph: Graph) -> Graph:
     """Return the graph with costs in FLOP, as seconds of a machine that does 1e12 in a second.
 
-    Ops without counted operations, and those that count fewer, cost one operation for every
-    4 bytes they write, and at least one.
+    Every op costs at least one operation for each 4 bytes that it writes, and at least one in all.
     """
 
-    def cost(op_flops: int, written_bytes: int) -> float:
-        return max(op_flops, written_bytes // _ELEMENT_BYTES, 1) / FLOPS_PER_SECOND
+    def cost(op: Op, alternative: Alternative) -> float:
+        elements = graph.bytes_of(alternative.writes) // _ELEMENT_BYTES
+        return max(op.flops_of(alternative), elements, 1) / FLOPS_PER_SECOND
 
-    return price(
-        graph,
-        lambda op, alternative: cost(
-            op.flops_of(alternative), sum(graph.values[v].size_bytes for v in alternative.writes)
-        ),
-        "flops",
-    )
+    return price(graph, cost, "flops")

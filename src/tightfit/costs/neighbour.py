@@ -1,4 +1,4 @@
-"""Costs of a step from those of the same step on inputs of another shape.
+"""Costs of a step, scaled from the same step on inputs of another shape.
 
 A new length of input need not wait for measurements: every op's cost scales from its neighbour's
 by its operations, or by the bytes it moves where it counts none.
@@ -66,7 +66,7 @@ def _scaled(
     alternative: Alternative, known: Alternative, own_work: int, known_work: int
 ) -> Alternative:
     scale = own_work / max(1, known_work)
-    cost_s = min(variant.cost_s for variant in known.variants) * scale
+    cost_s = known.least_cost_s * scale
     variants = tuple(msgspec.structs.replace(v, cost_s=cost_s) for v in alternative.variants)
     return msgspec.structs.replace(alternative, variants=variants)
 

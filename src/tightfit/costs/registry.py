@@ -5,7 +5,7 @@ from __future__ import annotations
 from tightfit.costs.flops import with_flops_costs
 from tightfit.costs.machines import MACHINES
 from tightfit.costs.roofline import on_machine, with_roofline_costs
-from tightfit.costs.unit import with_unit_costs
+from tightfit.costs.variants import price
 from tightfit.errors import BadInput
 from tightfit.graph.ir import Graph
 
@@ -28,7 +28,7 @@ def refuse_unknown_costs(source: str) -> None:
 
 
 def with_costs(graph: Graph, source: str) -> Graph:
-    """Return the graph with the modelled costs of that name.
+    """Return the graph with modelled costs.
 
     ``"unit"`` and ``"flops"`` change only costs. The name of a GPU also rounds sizes as its
     allocator does and sets the graph's device; the graph's `cost_source` then ends in
@@ -37,8 +37,8 @@ def with_costs(graph: Graph, source: str) -> Graph:
 
     Raises `BadInput` for an unknown name; lists the known ones.
     """
-    if source == "unit":
-        return with_unit_costs(graph)
+    if source == "unit":  # Griewank and Walther (2000), Chen et al. (2016)
+        return price(graph, lambda op, alternative: 1.0, source)
     if source == "flops":
         return with_flops_costs(graph)
     if source == "cpu":

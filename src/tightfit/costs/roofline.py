@@ -10,7 +10,7 @@ import msgspec
 
 from tightfit.costs.machines import Machine
 from tightfit.costs.variants import operator_name, price, traffic_bytes
-from tightfit.graph.ir import Alternative, Device, Graph, Op
+from tightfit.graph.ir import CONSTANT_ROLES, Alternative, Device, Graph, Op
 from tightfit.units import rounded_up
 
 _MATRIX = ("mm", "bmm", "addmm", "addbmm", "addmv", "baddbmm", "mv", "linear", "_scaled_mm")
@@ -34,7 +34,7 @@ def with_roofline_costs(graph: Graph, machine: Machine, source: str) -> Graph:
 def on_machine(graph: Graph, key: str, machine: Machine) -> Graph:
     """Return the graph as it would be on another machine: costs, sizes and device are its own.
 
-    An estimate: kernels, workspaces and alternatives stay those of the captured device.
+    An estimate: kernels, workspaces and alternatives are still the captured device's.
     """
     device = Device(
         kind=key, granularity_bytes=machine.granularity_bytes, name=f"{machine.name} (modelled)"
@@ -49,13 +49,12 @@ def rounded_to(graph: Graph, granularity_bytes: int) -> Graph:
     The constants grow as much as their values.
     """
     replace = msgspec.structs.replace
-    kinds = {"parameter": "parameters", "buffer": "buffers", "input": "inputs", "state": "states"}
     constants = dict(graph.constants_bytes)
     values = list(graph.values)
     for position, value in enumerate(values):
         size = rounded_up(value.size_bytes, granularity_bytes)
         values[position] = replace(value, size_bytes=size)
         if value.is_constant:
-            constants[kinds[value.role]] += size - value.size_bytes
+            constants[CONSTANT_ROLES[value.role]] += size - value.size_bytes
     device = replace(graph.device, granularity_bytes=granularity_bytes)
     return replace(graph, values=tuple(values), constants_bytes=constants, device=device)

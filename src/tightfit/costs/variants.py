@@ -39,7 +39,7 @@ def traffic_bytes(graph: Graph, op: Op, alternative: Alternative) -> int:
     much as it writes.
     """
     sizes = [graph.values[v].size_bytes for v in alternative.reads]
-    written = sum(graph.values[v].size_bytes for v in alternative.writes)
+    written = graph.bytes_of(alternative.writes)
     if operator_name(op.target) in _LOOKUPS:
         sizes = [min(size, written) for size in sizes]
     return sum(sizes) + written

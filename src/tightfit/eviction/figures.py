@@ -41,7 +41,7 @@ COMPARISONS = (
 """Figures 2 and 7 to 12; ours are shown with the paper's policies."""
 
 
-class Compared(NamedTuple):
+class ComparisonPoint(NamedTuple):
     """One point of one line; its name is the policy's or the deallocation's."""
 
     comparison: Comparison
@@ -50,17 +50,16 @@ class Compared(NamedTuple):
     found: Replayed
 
 
-def sweep(simulator: Simulator, ratios: Sequence[float], *, seed: int = 0) -> Iterator[Compared]:
+def sweep(
+    simulator: Simulator, ratios: Sequence[float], *, seed: int = 0
+) -> Iterator[ComparisonPoint]:
     """Yield every point of every figure, as found."""
     for comparison in COMPARISONS:
         for policy in comparison.policies:
             for deallocation in comparison.deallocations:
                 line = policy.name if len(comparison.deallocations) == 1 else deallocation
+                rules = Rules(deallocation)
                 for ratio in ratios:
-                    found = simulator.simulate(
-                        policy,
-                        simulator.budget_at(ratio),
-                        Rules(deallocation),
-                        seed=seed,
-                    )
-                    yield Compared(comparison, line, ratio, found)
+                    budget_bytes = simulator.budget_at(ratio)
+                    found = simulator.simulate(policy, budget_bytes, rules, seed=seed)
+                    yield ComparisonPoint(comparison, line, ratio, found)

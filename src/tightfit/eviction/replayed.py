@@ -63,7 +63,7 @@ class Replayed:
     evictions_pressure: int
     evictions_eager: int
     # rematerialisations, rematerialised_outputs: operators that ran again, and outputs that came
-    # back by that
+    # back with them
     rematerialisations: int
     rematerialised_outputs: int
     # evaluations, accesses: scores computed; these, and storages and classes looked at for them
@@ -76,5 +76,4 @@ class Replayed:
 
     @property
     def evictions(self) -> int:
-        """All evictions."""
         return self.evictions_pressure + self.evictions_eager

@@ -30,7 +30,7 @@ _MOMENTS: tuple[MomentKind, ...] = get_args(MomentKind)
 
 
 class Simulator:
-    """Replays one log, as often as asked."""
+    """Replays one log, any number of times."""
 
     def __init__(self, log: Log) -> None:
         self.log = log

@@ -4,16 +4,7 @@ In: records, or a graph file. Out: a valid, frozen `Graph`; liveness, the finger
 carry, and names for people. May import the foundation only, never torch.
 """
 
-from tightfit.graph.ir import (
-    Alternative,
-    Choice,
-    Device,
-    Graph,
-    Op,
-    Segment,
-    Value,
-    Variant,
-)
+from tightfit.graph.ir import Alternative, Choice, Device, Graph, Op, Segment, Value, Variant
 from tightfit.graph.validate import validate_graph
 
 __all__ = [

@@ -10,7 +10,7 @@ from tightfit.graph.ir import Graph, Value
 def forward_of(graph: Graph) -> Graph:
     """Return a step without the ops of its backward; every plan of the step has room for it.
 
-    Values keep their ids; those of the backward take no memory. Alternatives are chosen op by op,
+    Values keep their ids; values of the backward take no memory. Alternatives are chosen op by op,
     also where they are linked: a plan of the forward never needs more for that.
     """
     entered = next((s.id for s in graph.segments if s.phase == "backward"), len(graph.segments))

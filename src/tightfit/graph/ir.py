@@ -7,6 +7,7 @@ Ids are positions: ``graph.values[i].id == i`` and ``graph.ops[j].id == j``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -23,12 +24,19 @@ Role: TypeAlias = Literal[
 ]
 Fate: TypeAlias = Literal["none", "returned", "handed_over", "written_back"]
 Phase: TypeAlias = Literal["forward", "backward"]
+Gradients: TypeAlias = Literal["fresh", "accumulated"]
 Use: TypeAlias = Literal["any", "first", "again"]
 Exactness: TypeAlias = Literal["bitwise", "rounding", "lossy"]
 EXACTNESS: tuple[Exactness, ...] = ("bitwise", "rounding", "lossy")
 """How exact an alternative may be, the strictest first; each class includes those before it."""
 
-CONSTANT_ROLES: frozenset[str] = frozenset({"parameter", "buffer", "input", "state"})
+CONSTANT_ROLES: dict[str, str] = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "input": "inputs",
+    "state": "states",
+}
+"""The roles of constants, each with the key of `Graph.constants_bytes` that counts it."""
 
 
 class _Frozen(
@@ -63,6 +71,10 @@ class Value(_Frozen, frozen=True):
         """Whether it is resident the whole step."""
         return self.role in CONSTANT_ROLES
 
+    def stays_to_end(self, gradients: Gradients) -> bool:
+        """Whether it is alive from its first computation to the end of the step."""
+        return self.fate == "returned" or (self.fate == "handed_over" and gradients == "fresh")
+
 
 class Variant(_Frozen, frozen=True):
     """One point of an alternative's workspace-time trade-off: same reads, same bits."""
@@ -88,6 +100,15 @@ class Alternative(_Frozen, frozen=True):
     use: Use = "any"
     exactness: Exactness = "bitwise"  # how its bits compare with the default's
     flops: int | None = None  # floating-point operations, if it does not do those of the op
+
+    @property
+    def cheapest(self) -> int:
+        """The number of its cheapest variant."""
+        return min(range(len(self.variants)), key=lambda v: self.variants[v].cost_s)
+
+    @property
+    def least_cost_s(self) -> float:
+        return self.variants[self.cheapest].cost_s
 
 
 class Op(_Frozen, frozen=True):
@@ -166,6 +187,14 @@ class Graph(_Frozen, frozen=True):
     def constant_bytes(self) -> int:
         """The bytes resident the whole step."""
         return sum(self.constants_bytes.values())
+
+    def bytes_of(self, values: Iterable[ValueId]) -> int:
+        return sum(self.values[value].size_bytes for value in values)
+
+    def taken_over_bytes(self, alternative: Alternative) -> int:
+        """Return the bytes of the storage that an alternative takes over, if any."""
+        target = alternative.overwrites
+        return 0 if target is None else self.values[target].size_bytes
 
     def with_constants(self, **sizes_bytes: int) -> Graph:
         """Return the graph with further kinds of constants."""

@@ -9,12 +9,6 @@ from tightfit.errors import InvalidGraph
 from tightfit.graph.changes import need_before_changes
 from tightfit.graph.ir import CONSTANT_ROLES, FORMAT, Alternative, Graph, Op, Value
 
-_CONSTANT_KINDS = {
-    "parameter": "parameters",
-    "buffer": "buffers",
-    "input": "inputs",
-    "state": "states",
-}
 _LARGEST_BYTES = 2**56
 
 
@@ -72,7 +66,7 @@ def _check_value(graph: Graph, position: int, value: Value) -> None:
         target = value.replaces
         if target is None or not 0 <= target < len(graph.values):
             raise InvalidGraph(f"{where} is written back but replaces no value of the graph")
-        if graph.values[target].role not in CONSTANT_ROLES:
+        if not graph.values[target].is_constant:
             raise InvalidGraph(f"{where} replaces value {target}, which is no constant")
     elif value.replaces is not None:
         raise InvalidGraph(f"{where} replaces a value but its fate is {value.fate!r}")
@@ -223,7 +217,7 @@ def _check_constants(graph: Graph) -> None:
     for kind, size in graph.constants_bytes.items():
         if not 0 <= size <= _LARGEST_BYTES:
             raise InvalidGraph(f"constants_bytes[{kind!r}] = {size} is out of range")
-    for role, kind in _CONSTANT_KINDS.items():
+    for role, kind in CONSTANT_ROLES.items():
         declared = graph.constants_bytes.get(kind, 0)
         listed = sum(v.size_bytes for v in graph.values if v.role == role)
         if listed > declared:

@@ -53,11 +53,8 @@ def load_layout(path: Path | str) -> Layout:
 
 def save_blocks(blocks: Iterable[Block], path: Path | str) -> None:
     """Write blocks without offsets, all or nothing."""
-    blocks = tuple(blocks)
-    text = (
-        _csv(blocks, ()) if _is_csv(path) else encode_record(_Record(format=FORMAT, blocks=blocks))
-    )
-    write_atomically(path, text)
+    record = _Record(format=FORMAT, blocks=tuple(blocks))
+    write_atomically(path, _csv(record.blocks, ()) if _is_csv(path) else encode_record(record))
 
 
 def save_layout(layout: Layout, path: Path | str) -> None:

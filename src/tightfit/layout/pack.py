@@ -6,10 +6,18 @@ import time
 from collections.abc import Iterable
 
 from tightfit.errors import BadInput, InvalidLayout
+from tightfit.graph.ir import Graph
 from tightfit.layout.blocks import CPU_ALIGNMENT_BYTES, Block, Layout, Packed, largest_load
+from tightfit.layout.of_plan import blocks_of_plan
 from tightfit.layout.packers.base import PackingLimits
 from tightfit.layout.packers.registry import DEFAULT_PACKER, PACKERS
 from tightfit.layout.validate import validate_layout
+from tightfit.plan.plan import Plan
+
+
+def pack_plan(graph: Graph, plan: Plan) -> Packed:
+    """Return the layout of a valid plan's lives, in their order, rounded as its device rounds."""
+    return pack(blocks_of_plan(graph, plan), alignment_bytes=graph.device.granularity_bytes)
 
 
 def pack(

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from tightfit.graph.ir import Graph
-from tightfit.layout.of_plan import blocks_of_plan
-from tightfit.layout.pack import pack
+from tightfit.layout.pack import pack_plan
 from tightfit.plan.plan import Outcome, Plan
 from tightfit.planners.base import Task
 from tightfit.units import format_bytes
@@ -18,9 +17,7 @@ _ROUNDS = 3
 
 def height_of_plan(graph: Graph, plan: Plan) -> int:
     """Return the bytes of constants and of a plan's layout, sizes rounded as its device does."""
-    alignment_bytes = max(1, graph.device.granularity_bytes)
-    blocks = blocks_of_plan(graph, plan)
-    return graph.constant_bytes + pack(blocks, alignment_bytes=alignment_bytes).height_bytes
+    return graph.constant_bytes + pack_plan(graph, plan).height_bytes
 
 
 def plan_within(
@@ -30,9 +27,9 @@ def plan_within(
 ) -> tuple[Outcome, int | None]:
     """Plan so that the layout is within the budget; return its height as well, if there is a plan.
 
-    Where the height of a plan exceeds the budget, the next round plans with as much less than that
-    plan's peak; there are three rounds at most. If no round keeps the budget, returns the last plan
-    found, and the outcome's note says by how much it is exceeded.
+    Where the height of a plan exceeds the budget by some bytes, the next round's budget is the
+    plan's peak less these bytes. There are at most three rounds. If no round keeps the budget,
+    returns the last plan found, and the outcome's note says by how much it is exceeded.
 
     `task`: its budget is for everything. `height_of`: returns the height of a plan in bytes,
     constants included.

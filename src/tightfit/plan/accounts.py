@@ -7,7 +7,7 @@ from tightfit.plan.plan import Load, Plan
 
 
 class NearAccount:
-    """Values alive in near memory, since when the others are not, and the bytes taken."""
+    """Values in near memory and their bytes; for the others, when they left."""
 
     def __init__(self, graph: Graph) -> None:
         self.values = graph.values
@@ -27,7 +27,6 @@ class NearAccount:
             self.bytes += self.values[value].size_bytes
 
     def drop(self, value: ValueId, index: int) -> None:
-        """Account the end of an instance."""
         self.alive.remove(value)
         self.gone[value] = index
         self.bytes -= self.values[value].size_bytes
@@ -75,7 +74,7 @@ class FarAccount:
         self.coming.add(value)
 
     def arrive(self, value: ValueId) -> None:
-        """An op waits for a value; after its last load nothing of it stays far away."""
+        """Note that an op has waited for a value; its last load ends its copy in far memory."""
         if value in self.coming:
             self.coming.remove(value)
             if self.expected[value] == 0:

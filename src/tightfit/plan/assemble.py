@@ -1,8 +1,8 @@
 """Turn an ordered list of computes into a complete plan.
 
-By any method of choosing computes, the frees, hand-overs and segment crossings follow from them.
-Each instance of a value is freed right after its last reader before its op is computed again. No
-other placement of frees holds fewer bytes at any instant.
+Frees, hand-overs and segment crossings follow from the computes, however these were chosen. Each
+instance of a value is freed right after its last reader before its op is computed again. No other
+placement of frees holds fewer bytes at any instant.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph, ValueId
-from tightfit.graph.liveness import eager_peak_bytes
+from tightfit.graph.liveness import computed_ops, eager_peak_bytes
 from tightfit.plan.plan import (
     Compute,
     Enter,
@@ -32,16 +32,7 @@ Step: TypeAlias = Compute | Store | Load | Free
 
 def keep_everything(graph: Graph) -> list[Compute]:
     """Return the computes of a step that recomputes nothing and uses default alternatives."""
-    needed: set[ValueId] = set()
-    computes: list[Compute] = []
-    for op in reversed(graph.ops):
-        default = op.alternatives[0]
-        if op.required or needed.intersection(default.writes):
-            needed.update(default.reads)
-            cheapest = min(range(len(default.variants)), key=lambda v: default.variants[v].cost_s)
-            computes.append(Compute(op.id, 0, cheapest))
-    computes.reverse()
-    return computes
+    return [Compute(op.id, 0, op.alternatives[0].cheapest) for op in computed_ops(graph)]
 
 
 def everything_kept(graph: Graph, gradients: Gradients = "fresh") -> Plan:
@@ -81,10 +72,10 @@ def assemble(
         instructions.extend(Enter(segment) for segment in crossings.get(index, ()))
         if not isinstance(step, Free):
             instructions.append(step)
-        instructions.extend(Free(value) for value in frees[index] if not _handed(graph, value))
-        finished = [value for value in frees[index] if _handed(graph, value)]
+        finished = [v for v in frees[index] if graph.values[v].fate == "handed_over"]
+        instructions.extend(Free(value) for value in frees[index] if value not in finished)
         waiting.extend(finished)
-        waiting_bytes += sum(graph.values[v].size_bytes for v in finished)
+        waiting_bytes += graph.bytes_of(finished)
         if waiting_bytes >= group_limit:
             instructions.append(HandOver(tuple(waiting)))
             waiting, waiting_bytes = [], 0
@@ -132,10 +123,6 @@ def handing_over_singly(graph: Graph, plan: Plan) -> Plan:
     )
 
 
-def _handed(graph: Graph, value: ValueId) -> bool:
-    return graph.values[value].fate == "handed_over"
-
-
 def _crossings(graph: Graph, steps: Sequence[Step]) -> dict[int, list[int]]:
     """Position in `steps` before which each segment is entered."""
     last_first = [-1] * len(graph.segments)
@@ -169,7 +156,8 @@ def _last_uses(
     """For each step, the values whose current instance is used there for the last time.
 
     A value the caller keeps is never listed. A value that is written back is kept to the end of its
-    segment by construction and not listed either. A handed-over value is listed where it is final.
+    segment by construction and not listed either. A handed-over value is listed where its last
+    computation ends.
     """
     frees: list[list[ValueId]] = [[] for _ in steps]
     pending: set[ValueId] = set()  # values whose later instance is read, walking backwards
@@ -196,8 +184,8 @@ def _last_uses(
 def _uses(graph: Graph, step: Step) -> tuple[Sequence[ValueId], Sequence[ValueId], ValueId | None]:
     """The values a step reads, makes, and replaces."""
     match step:
-        case Compute(op, alternative):
-            way = graph.ops[op].alternatives[alternative]
+        case Compute():
+            way = step.way(graph)
             return way.reads, way.writes, way.overwrites
         case Load(value):
             return (), (value,), None
@@ -213,10 +201,7 @@ def _list_once(graph: Graph, frees: list[ValueId], final: set[ValueId], value: V
 
 
 def _free_unread_tangents(
-    graph: Graph,
-    frees: list[list[ValueId]],
-    pending: set[ValueId],
-    crossings: dict[int, list[int]],
+    graph: Graph, frees: list[list[ValueId]], pending: set[ValueId], crossings: dict[int, list[int]]
 ) -> None:
     """Free unread tangents right after the first compute of their segment."""
     position = {segment: index for index, group in crossings.items() for segment in group}

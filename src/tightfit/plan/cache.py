@@ -83,10 +83,9 @@ def plan_key(
     `graph`: counts with its fingerprint, costs, workspaces, constants and memory of user code.
     `limits`: the planner's limits, such as `tightfit.planners.base.Limits`.
     """
-    structure = fingerprint(graph)
     asked = (
         __version__,
-        structure,
+        fingerprint(graph),
         [
             (variant.cost_s, variant.workspace_bytes)
             for op in graph.ops
@@ -101,15 +100,8 @@ def plan_key(
         limits,
         *([] if far is None else [far]),
     )
-    return PlanKey(
-        digest=hashlib.blake2b(msgspec.msgpack.encode(asked), digest_size=16).hexdigest(),
-        graph=structure,
-        device=graph.device.kind,
-        budget_bytes=budget_bytes,
-        gradients=gradients,
-        planner=planner if far is None else f"{planner}, far memory",
-        name=graph.name,
-    )
+    named = planner if far is None else f"{planner}, far memory"
+    return _key(graph, asked, budget_bytes, gradients, named)
 
 
 def role_key(
@@ -119,15 +111,21 @@ def role_key(
 
     `budget_bytes`: the user's, if that matters.
     """
-    structure = fingerprint(graph)
-    asked = __version__, structure, role, gradients, budget_bytes
+    asked = __version__, fingerprint(graph), role, gradients, budget_bytes
+    return _key(graph, asked, budget_bytes or 0, gradients, role)
+
+
+def _key(
+    graph: Graph, asked: tuple[object, ...], budget_bytes: int, gradients: Gradients, planner: str
+) -> PlanKey:
+    """Return the key of a plan; `asked`: all that decides about it."""
     return PlanKey(
         digest=hashlib.blake2b(msgspec.msgpack.encode(asked), digest_size=16).hexdigest(),
-        graph=structure,
+        graph=fingerprint(graph),
         device=graph.device.kind,
-        budget_bytes=budget_bytes or 0,
+        budget_bytes=budget_bytes,
         gradients=gradients,
-        planner=role,
+        planner=planner,
         name=graph.name,
     )
 
@@ -202,11 +200,10 @@ class PlanCache:
             except (BadInput, OSError):
                 continue
             name = path.name.removesuffix(_SUFFIX)
-            imported = name.startswith(_IMPORTED)
             found.append(
                 CacheFile(
                     name=name,
-                    imported=imported,
+                    imported=name.startswith(_IMPORTED),
                     size_bytes=stat.st_size,
                     used_s=stat.st_mtime,
                     entry=entry,

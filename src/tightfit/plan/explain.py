@@ -9,7 +9,7 @@ import msgspec
 from tightfit.graph.ir import Graph, Phase, SegmentId, ValueId
 from tightfit.graph.liveness import producers
 from tightfit.graph.names import holder_module, name_op
-from tightfit.plan.assemble import assemble, keep_everything
+from tightfit.plan.assemble import everything_kept
 from tightfit.plan.plan import Compute, Enter, Free, HandOver, Load, Plan, Store
 from tightfit.plan.simulate import Simulation, simulate
 
@@ -28,7 +28,7 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
     end_bytes: int
 
 
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
+class Holder(msgspec.Struct, frozen=True):
     """A value that is alive at the peak."""
 
     value: ValueId
@@ -84,18 +84,10 @@ def explain(plan: Plan, graph: Graph) -> Explanation:
     `plan`: a plan that passes `tightfit.plan.verify` on this graph.
     """
     result = simulate(graph, plan)
-    everything = assemble(
-        graph, keep_everything(graph), budget_bytes=plan.budget_bytes, gradients=plan.gradients
-    )
-    eager = simulate(graph, everything)
+    eager = simulate(graph, everything_kept(graph, plan.gradients))
     made_by = producers(graph)
     holders = tuple(
-        Holder(
-            value=value,
-            name=graph.values[value].name,
-            module=holder_module(graph, made_by, value),
-            size_bytes=size,
-        )
+        Holder(value, graph.values[value].name, holder_module(graph, made_by, value), size)
         for value, size in result.holders
     )
     return Explanation(
@@ -123,9 +115,8 @@ def _name_instruction(plan: Plan, graph: Graph, index: int) -> str:
         return "the start of the step"
     match plan.instructions[index]:
         case Compute(op):
-            again = any(
-                isinstance(step, Compute) and step.op == op for step in plan.instructions[:index]
-            )
+            before = plan.instructions[:index]
+            again = any(isinstance(step, Compute) and step.op == op for step in before)
             return name_op(graph.ops[op]) + (", computed again" if again else "")
         case Enter(segment):
             return f"the entry of segment {segment} ({graph.segments[segment].phase})"
@@ -163,14 +154,12 @@ def _modules(
     times: Counter[str] = Counter()
     seconds: dict[str, float] = defaultdict(float)
     seen: set[int] = set()
-    for step in plan.instructions:
-        if not isinstance(step, Compute):
-            continue
+    for step in plan.computes:
         op = graph.ops[step.op]
         if step.op in seen:
             module = op.module or op.target
             times[module] += 1
-            seconds[module] += op.alternatives[step.alternative].variants[step.variant].cost_s
+            seconds[module] += step.cost_s(graph)
         seen.add(step.op)
     names = sorted({*held, *eager_held, *times}, key=lambda name: (-eager_held[name], name))
     return tuple(
@@ -186,13 +175,6 @@ def _modules(
 
 
 def _alternatives(plan: Plan, graph: Graph) -> tuple[tuple[str, int], ...]:
-    first: dict[int, int] = {}
-    for step in plan.instructions:
-        if isinstance(step, Compute):
-            first.setdefault(step.op, step.alternative)
-    used = Counter(
-        graph.ops[op].alternatives[alternative].name
-        for op, alternative in first.items()
-        if alternative > 0
-    )
+    first = {step.op: step for step in reversed(plan.computes)}
+    used = Counter(step.way(graph).name for step in first.values() if step.alternative > 0)
     return tuple(sorted(used.items()))

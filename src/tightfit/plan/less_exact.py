@@ -15,8 +15,8 @@ class LessExact(msgspec.Struct, frozen=True):
     """The cost of a plan with a less exact class of alternatives."""
 
     exactness: Exactness  # the class
-    # The least that was found, which is that of the exact plan where none was cheaper; None: no
-    # plan was found. A fraction of the step's cost with nothing recomputed.
+    # The least overhead found, that of the exact plan included; None: no plan was found. A fraction
+    # of the step's cost with nothing recomputed.
     overhead: float | None
     bound: float  # the proven least
     before: float | None  # the overhead of the exact plan; None: there is none

@@ -53,17 +53,13 @@ def lives_of(graph: Graph, plan: Plan) -> tuple[Life, ...]:
 
 
 class _Lives:
-    """Lives that ended, and begins and makers of those that have not."""
+    """Lives that have ended; of values still alive, when they began and which op made them."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.at = 0
         self._graph = graph
         self._plan = plan
-        self._last_compute = {
-            step.op: index
-            for index, step in enumerate(plan.instructions)
-            if isinstance(step, Compute)
-        }
+        self._last_compute = plan.last_computes()
         self._computed: set[OpId] = set()
         self._alive: dict[ValueId, tuple[int, OpId | None]] = {}
         self._makers: dict[ValueId, OpId] = {}
@@ -73,7 +69,7 @@ class _Lives:
     def compute(self, index: int, instruction: Compute) -> None:
         """An op writes values; those alive keep their place, and the new instance is temporary."""
         op = self._graph.ops[instruction.op]
-        way = op.alternatives[instruction.alternative]
+        way = instruction.way(self._graph)
         is_first = op.id not in self._computed
         self._computed.add(op.id)
         self._makers.update(dict.fromkeys(way.writes, op.id))

@@ -6,22 +6,20 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from tightfit.graph.ir import OpId, SegmentId, ValueId
+from tightfit.graph.ir import Alternative, Gradients, Graph, OpId, SegmentId, ValueId
 
 FORMAT = 1
 
-Gradients: TypeAlias = Literal["fresh", "accumulated"]
 Status: TypeAlias = Literal["optimal", "feasible", "infeasible", "unknown", "error"]
 
 
-class Compute(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    tag_field="do",
-    tag="compute",
+class _Tagged(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="do"
 ):
+    """An instruction, whose kind is in the field ``do`` of its JSON form."""
+
+
+class Compute(_Tagged, frozen=True, tag="compute"):
     """Run one op with the given alternative and variant of it.
 
     Values it writes that are still alive keep their old instance; the new instance is temporary.
@@ -31,16 +29,20 @@ class Compute(
     alternative: int = 0
     variant: int = 0
 
+    def way(self, graph: Graph) -> Alternative:
+        return graph.ops[self.op].alternatives[self.alternative]
 
-class Free(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="free"):
+    def cost_s(self, graph: Graph) -> float:
+        return self.way(graph).variants[self.variant].cost_s
+
+
+class Free(_Tagged, frozen=True, tag="free"):
     """Release a value; if it is being stored or loaded, wait for that first."""
 
     value: ValueId
 
 
-class HandOver(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="hand_over"
-):
+class HandOver(_Tagged, frozen=True, tag="hand_over"):
     """Pass finished gradients to their owners.
 
     With fresh gradients they stay alive to the end of the step; with accumulated ones they are
@@ -50,13 +52,13 @@ class HandOver(
     values: tuple[ValueId, ...]
 
 
-class Enter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="enter"):
+class Enter(_Tagged, frozen=True, tag="enter"):
     """Cross into a segment; memory of user code counts while crossing."""
 
     segment: SegmentId
 
 
-class Store(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="store"):
+class Store(_Tagged, frozen=True, tag="store"):
     """Begin to copy a value to far memory, behind the stores begun before; ops go on meanwhile.
 
     Its place in near memory stays taken until a `Free`, which waits for the end of the copy.
@@ -65,7 +67,7 @@ class Store(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="
     value: ValueId
 
 
-class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="load"):
+class Load(_Tagged, frozen=True, tag="load"):
     """Begin to bring a stored value back, behind the loads begun before; ops go on meanwhile.
 
     It takes near memory from here on; its first reader waits for its end. The copy in far
@@ -118,6 +120,16 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     format: int = FORMAT
     # The far memory that its stores and loads use; a plan without one moves nothing
     far: Far | None = None
+
+    @property
+    def computes(self) -> list[Compute]:
+        """Its computations in order, the first and the later ones."""
+        return [step for step in self.instructions if isinstance(step, Compute)]
+
+    def last_computes(self) -> dict[OpId, int]:
+        """Return the instruction that computes each op last."""
+        numbered = enumerate(self.instructions)
+        return {step.op: index for index, step in numbered if isinstance(step, Compute)}
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,8 +16,8 @@ _FORMAT = 1
 _NAME = re.compile(r"[0-9a-z_]+")
 
 
-class Plans(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Plans in one file."""
+class SharedPlans(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """SharedPlans in one file."""
 
     plans: tuple[CachedPlan, ...]
     made_with: str = ""  # the versions with which they were found, for people
@@ -26,16 +26,16 @@ class Plans(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 def save_shared(path: Path | str, plans: Sequence[CachedPlan], *, made_with: str = "") -> None:
     """Write plans to a ``.json`` or ``.json.gz`` file, all or nothing."""
-    write_atomically(path, encode_record(Plans(plans=tuple(plans), made_with=made_with)))
+    write_atomically(path, encode_record(SharedPlans(plans=tuple(plans), made_with=made_with)))
 
 
-def load_shared(path: Path | str) -> Plans:
+def load_shared(path: Path | str) -> SharedPlans:
     """Return the plans in a file; each is to be verified against its graph before it runs.
 
     Raises `BadInput` if the file cannot be read, is none of plans, or a plan in it names another
     graph than it is kept for.
     """
-    found = decode_record(read_limited(path), Plans, source=str(path), newest=_FORMAT)
+    found = decode_record(read_limited(path), SharedPlans, source=str(path), newest=_FORMAT)
     for entry in found.plans:
         if not _NAME.fullmatch(entry.key.graph) or not _NAME.fullmatch(entry.key.device):
             raise BadInput(f"{path}: {entry.key.graph!r} is no fingerprint of a graph")

@@ -6,23 +6,11 @@ programs must agree with it.
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import msgspec
 
-from tightfit.graph.ir import Graph, OpId, SegmentId, ValueId
-from tightfit.graph.liveness import computed_ops
-from tightfit.plan.plan import (
-    Compute,
-    Enter,
-    Free,
-    Gradients,
-    HandOver,
-    Instruction,
-    Load,
-    Plan,
-    Store,
-)
+from tightfit.graph.ir import Graph, OpId, ValueId
+from tightfit.graph.liveness import computed_ops, tangents
+from tightfit.plan.plan import Compute, Enter, Free, HandOver, Instruction, Load, Plan, Store
 from tightfit.plan.transfers import Link, Transfer
 
 
@@ -77,25 +65,19 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
 def baseline_cost_s(graph: Graph) -> float:
     """Return the cost in seconds with nothing recomputed and default alternatives."""
-    return sum(
-        min(variant.cost_s for variant in op.alternatives[0].variants) for op in computed_ops(graph)
-    )
+    return sum(op.alternatives[0].least_cost_s for op in computed_ops(graph))
 
 
 class _Memory:
     """The bytes alive while a plan is replayed."""
 
-    def __init__(self, graph: Graph, gradients: Gradients, plan: Plan) -> None:
+    def __init__(self, graph: Graph, plan: Plan) -> None:
         self.graph = graph
-        self.gradients = gradients
+        self.gradients = plan.gradients
         self.live: dict[ValueId, int] = {}
         self.live_bytes = graph.constant_bytes
         self.states: dict[OpId, int] = {}
-        self.last_compute = {
-            step.op: index
-            for index, step in enumerate(plan.instructions)
-            if isinstance(step, Compute)
-        }
+        self.last_compute = plan.last_computes()
         self.last_load = {
             step.value: index
             for index, step in enumerate(plan.instructions)
@@ -106,10 +88,7 @@ class _Memory:
         self.link = Link(plan.far)
         self.far_bytes = 0
         self.arriving: dict[ValueId, int] = {}  # value -> the load it comes by
-        self.tangents: dict[SegmentId, list[ValueId]] = defaultdict(list)
-        for value in graph.values:
-            if value.role == "tangent" and value.segment is not None:
-                self.tangents[value.segment].append(value.id)
+        self.tangents = tangents(graph)
 
     def add(self, value: ValueId) -> None:
         size = self.graph.values[value].size_bytes
@@ -158,7 +137,7 @@ class _Memory:
 
     def _compute(self, index: int, instruction: Compute) -> int:
         op = self.graph.ops[instruction.op]
-        alternative = op.alternatives[instruction.alternative]
+        alternative = instruction.way(self.graph)
         variant = alternative.variants[instruction.variant]
         for value in alternative.reads:
             if value in self.arriving or value == alternative.overwrites:
@@ -205,7 +184,7 @@ def simulate(graph: Graph, plan: Plan) -> Simulation:
 
     Returns the memory curve in bytes, its peak with holders, and the cost in seconds.
     """
-    memory = _Memory(graph, plan.gradients, plan)
+    memory = _Memory(graph, plan)
     during_bytes: list[int] = []
     after_bytes: list[int] = []
     peak, peak_index, far_peak = graph.constant_bytes, -1, 0
@@ -249,7 +228,7 @@ def _alive_after(graph: Graph, plan: Plan, index: int) -> dict[ValueId, int]:
     A peak is never reached while values are freed, so those alive after its instruction are
     those alive at the peak.
     """
-    memory = _Memory(graph, plan.gradients, plan)
+    memory = _Memory(graph, plan)
     for position, instruction in enumerate(plan.instructions[: index + 1]):
         memory.step(position, instruction)
     return memory.live

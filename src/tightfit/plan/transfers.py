@@ -1,7 +1,7 @@
 """When stores and loads begin and end, and how long a step waits for them.
 
-Transfers queue one after the other in each direction. A step's ops run one after the other too;
-where one of them needs the end of a transfer, the step stalls until then.
+Transfers queue one after the other in each direction. A step's ops run one after the other, too.
+Where an op needs a value whose transfer has not ended, the step stalls.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import NoReturn
 from tightfit.errors import InvalidPlan, PlanMismatch, first_of
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Alternative, Choice, Graph, Op, OpId, SegmentId, ValueId
-from tightfit.graph.liveness import producers
+from tightfit.graph.liveness import producers, tangents
 from tightfit.graph.names import holder_module, name_op, name_value
 from tightfit.plan.accounts import FarAccount, NearAccount
 from tightfit.plan.plan import FORMAT, Compute, Enter, Free, HandOver, Load, Plan, Store
@@ -32,9 +32,9 @@ def verify(plan: Plan, graph: Graph) -> None:
     `plan`: instructions and the budget they promise to keep, in bytes. `graph`: the step the plan
     was made for; it must be valid (`tightfit.graph.validate_graph`). Raises `PlanMismatch` if the
     plan was made for a graph with another fingerprint. Raises `InvalidPlan`, which names the first
-    broken rule and the instruction, op and value where it is broken. Or it names the peak, the
-    budget, and the modules that hold the most at the peak. Or it names the plan's bytes in far
-    memory, and its capacity.
+    broken rule with the instruction, op and value. If the budget is exceeded, it names the peak and
+    the modules that hold the most there. If far memory is too small, it names the bytes there and
+    the capacity.
     """
     walk = _checked_walk(plan, graph)
     if walk.peak_bytes > plan.budget_bytes:
@@ -48,20 +48,13 @@ def verify(plan: Plan, graph: Graph) -> None:
         )
 
 
-def verified_peak_bytes(plan: Plan, graph: Graph) -> int:
-    """Return the peak of a legal plan in bytes, constants included, by the verifier's account.
-
-    Raises `PlanMismatch` or `InvalidPlan` as `verify`, except that the budget is not looked at.
-    """
-    return _checked_walk(plan, graph).peak_bytes
-
-
-def verified_far_bytes(plan: Plan, graph: Graph) -> int:
-    """Return the most bytes that a legal plan holds in far memory, by the verifier's account.
+def verified_peaks(plan: Plan, graph: Graph) -> tuple[int, int]:
+    """Return the peaks of a legal plan in bytes: in near memory, with constants, and in far memory.
 
     Raises `PlanMismatch` or `InvalidPlan` as `verify`, except that no budget is looked at.
     """
-    return _checked_walk(plan, graph).away.peak_bytes
+    walk = _checked_walk(plan, graph)
+    return walk.peak_bytes, walk.away.peak_bytes
 
 
 def _checked_walk(plan: Plan, graph: Graph) -> _Walk:
@@ -105,12 +98,10 @@ class _Borders:
     """Changes of values where segments begin and end."""
 
     def __init__(self, graph: Graph, producer: dict[ValueId, OpId]) -> None:
-        self.tangents: dict[SegmentId, list[ValueId]] = defaultdict(list)
+        self.tangents = tangents(graph)
         self.written_back: dict[SegmentId, list[ValueId]] = defaultdict(list)
         self.replaced: dict[ValueId, list[SegmentId]] = defaultdict(list)
         for value in graph.values:
-            if value.role == "tangent" and value.segment is not None:
-                self.tangents[value.segment].append(value.id)
             if value.fate == "written_back" and value.replaces is not None:
                 segment = graph.ops[producer[value.id]].segment
                 self.written_back[segment].append(value.id)
@@ -133,11 +124,7 @@ class _Walk:
         self.peak_index = -1
         self.producer = producers(graph)
         self.borders = _Borders(graph, self.producer)
-        self.last_compute: dict[OpId, int] = {
-            step.op: index
-            for index, step in enumerate(plan.instructions)
-            if isinstance(step, Compute)
-        }
+        self.last_compute = plan.last_computes()
 
     def run(self, stop: int) -> None:
         """Check and account the instructions before position `stop`."""
@@ -223,7 +210,7 @@ class _Walk:
         if op.segment != self.segment:
             self.refuse(
                 f"its first computation belongs into segment {op.segment}, "
-                f"but the plan is in segment {self.segment}",
+                f"but the plan is in segment {self.segment}"
             )
         if alternative.use == "again":
             self.refuse(f"alternative {alternative.name!r} serves only later computations")
@@ -238,7 +225,7 @@ class _Walk:
         if segments[self.segment].program != segments[op.segment].program:
             self.refuse(
                 f"an op of program {segments[op.segment].program} cannot be computed again in "
-                f"segment {self.segment} of program {segments[self.segment].program}",
+                f"segment {self.segment} of program {segments[self.segment].program}"
             )
         for value in alternative.writes:
             if self.graph.values[value].fate == "handed_over":
@@ -248,7 +235,7 @@ class _Walk:
                 if op.segment <= end < self.segment:
                     self.refuse(
                         f"it reads {self.value(value)}, whose content was replaced when segment "
-                        f"{end} ended, after the first computation in segment {op.segment}",
+                        f"{end} ended, after the first computation in segment {op.segment}"
                     )
 
     def write(self, alternative: Alternative, workspace_bytes: int) -> int:
@@ -272,29 +259,18 @@ class _Walk:
         if target not in alive:
             self.refuse(f"it overwrites {self.value(target)}, {self.memory.why_dead(target)}")
         if values[target].fate != "none":
-            self.refuse(
-                f"it overwrites {self.value(target)}, which is {values[target].fate}",
-            )
+            self.refuse(f"it overwrites {self.value(target)}, which is {values[target].fate}")
         if values[target].size_bytes != values[made].size_bytes:
             self.refuse(
                 f"it overwrites {self.value(target)} of {values[target].size_bytes} bytes by "
-                f"{self.value(made)} of {values[made].size_bytes}",
+                f"{self.value(made)} of {values[made].size_bytes}"
             )
         if made in alive:
-            self.refuse(
-                f"it writes {self.value(made)} in place while an earlier instance is alive",
-            )
+            self.refuse(f"it writes {self.value(made)} in place while an earlier instance is alive")
 
     def free(self, step: Free) -> int:
         """Check that a value may be released; return the bytes before."""
-        self.check_value(step.value)
-        value = self.graph.values[step.value]
-        if value.is_constant:
-            self.refuse(f"a {value.role} is resident the whole step")
-        if value.fate != "none":
-            self.refuse(f"a value that is {value.fate} is never freed by the plan")
-        if step.value not in self.memory.alive:
-            self.refuse(f"it is not alive: {self.memory.why_dead(step.value)}")
+        self.check_leaving(step.value, "is never freed by the plan")
         before = self.memory.bytes
         self.away.arrive(step.value)
         self.memory.drop(step.value, self.index)
@@ -303,17 +279,11 @@ class _Walk:
     def store(self, step: Store) -> int:
         """Check that a value may be copied to far memory; return the bytes near."""
         self.check_value(step.value)
-        value = self.graph.values[step.value]
         if self.plan.far is None:
             self.refuse("the plan names no far memory")
-        if value.is_constant:
-            self.refuse(f"a {value.role} is resident the whole step")
-        if value.fate != "none":
-            self.refuse(f"a value that is {value.fate} never leaves near memory")
-        if value.stays:
+        self.check_leaving(step.value, "never leaves near memory")
+        if self.graph.values[step.value].stays:
             self.refuse("it is no tensor of the device, and stays in near memory")
-        if step.value not in self.memory.alive:
-            self.refuse(f"it is not alive: {self.memory.why_dead(step.value)}")
         if step.value in self.away.stored:
             self.refuse(f"it was stored at instruction {self.away.stored[step.value]}")
         self.away.store(step.value, self.index)
@@ -344,7 +314,7 @@ class _Walk:
             if value in memory.handed_over:
                 self.refuse(
                     f"{self.value(value)} was handed over at instruction "
-                    f"{memory.handed_over[value]}",
+                    f"{memory.handed_over[value]}"
                 )
             if value not in memory.alive:
                 self.refuse(f"{self.value(value)} is {memory.why_dead(value)}")
@@ -358,7 +328,7 @@ class _Walk:
         if step.segment != self.segment + 1 or step.segment >= len(self.graph.segments):
             self.refuse(
                 f"segments are entered once each in order, and the plan is in segment "
-                f"{self.segment} of 0 to {len(self.graph.segments) - 1} (-1: none)",
+                f"{self.segment} of 0 to {len(self.graph.segments) - 1} (-1: none)"
             )
         self.end_segment(f"instruction {self.index}")
         memory = self.memory
@@ -366,7 +336,7 @@ class _Walk:
             memory.drop(value, self.index)
         self.segment = step.segment
         crossing = memory.bytes + self.graph.segments[step.segment].outside_bytes
-        for value in self.borders.tangents.get(step.segment, ()):
+        for value in self.borders.tangents[step.segment]:
             memory.add(value)
         return max(crossing, memory.bytes)
 
@@ -398,6 +368,17 @@ class _Walk:
                 f"branches and must take exactly one as a whole; it uses {used}"
             )
 
+    def check_leaving(self, value: ValueId, never: str) -> None:
+        """Check that a value is alive and may leave near memory; `never`: what others do not."""
+        self.check_value(value)
+        known = self.graph.values[value]
+        if known.is_constant:
+            self.refuse(f"a {known.role} is resident the whole step")
+        if known.fate != "none":
+            self.refuse(f"a value that is {known.fate} {never}")
+        if value not in self.memory.alive:
+            self.refuse(f"it is not alive: {self.memory.why_dead(value)}")
+
     def check_value(self, value: ValueId) -> None:
         if not 0 <= value < len(self.graph.values):
             self.refuse(f"the graph has {len(self.graph.values)} values")
@@ -410,7 +391,7 @@ class _Walk:
         return name_value(self.graph, self.producer, value)
 
     def named(self, value: ValueId) -> str:
-        """Name a value for people, even one that the graph has not."""
+        """Name a value for people, also where the graph has no such value."""
         known = 0 <= value < len(self.graph.values)
         return self.value(value) if known else f"value {value}"
 

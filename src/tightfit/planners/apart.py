@@ -42,11 +42,11 @@ def plan_apart(
 def plan_each_apart(
     name: str, tasks: Sequence[Task], limits: Limits, progress: Progress = SILENT
 ) -> list[Outcome]:
-    """Plan tasks one after the other, in one process, as of `plan_apart`; limits are of each."""
+    """Plan tasks one after the other in one process, as `plan_apart` does; limits are of each."""
     return _planned(_PlannerRequest(name, tasks, limits, None), progress)
 
 
-def _planned(asked: _PlannerRequest, progress: Progress) -> list[Outcome]:
+def _planned(request: _PlannerRequest, progress: Progress) -> list[Outcome]:
     answers: list[Outcome] = []
 
     def answered(message: bytes) -> None:
@@ -54,24 +54,24 @@ def _planned(asked: _PlannerRequest, progress: Progress) -> list[Outcome]:
             answers.append(msgspec.msgpack.decode(message, type=Outcome))
         progress.update(len(answers))
 
-    if asked.tasks and sys.executable and not hasattr(sys, "frozen"):
-        seconds = _LONGEST * asked.limits.seconds * len(asked.tasks) + _LITTLE_S
+    if request.tasks and sys.executable and not hasattr(sys, "frozen"):
+        seconds = _LONGEST * request.limits.seconds * len(request.tasks) + _LITTLE_S
         with contextlib.suppress(OSError, RuntimeError):
             run_in_child(
                 f"{__name__}:serve",
-                msgspec.msgpack.encode(asked),
+                msgspec.msgpack.encode(request),
                 seconds=seconds,
                 on_report=answered,
                 gives_way=True,
             )
-    left = asked.tasks[len(answers) :]
-    here = (plan_with(asked.name, task, asked.limits, progress, asked.known) for task in left)
+    left = request.tasks[len(answers) :]
+    here = (plan_with(request.name, task, request.limits, progress, request.known) for task in left)
     return [*answers, *here]
 
 
 def serve(payload: bytes, report: Callable[[bytes], None]) -> None:
     """Plan the tasks of the parent process and report each."""
-    asked = msgspec.msgpack.decode(payload, type=_PlannerRequest)
-    for task in asked.tasks:
-        outcome = plan_with(asked.name, task, asked.limits, known=asked.known)
+    request = msgspec.msgpack.decode(payload, type=_PlannerRequest)
+    for task in request.tasks:
+        outcome = plan_with(request.name, task, request.limits, known=request.known)
         report(msgspec.msgpack.encode(outcome))

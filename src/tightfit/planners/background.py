@@ -43,18 +43,16 @@ class Search(Generic[Found]):
     def result(self) -> Found | None:
         """Return the result of a search that is done; None if it was cancelled before.
 
-        Raises `Exception`: that of the planner.
+        Raises the planner's exception, if there was one.
         """
         if self._error is not None:
             raise self._error
         return self._found
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until it has ended."""
         self._thread.join(seconds)
 
     def cancel(self) -> None:
-        """Ask it to end soon."""
         self._stopped.set()
 
     def _run(self) -> None:

@@ -16,30 +16,15 @@ from tightfit.progress import Progress
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """When a planner stops.
+    """When a planner stops."""
 
-    Parameters
-    ----------
-    seconds : float
-        Wall time; an iteration limit makes a run reproducible where a time limit does not.
-    gap : float
-        Stop once overhead - bound is at most this (a fraction).
-    iterations : int or None
-        Search iterations; with it the result depends on the seed only, not on the machine.
-    seed : int
-        Seed of every random choice.
-    workers : int
-        Threads or processes a planner may use.
-    solver : str
-        The solver of integer programs: ``"highs"`` or ``"gurobi"`` (extra).
-    """
-
-    seconds: float = 30.0
-    gap: float = 1e-4
+    seconds: float = 30.0  # wall time
+    gap: float = 1e-4  # stop once overhead - bound is at most this (a fraction)
+    # Search iterations; with it the result depends on the seed only, not on the machine
     iterations: int | None = None
-    seed: int = 0
-    workers: int = 2
-    solver: str = "highs"
+    seed: int = 0  # seed of every random choice
+    workers: int = 2  # threads or processes a planner may use
+    solver: str = "highs"  # the solver of integer programs: ``"highs"`` or ``"gurobi"`` (extra)
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,13 +54,10 @@ class Planner(Protocol):
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
-    """A planner: its name, its function (``"module:function"``), and its capabilities.
-
-    A mismatch of these with a task is a clear error, never a silent skip.
-    """
+    """A planner and its capabilities; a mismatch with a task is an error, never a silent skip."""
 
     name: str
-    function: str
+    function: str  # ``"module:function"``
     summary: str
     linear_only: bool = False  # it plans chains only
     # It chooses among operator alternatives; if not, it uses the defaults

@@ -53,7 +53,7 @@ def finish(
     `time.perf_counter` at the start of planning. Raises `InvalidPlan` if the verifier refuses the
     plan: a bug of the planner.
     """
-    plan = planned(task, steps)
+    plan = plan_of(task, steps)
     verify(plan, task.graph)
     result = simulate(task.graph, plan)
     least = least_overhead(task.graph)
@@ -62,14 +62,23 @@ def finish(
         # a number above a plan's is no bound: say so instead of calling the plan optimal
         note = f"{note}; the bound of {source} was wrong and is withdrawn".lstrip("; ")
         proven, source = least, "withdrawn"
-    proven = min(proven, result.overhead)
+    seconds = time.perf_counter() - started
+    return _outcome(plan, result, Bound(proven, source), gap, seconds=seconds, note=note)
+
+
+def _outcome(
+    plan: Plan, result: Simulation, bound: Bound, gap: float, *, seconds: float, note: str = ""
+) -> Outcome:
+    """Return a verified plan as an outcome; no bound on it is above its own overhead."""
+    assert bound.overhead is not None
+    proven = min(bound.overhead, result.overhead)
     return Outcome(
         plan=plan,
         overhead=result.overhead,
         bound=proven,
-        bound_source=source,
-        status=_status(result.overhead, proven, gap),
-        seconds=time.perf_counter() - started,
+        bound_source=bound.source,
+        status=status_of(result.overhead, proven, gap),
+        seconds=seconds,
         peak_bytes=result.peak_bytes,
         note=note,
     )
@@ -97,10 +106,10 @@ def no_plan(
 
 def simulated(task: Task, steps: Sequence[Step]) -> Simulation:
     """Return the real bytes and seconds of a schedule."""
-    return simulate(task.graph, planned(task, steps))
+    return simulate(task.graph, plan_of(task, steps))
 
 
-def planned(task: Task, steps: Sequence[Step]) -> Plan:
+def plan_of(task: Task, steps: Sequence[Step]) -> Plan:
     """Return a schedule as a plan for a task's budget, not verified."""
     return assemble(
         task.graph,
@@ -123,20 +132,11 @@ def judged(
     far = None if plan.far is None else task.far
     plan = msgspec.structs.replace(plan, budget_bytes=task.budget_bytes, far=far)
     verify(plan, task.graph)
-    result = simulate(task.graph, plan)
-    bound = min(least_overhead(task.graph) if bound is None else bound, result.overhead)
-    return Outcome(
-        plan=plan,
-        overhead=result.overhead,
-        bound=bound,
-        bound_source=bound_source,
-        status=_status(result.overhead, bound, Limits().gap),
-        seconds=0.0,
-        peak_bytes=result.peak_bytes,
-    )
+    proven = Bound(least_overhead(task.graph) if bound is None else bound, bound_source)
+    return _outcome(plan, simulate(task.graph, plan), proven, Limits().gap, seconds=0.0)
 
 
-def _status(overhead: float, bound: float, gap: float) -> Status:
+def status_of(overhead: float, bound: float, gap: float) -> Status:
     return "optimal" if overhead - bound <= gap else "feasible"
 
 

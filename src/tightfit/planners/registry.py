@@ -165,7 +165,7 @@ PLANNERS: dict[str, Registration] = {
 
 
 def find_planner(name: str) -> Registration:
-    """Return the planner of that name, or of a name and an option such as ``"eviction:lru"``.
+    """Return the planner of a name, or of a name with an option such as ``"eviction:lru"``.
 
     Raises `BadInput` for an unknown name or option; lists the known ones.
     """
@@ -187,7 +187,7 @@ def seeding_planners(ops: int) -> tuple[Registration, ...]:
 def is_chain(graph: Graph) -> bool:
     """Whether the forward ops form a chain: each reads only the values of the previous op.
 
-    Ops that only count steps (they read constants and write one back) are no part of it.
+    Ops that only count steps (they read constants and write one back) are left out.
     """
     previous: frozenset[int] = frozenset()
     for op in graph.ops:
@@ -209,7 +209,7 @@ def plan_with(
     progress: Progress = SILENT,
     known: Plan | None = None,
 ) -> Outcome:
-    """Run the planner of that name on a task after checking that it can do it.
+    """Run a planner on a task after checking that it can plan the task.
 
     `known`: an earlier plan of this step, of any budget; used if it fits and the planner finds
     none. Raises `BadInput` if the planner is unknown, or plans chains only and the graph is none,

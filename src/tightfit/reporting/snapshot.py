@@ -53,10 +53,7 @@ def snapshot(
     arena = _BASE + constant_bytes + _GAP
     last = max((block.upper for block in blocks), default=0)
     kept = [block for block in blocks if block.upper == last]
-    segments = [
-        _segment(_BASE, constant_bytes, constants),
-        _segment(arena, height_bytes, kept),
-    ]
+    segments = [_segment(_BASE, constant_bytes, constants), _segment(arena, height_bytes, kept)]
     segments = [segment for segment in segments if segment["total_size"]]
     events = [_reserved(segment) for segment in segments]
     events += [_event("alloc", block, _BASE, 0.0) for block in constants]

@@ -48,19 +48,17 @@ def render_outcome(outcome: Outcome, graph: Graph) -> str:
 
 def render_plan(plan: Plan) -> str:
     """Return the facts of a plan, without its graph."""
-    computes = [step.op for step in plan.instructions if isinstance(step, Compute)]
-    frees = sum(isinstance(step, Free) for step in plan.instructions)
+    kinds = Counter(map(type, plan.instructions))
     handed = sum(len(step.values) for step in plan.instructions if isinstance(step, HandOver))
-    first = len(set(computes))
-    stores = sum(isinstance(step, Store) for step in plan.instructions)
-    loads = sum(isinstance(step, Load) for step in plan.instructions)
+    first = len({step.op for step in plan.computes})
+    stores, loads = kinds[Store], kinds[Load]
     moves = [f"  moves      {stores} values to far memory, {loads} back"] if stores else []
     return "\n".join(
         [
             f"plan for graph {plan.graph}, format {plan.format}",
             f"  budget     {format_bytes(plan.budget_bytes)}, gradients {plan.gradients}",
-            f"  computes   {first} ops, {len(computes) - first} times again",
-            f"  frees      {frees} values, hands over {handed} gradients",
+            f"  computes   {first} ops, {kinds[Compute] - first} times again",
+            f"  frees      {kinds[Free]} values, hands over {handed} gradients",
             *moves,
         ]
     )
@@ -105,12 +103,11 @@ def render_explanation(explanation: Explanation) -> str:
     if e.alternatives:
         used = ", ".join(f"{name} x {count}" for name, count in e.alternatives)
         lines.append(f"uses      {used}")
+    several = any(phase.program for phase in e.phases)
     phases = [
         (
-            f"{p.phase} {p.program}" if any(q.program for q in e.phases) else p.phase,
-            format_bytes(p.begin_bytes),
-            format_bytes(p.peak_bytes),
-            format_bytes(p.end_bytes),
+            f"{p.phase} {p.program}" if several else p.phase,
+            *map(format_bytes, (p.begin_bytes, p.peak_bytes, p.end_bytes)),
         )
         for p in e.phases
     ]
@@ -141,16 +138,10 @@ def _module_table(modules: Sequence[ModuleShare]) -> list[str]:
     if not rows:
         return ["nothing is saved or recomputed"]
     title = "saved at the peak against keeping everything, and recomputation for it"
-    shown = [
-        (
-            row.module,
-            str(row.count),
-            format_bytes(row.saved_bytes),
-            str(row.recomputed_ops),
-            format_seconds(row.recompute_s),
-        )
-        for row in rows[:_ROWS]
-    ]
+    shown: list[tuple[str, ...]] = []
+    for row in rows[:_ROWS]:
+        again = str(row.recomputed_ops), format_seconds(row.recompute_s)
+        shown.append((row.module, str(row.count), format_bytes(row.saved_bytes), *again))
     table = render_table(["module", "count", "saved", "again", "seconds"], shown)
     if len(rows) > _ROWS:
         table += f"\nand {len(rows) - _ROWS} more"

@@ -26,8 +26,7 @@ def seconds_of_instructions(graph: Graph, plan: Plan) -> list[float]:
     for step in plan.instructions:
         starts.append(at)
         if isinstance(step, Compute):
-            way = graph.ops[step.op].alternatives[step.alternative]
-            at += way.variants[step.variant].cost_s
+            at += step.cost_s(graph)
     return [*starts, at]
 
 
@@ -68,7 +67,7 @@ def _slices(graph: Graph, plan: Plan, starts: list[float]) -> Iterator[dict[str,
             args={
                 "op": name_op(op),
                 "module": op.module,
-                "alternative": op.alternatives[step.alternative].name,
+                "alternative": step.way(graph).name,
                 "instruction": index,
             },
         )

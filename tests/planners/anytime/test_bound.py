@@ -19,7 +19,7 @@ from tightfit.plan import assemble, simulate
 from tightfit.planners.anytime.kcut.program import cut_program
 from tightfit.planners.anytime.planner import run_anytime
 from tightfit.planners.anytime.pool import Pool
-from tightfit.planners.anytime.relaxation import outline
+from tightfit.planners.anytime.relaxation import relaxed
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import working_set_bytes
 from tightfit.planners.engine.build import build_problem
@@ -146,7 +146,7 @@ def test_a_cut_counts_the_workspace_of_the_way_its_op_takes() -> None:
     for budget, expected in ((7, 0.0), (5, 1 / 4), (4, 1 / 4)):  # 4: too little in any plan
         optimum, bound = optimum_and_bound(graph, budget, 2)
         assert bound == pytest.approx(optimum, abs=TOLERANCE) == pytest.approx(expected)
-    alone = outline(build_problem(Task(graph=graph, budget_bytes=4))).trivial_bound
+    alone = relaxed(build_problem(Task(graph=graph, budget_bytes=4))).trivial_bound
     assert alone == pytest.approx(1 / 4, abs=TOLERANCE)
 
 
@@ -169,7 +169,7 @@ def test_a_target_survives_a_proof_of_infeasibility_by_another_thread() -> None:
 
 def bound_at(graph: Graph, budget: int, cuts: Sequence[int]) -> float:
     problem = build_problem(Task(graph=graph, budget_bytes=budget))
-    model = cut_program(outline(problem), problem.budget_bytes, cuts)
+    model = cut_program(relaxed(problem), problem.budget_bytes, cuts)
     answer = solve(model.program, SolveOptions(seconds=10))
     return math.inf if answer.status == "infeasible" else model.overhead(answer.bound)
 

@@ -9,7 +9,7 @@ from tightfit.graph import Alternative, Graph, Op, Segment, Value, Variant, vali
 from tightfit.graph.liveness import budget_of_ratio
 from tightfit.planners.anytime.chain import Split
 from tightfit.planners.anytime.keep import KeepLists
-from tightfit.planners.anytime.relaxation import outline
+from tightfit.planners.anytime.relaxation import relaxed
 from tightfit.planners.anytime.segments import ChainSplitter
 from tightfit.planners.base import Task
 from tightfit.planners.engine.build import build_problem
@@ -47,7 +47,7 @@ def chain_of_cells() -> Graph:
 def test_a_chain_is_planned_within_its_budget_and_cheaply(ratio: float, most: int) -> None:
     graph = chain_of_cells()
     problem = build_problem(Task(graph=graph, budget_bytes=budget_of_ratio(graph, ratio)))
-    splitter = ChainSplitter(outline(problem), 2 * LAYERS + 1)
+    splitter = ChainSplitter(relaxed(problem), 2 * LAYERS + 1)
     split = Split(splitter, KeepLists(splitter), most)
     assert len(split.segments) <= most
     ranges = split.ranges(problem.budget_bytes)
@@ -63,7 +63,7 @@ def test_a_chain_is_planned_within_its_budget_and_cheaply(ratio: float, most: in
 def test_segments_that_look_the_same_share_their_options() -> None:
     graph = chain_of_cells()
     problem = build_problem(Task(graph=graph, budget_bytes=1000))
-    splitter = ChainSplitter(outline(problem), 2 * LAYERS + 1)
+    splitter = ChainSplitter(relaxed(problem), 2 * LAYERS + 1)
     keep_lists = KeepLists(splitter)
     Split(splitter, keep_lists, 30)
     assert len(keep_lists.known) < 12

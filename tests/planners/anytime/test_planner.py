@@ -18,7 +18,7 @@ from tightfit.plan import verify
 from tightfit.planners.anytime.kcut.complete import complete
 from tightfit.planners.anytime.kcut.program import cut_program
 from tightfit.planners.anytime.planner import run_anytime
-from tightfit.planners.anytime.relaxation import outline
+from tightfit.planners.anytime.relaxation import relaxed
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.planners.registry import plan_with
@@ -56,7 +56,7 @@ CHAIN = graph_of((2, ()), (2, (0,)), (2, (1,)), (2, (2,)), (1, (3, 1)), (1, (4, 
 
 def solved(graph: Graph, budget: int, cuts: tuple[int, ...]) -> tuple[float, Solution]:
     problem = build_problem(Task(graph=graph, budget_bytes=budget))
-    model = cut_program(outline(problem), problem.budget_bytes, cuts)
+    model = cut_program(relaxed(problem), problem.budget_bytes, cuts)
     answer = solve(model.program, SolveOptions(seconds=10))
     return model.overhead(answer.bound), answer
 
@@ -95,7 +95,7 @@ def test_every_program_is_a_bound_and_every_completion_a_schedule(
     budget = round(share * eager_peak_bytes(graph))
     cuts = data.draw(st.sets(st.integers(1, len(graph.ops) - 1), min_size=1, max_size=3))
     problem = build_problem(Task(graph=graph, budget_bytes=budget))
-    model = cut_program(outline(problem), problem.budget_bytes, sorted(cuts))
+    model = cut_program(relaxed(problem), problem.budget_bytes, sorted(cuts))
     answer = solve(model.program, SolveOptions(seconds=10))
     optimum = optimal_overhead(graph, budget)
     bound = math.inf if answer.status == "infeasible" else model.overhead(answer.bound)

@@ -76,7 +76,7 @@ def test_the_start_keeps_everything(graph: Graph, gradients: str) -> None:
     task = Task(graph=graph, budget_bytes=LARGE, gradients=gradients)
     problem = build_problem(task, alternatives=False)
     schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
-    computes = computes_of(problem, schedule)
+    computes = computes_of(problem, schedule.computes())
     assert [c.op for c in computes] == [c.op for c in keep_everything(graph)]
     assert problem.overhead(schedule.cost) < 1e-9
 
@@ -94,7 +94,9 @@ def test_peak_and_cost_are_those_of_the_plan(
     problem = build_problem(task)
     schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
     wander(schedule, problem, seed, 30)
-    plan = assemble(graph, computes_of(problem, schedule), budget_bytes=LARGE, gradients=gradients)
+    plan = assemble(
+        graph, computes_of(problem, schedule.computes()), budget_bytes=LARGE, gradients=gradients
+    )
     verify_all_but_choices(plan, graph)
     result = simulate(graph, plan)
     assert result.peak_bytes == graph.constant_bytes + schedule.peak()
@@ -150,4 +152,7 @@ def test_what_runs_again_takes_the_way_whose_reads_are_there() -> None:
     problem = problem_of(validate_graph(Graph(values=values, ops=ops)))
     schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
     schedule.drop(2, 4)
-    assert [(c.op, c.alternative) for c in computes_of(problem, schedule)[-2:]] == [(2, 1), (5, 0)]
+    assert [(c.op, c.alternative) for c in computes_of(problem, schedule.computes())[-2:]] == [
+        (2, 1),
+        (5, 0),
+    ]

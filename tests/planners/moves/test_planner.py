@@ -24,9 +24,9 @@ from tightfit.plan.io import plan_to_json
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import working_set_bytes
 from tightfit.planners.moves.bound import MovesBound
-from tightfit.planners.moves.judge import Choice, Judge
+from tightfit.planners.moves.evaluate import Choice, MovesEvaluator
 from tightfit.planners.moves.tidy import tidy
-from tightfit.planners.outcomes import planned
+from tightfit.planners.outcomes import plan_of
 from tightfit.planners.registry import plan_with
 
 LARGE = 1 << 40
@@ -101,14 +101,16 @@ def test_whatever_is_offered_to_be_moved_the_plan_is_legal(
     least, _ = working_set_bytes(graph)
     budget = least + round(share * (eager_peak_bytes(graph) - least))
     task = Task(graph=graph, budget_bytes=budget, far=far)
-    judge = Judge(task)
+    evaluator = MovesEvaluator(task)
     start = None
     for toll in (0.01, 0.1, 1.0):
-        values = data.draw(st.frozensets(st.sampled_from(sorted(judge.gaps))))
+        values = data.draw(st.frozensets(st.sampled_from(sorted(evaluator.gaps))))
         pace = data.draw(st.sampled_from([0.8, 1.0, 8.0]))
-        found = judge.judge(Choice(values, pace, toll), start, data.draw(st.sampled_from([0, 20])))
+        found = evaluator.evaluate(
+            Choice(values, pace, toll), start, data.draw(st.sampled_from([0, 20]))
+        )
         if found is not None:
-            verify(planned(task, found.steps), graph)
+            verify(plan_of(task, found.steps), graph)
             start = found.steps
 
 
@@ -184,7 +186,7 @@ def test_without_a_plan_and_a_proof_the_outcome_says_so(drawn_graph: Graph) -> N
     assert outcome.bound == math.inf
 
 
-@pytest.mark.parametrize("when", ["judge", "pursue"])
+@pytest.mark.parametrize("when", ["evaluate", "search_around"])
 def test_ctrl_c_leaves_the_best_plan_so_far(
     drawn_graph: Graph, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
@@ -192,16 +194,16 @@ def test_ctrl_c_leaves_the_best_plan_so_far(
     far = msgspec.structs.replace(FAST, store_bytes_per_s=2.0, load_bytes_per_s=2.0)
     task = Task(graph=drawn_graph, budget_bytes=budget, far=far)
     plain = plan_with("anytime", msgspec.structs.replace(task, far=None), LIMITS)
-    function, calls = getattr(Judge, when), [0]
+    function, calls = getattr(MovesEvaluator, when), [0]
 
     def pressed(*given: Any) -> Any:
         found = function(*given)
         calls[0] += 1
-        if calls[0] == (5 if when == "judge" else 1):
+        if calls[0] == (5 if when == "evaluate" else 1):
             signal.raise_signal(signal.SIGINT)
         return found
 
-    monkeypatch.setattr(Judge, when, pressed)
+    monkeypatch.setattr(MovesEvaluator, when, pressed)
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         outcome = plan_with("anytime", task, Limits(seconds=6.0))
@@ -245,7 +247,7 @@ def test_a_pinned_op_with_ways_for_later_offers_no_moves() -> None:
     )
     validate_graph(graph)
     task = Task(graph=graph, budget_bytes=working_set_bytes(graph)[0], far=FAST)
-    assert not Judge(task).gaps.keys() & {1, 2}
+    assert not MovesEvaluator(task).gaps.keys() & {1, 2}
     outcome = plan_with("anytime", task, LIMITS)
     assert outcome.plan is not None
     verify(outcome.plan, graph)

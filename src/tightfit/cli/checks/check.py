@@ -20,7 +20,7 @@ from tightfit.cli.options import (
     PlanOptions,
     require_model,
 )
-from tightfit.cli.output import print_result
+from tightfit.cli.output import outcome_numbers, print_result
 from tightfit.errors import BadInput
 from tightfit.graph.ir import Graph
 from tightfit.planners.registry import DEFAULT
@@ -108,11 +108,6 @@ def check(
         as_json=json,
         status=outcome.status if found.fits else "infeasible",
         budget_bytes=found.budget_bytes,
-        constant_bytes=found.graph.constant_bytes,
-        planned_peak_bytes=outcome.peak_bytes if found.fits else None,
-        overhead=outcome.overhead,
-        bound=outcome.bound,
-        gap=outcome.gap,
         minimum_budget_bytes=found.minimum.found_bytes,
         seconds=found.seconds,
         eager_peak_bytes=found.eager_peak_bytes,
@@ -122,6 +117,7 @@ def check(
         cost_source=found.graph.cost_source,
         ops=len(found.graph.ops),
         proven=outcome.status == "infeasible",
+        **outcome_numbers(found.graph, outcome),
     )
 
 
@@ -147,22 +143,14 @@ def _text(found: Check) -> str:
         return "\n".join([*lines, found.message])
     share = found.height_bytes / found.outcome.peak_bytes
     height = f"{format_bytes(found.height_bytes)} laid out, {share:.4f} times the peak"
-    return "\n".join(
-        [
-            *lines,
-            render_outcome(found.outcome, graph),
-            f"  height    {height}",
-            "",
-            render_explanation(found.explanation),
-        ]
-    )
+    lines += [render_outcome(found.outcome, graph), f"  height    {height}", ""]
+    return "\n".join([*lines, render_explanation(found.explanation)])
 
 
 def _notes(graph: Graph) -> list[str]:
     """Name memory that the numbers leave out."""
     notes: list[str] = []
-    modelled = not graph.cost_source.startswith("measured")
-    if modelled:
+    if not graph.cost_source.startswith("measured"):
         notes.append(
             "modelled costs know no workspace of operators (convolutions need some): use --costs "
             "measured for this machine's"

@@ -23,13 +23,7 @@ _NOTE = (
 )
 
 
-def compare_flags(
-    model: str,
-    options: StepOptions,
-    limits: Limits,
-    *,
-    as_json: bool,
-) -> int:
+def compare_flags(model: str, options: StepOptions, limits: Limits, *, as_json: bool) -> int:
     """Print peak and time with each flag for a model, and with tightfit at three budgets."""
     from tightfit.studies.flags import flag_rows, own_blocks_of
     from tightfit.studies.model import ModelSettings, load_example, on_fake_tensors

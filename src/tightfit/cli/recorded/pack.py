@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from tightfit.cli.options import Json
+from tightfit.cli.options import Json, chosen_limits
 from tightfit.cli.output import print_result
 from tightfit.errors import BadInput
 from tightfit.files import write_atomically
@@ -57,10 +57,8 @@ def pack(
     picture
         Draw the blocks as rectangles over time in this file (.svg, .png or .pdf).
     """
-    if not time_limit > 0:
-        raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
+    limits = PackingLimits(seconds=chosen_limits(time_limit).seconds, seed=seed)
     _check_names(output, picture)
-    limits = PackingLimits(seconds=time_limit, seed=seed)
     packed = pack_blocks(load_blocks(trace), method, limits, alignment_bytes=alignment)
     if output is not None:
         save_layout(packed.layout, output)

@@ -14,7 +14,7 @@ from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import Json
 from tightfit.cli.output import csv_of, print_result
 from tightfit.errors import BadInput
-from tightfit.eviction.figures import Compared, sweep
+from tightfit.eviction.figures import ComparisonPoint, sweep
 from tightfit.eviction.log.resolve import Log, load_log
 from tightfit.eviction.policies.registry import DEFAULT, policy_named
 from tightfit.eviction.replayed import Deallocation, Placement, Replayed, Rules
@@ -103,12 +103,8 @@ def simulate(
         return _clairvoyant(simulator.log, budget_bytes, time_limit, as_json=json)
     chosen = policy_named(policy)
     started = time.process_time()
-    found = simulator.simulate(
-        chosen,
-        budget_bytes,
-        Rules(dealloc, placement, _factor(thrash)),
-        seed=seed,
-    )
+    rules = Rules(dealloc, placement, _factor(thrash))
+    found = simulator.simulate(chosen, budget_bytes, rules, seed=seed)
     numbers = _numbers(simulator.log, found, time.process_time() - started)
     return print_result(
         _text(numbers, found),
@@ -137,7 +133,7 @@ def _factor(thrash: float) -> float:
     return thrash
 
 
-def _of_log(log: Log) -> dict[str, Any]:
+def _log_numbers(log: Log) -> dict[str, Any]:
     return {
         "constant_bytes": log.constant_bytes,
         "base_peak_bytes": log.base_peak_bytes,
@@ -149,7 +145,7 @@ def _of_log(log: Log) -> dict[str, Any]:
 
 def _numbers(log: Log, found: Replayed, seconds: float) -> dict[str, Any]:
     return {
-        **_of_log(log),
+        **_log_numbers(log),
         "status": found.status,
         "slowdown": _slowdown(log, found),
         "budget_bytes": found.budget_bytes,
@@ -195,7 +191,6 @@ def _clairvoyant(log: Log, budget_bytes: int, seconds: float, *, as_json: bool) 
         outcome = clairvoyant(log, budget_bytes, Limits(seconds=seconds), progress)
     slowdown = None if outcome.plan is None else slowdown_of(log, outcome.overhead)
     least = slowdown_of(log, outcome.bound)
-    status = "oom" if slowdown is None else "ok"
     proven = f"; proven: none below {least:.3f}" if least < float("inf") else ""
     return print_result(
         f"no plan at {format_bytes(budget_bytes)}: {outcome.note or outcome.status}"
@@ -203,13 +198,13 @@ def _clairvoyant(log: Log, budget_bytes: int, seconds: float, *, as_json: bool) 
         else f"a plan fits {format_bytes(budget_bytes)}: {slowdown:.3f} times the cost{proven}",
         as_json=as_json,
         policy=CLAIRVOYANT,
-        status=status,
+        status="oom" if slowdown is None else "ok",
         slowdown=slowdown,
         budget_bytes=budget_bytes,
         max_memory_bytes=None if slowdown is None else outcome.peak_bytes,
         bound=outcome.bound,
         seconds=outcome.seconds,
-        **_of_log(log),
+        **_log_numbers(log),
     )
 
 
@@ -243,23 +238,13 @@ def _sweep(
     )
 
 
-def _row(log: Log, point: Compared) -> dict[str, Any]:
-    found = point.found
-    return {
-        "figure": point.comparison.figure,
-        "line": point.line,
-        "ratio": point.ratio,
-        "budget_bytes": found.budget_bytes,
-        "status": found.status,
-        "slowdown": _slowdown(log, found),
-        "evictions": found.evictions,
-        "rematerialisations": found.rematerialisations,
-        "accesses": found.accesses,
-        "max_memory_bytes": found.max_memory_bytes,
-    }
+def _row(log: Log, point: ComparisonPoint) -> dict[str, Any]:
+    named = {"figure": point.comparison.figure, "line": point.line, "ratio": point.ratio}
+    numbers = {**named, **_numbers(log, point.found, 0.0)}
+    return {column: numbers[column] for column in _COLUMNS}
 
 
-def _curves(log: Log, points: Sequence[Compared]) -> list[PolicyCurve]:
+def _curves(log: Log, points: Sequence[ComparisonPoint]) -> list[PolicyCurve]:
     curves: list[PolicyCurve] = []
     for line, group in groupby(points, key=lambda point: point.line):
         members = list(group)

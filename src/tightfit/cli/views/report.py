@@ -20,8 +20,8 @@ from tightfit.cli.options import (
     StepBudget,
     is_model,
 )
-from tightfit.cli.output import print_result
-from tightfit.cli.target import budget_named, chosen_budget, load_step, load_target
+from tightfit.cli.output import plan_numbers, print_result
+from tightfit.cli.target import budgets_named, chosen_budget, load_step, load_target
 from tightfit.errors import BadInput
 from tightfit.files import kind_of_record, read_limited
 from tightfit.graph.ir import Exactness, Graph
@@ -36,8 +36,8 @@ from tightfit.planners.questions.infeasible import infeasible
 from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.planners.registry import DEFAULT, find_planner, plan_with
 from tightfit.progress import Progress
-from tightfit.reporting.html.facts import PlannedFor
-from tightfit.reporting.html.sentences import Proven
+from tightfit.reporting.html.facts import BudgetPoint
+from tightfit.reporting.html.sentences import ProvenBound
 from tightfit.units import format_bytes
 
 _BUDGETS = "0.9,0.7,0.55,0.4,0.3"
@@ -45,7 +45,7 @@ _CURVE_S = 2.0
 """For each plan of the curve, and for the plan with less exact alternatives."""
 
 _LESS_EXACT: Exactness = "rounding"
-"""The class after the one that models are planned with."""
+"""The next class after `bitwise`, with which models are planned."""
 
 
 def report(
@@ -92,7 +92,9 @@ def report(
         if given is not None:
             step, plan, proven = _with_graph(given, target, graph, options.costs), given, None
         else:
-            step = load_step(_one(target, graph), options, progress=progress)
+            if graph is not None:
+                raise BadInput(f"{target} is no plan; a second file is the graph of a plan")
+            step = load_step(target, options, progress=progress)
             size = chosen_budget(step, budget, budget_ratio, options.gradients)
             task = Task(graph=step, budget_bytes=size, gradients=options.gradients)
             plan, proven = _planned(task, planner, limits, progress)
@@ -108,14 +110,11 @@ def report(
         f"{output} ({format_bytes(size)}): open it in any browser, it needs no network",
         as_json=json,
         status="feasible",
-        budget_bytes=plan.budget_bytes,
-        constant_bytes=step.constant_bytes,
-        planned_peak_bytes=result.peak_bytes,
-        overhead=result.overhead,
         bound=None if proven is None else proven.bound,
         seconds=time.perf_counter() - started,
         page=str(output),
         page_bytes=size,
+        **plan_numbers(step, plan, result),
     )
 
 
@@ -137,15 +136,9 @@ def _with_graph(plan: Plan, file: str, graph: str | None, costs: str | None) -> 
     return step
 
 
-def _one(target: str, graph: str | None) -> str:
-    if graph is not None:
-        raise BadInput(f"{target} is no plan; a second file is the graph of a plan")
-    return target
-
-
 def _planned(
     task: Task, planner: str, limits: Limits, progress: Progress
-) -> tuple[Plan, Proven | None]:
+) -> tuple[Plan, ProvenBound | None]:
     """Return a plan for the budget.
 
     Raises `InfeasibleBudget` if none is found; says the least.
@@ -154,7 +147,7 @@ def _planned(
     if outcome.plan is None:
         least = minimum_budget(task.graph, task.gradients, Limits(seconds=10.0), progress)
         raise infeasible(task, outcome, least)
-    return outcome.plan, Proven(outcome.bound, outcome.bound_source)
+    return outcome.plan, ProvenBound(outcome.bound, outcome.bound_source)
 
 
 def _gained(
@@ -172,13 +165,13 @@ def _briefly(limits: Limits) -> Limits:
 
 def _curve(
     step: Graph, budgets: str, gradients: Gradients, limits: Limits, progress: Progress
-) -> Sequence[PlannedFor]:
+) -> Sequence[BudgetPoint]:
     """Return plans for other budgets, each searched for a short while."""
     if budgets == "none":
         return ()
-    asked = [budget_named(step, text, gradients)[0] for text in budgets.split(",")]
+    asked = [size for size, _ in budgets_named(step, budgets, gradients)]
     return tuple(
-        PlannedFor(
+        BudgetPoint(
             budget_bytes=point.budget_bytes,
             overhead=point.outcome.overhead if point.outcome.plan is not None else None,
             bound=point.outcome.bound if point.outcome.plan is not None else None,

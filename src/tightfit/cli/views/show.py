@@ -7,26 +7,21 @@ import time
 import msgspec
 
 from tightfit.cli.options import Json, OtherCosts
-from tightfit.cli.output import print_result
+from tightfit.cli.output import plan_numbers, print_result
 from tightfit.cli.target import load_target
 from tightfit.errors import BadInput
 from tightfit.files import kind_of_record, read_limited
 from tightfit.graph.ir import Graph
-from tightfit.plan.assemble import assemble, keep_everything
+from tightfit.plan.assemble import everything_kept
 from tightfit.plan.explain import explain
 from tightfit.plan.io import plan_from_json
 from tightfit.plan.plan import Plan
-from tightfit.plan.verify import verified_peak_bytes, verify
+from tightfit.plan.verify import verify
 from tightfit.reporting.text import render_explanation, render_graph, render_plan
 
 
 def show(
-    file: str,
-    graph: str | None = None,
-    /,
-    *,
-    costs: OtherCosts = None,
-    json: Json = False,
+    file: str, graph: str | None = None, /, *, costs: OtherCosts = None, json: Json = False
 ) -> int:
     """Print the memory a graph needs, or the memory and overhead of a plan.
 
@@ -53,15 +48,15 @@ def show(
 
 
 def _show_graph(graph: Graph, as_json: bool, started: float) -> int:
-    everything = assemble(graph, keep_everything(graph), budget_bytes=0)
-    peak = verified_peak_bytes(everything, graph)
-    explanation = explain(msgspec.structs.replace(everything, budget_bytes=peak), graph)
+    everything = everything_kept(graph)
+    verify(everything, graph)
+    explanation = explain(everything, graph)
     return print_result(
         render_graph(graph, explanation),
         as_json=as_json,
         status="feasible",
         constant_bytes=graph.constant_bytes,
-        planned_peak_bytes=peak,
+        planned_peak_bytes=explanation.peak_bytes,
         overhead=explanation.overhead,
         seconds=time.perf_counter() - started,
         ops=len(graph.ops),
@@ -86,11 +81,8 @@ def _show_plan(plan: Plan, graph: Graph | None, as_json: bool, started: float) -
         f"{render_plan(plan)}\n\n{render_explanation(explanation)}",
         as_json=as_json,
         status="feasible",
-        budget_bytes=plan.budget_bytes,
-        constant_bytes=graph.constant_bytes,
-        planned_peak_bytes=explanation.peak_bytes,
-        overhead=explanation.overhead,
         seconds=time.perf_counter() - started,
         instructions=len(plan.instructions),
         explanation=msgspec.to_builtins(explanation),
+        **plan_numbers(graph, plan, explanation),
     )

@@ -17,8 +17,7 @@ from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import producers
 from tightfit.graph.names import holder_module, name_op
 from tightfit.layout.blocks import Packed
-from tightfit.layout.of_plan import blocks_of_plan
-from tightfit.layout.pack import pack
+from tightfit.layout.pack import pack_plan
 from tightfit.plan.io import load_plan
 from tightfit.plan.lives import Life, lives_of
 from tightfit.plan.plan import Plan
@@ -67,7 +66,7 @@ def snapshot(
     step = load_target(graph, costs)
     loaded = load_plan(plan)
     verify(loaded, step)
-    packed = pack(blocks_of_plan(step, loaded), alignment_bytes=_alignment(step))
+    packed = pack_plan(step, loaded)
     height_bytes = step.constant_bytes + packed.height_bytes
     if output.suffix == _SNAPSHOT:
         content = _snapshot(step, loaded, packed)
@@ -87,10 +86,6 @@ def snapshot(
         blocks=len(packed.layout.offsets),
         seconds=time.perf_counter() - started,
     )
-
-
-def _alignment(graph: Graph) -> int:
-    return max(1, graph.device.granularity_bytes)
 
 
 def _snapshot(graph: Graph, plan: Plan, packed: Packed) -> bytes:
@@ -139,15 +134,11 @@ def _category(graph: Graph, life: Life) -> str:
 def _names(graph: Graph, made_by: dict[int, int], life: Life) -> tuple[tuple[str, str, int], ...]:
     """Return the value, the op that makes it and its module, as a call stack."""
     maker = life.op if life.value is None else made_by.get(life.value)
-    made = () if maker is None else (_op_name(graph, maker),)
+    op = None if maker is None else graph.ops[maker]
+    made = () if op is None else ((name_op(op), op.module, op.id),)
     if life.value is not None:
         module = holder_module(graph, made_by, life.value)
         return ((graph.values[life.value].name, module, life.value), *made)
-    if maker is None:
+    if op is None:
         return (("held by user code", "between the parts of the plan", 0),)
-    return ((life.content, graph.ops[maker].module, maker), *made)
-
-
-def _op_name(graph: Graph, number: int) -> tuple[str, str, int]:
-    op = graph.ops[number]
-    return (name_op(op), op.module, number)
+    return ((life.content, op.module, op.id), *made)

@@ -44,7 +44,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     output_bytes: tuple[int, ...]
     # For each output its strides; None if it is no tensor
     output_strides: tuple[tuple[int, ...] | None, ...]
-    # For each output the position, among the tensor arguments in order, of that whose storage it
+    # For each output the position, among the tensor arguments, of the argument whose storage it
     # shares; -1: its own storage
     aliases: tuple[int, ...]
     none_outputs: tuple[int, ...]  # positions of the outputs that are no tensors
@@ -165,7 +165,7 @@ def metered_run(
         repeats = not any(alias >= 0 for alias in run.aliases) and growth_bytes != before_bytes
         if not repeats or device.type != "cpu" or _is_made(outputs, growth_bytes, device.type):
             return outputs, run
-        del outputs  # they would be held together with those of the next run
+        del outputs  # else the outputs of two runs would be held at once
         before_bytes = growth_bytes
     return _run(function, arguments, keyword_arguments, device)[:2]
 
@@ -297,19 +297,16 @@ def materialise(
     booleans are true half of the time, integers are zero. Strides may be 0 (expanded) or overlap;
     a view may have a storage of at least `storage_bytes`. The global random generators do not move.
     """
-    elements = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    if 0 in shape:
-        elements = 0
-    elements = max(elements, storage_bytes // dtype.itemsize)
+    reached = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    elements = max(0 if 0 in shape else reached, storage_bytes // dtype.itemsize)
     device = torch.device(device)
     generator = torch.Generator(device).manual_seed(0)
-    options: dict[str, Any] = {"generator": generator, "device": device}
     if dtype.is_floating_point or dtype.is_complex:
         drawn = torch.empty(min(elements, _DRAWN), dtype=torch.float32, device=device)
         drawn = drawn.uniform_(0.05, 0.15, generator=generator).to(dtype)
         flat = drawn if elements <= len(drawn) else _repeat(drawn, drawn.new_empty(elements))
     elif dtype == torch.bool:
-        flat = torch.rand(elements, **options) < 0.5
+        flat = torch.rand(elements, generator=generator, device=device) < 0.5
     else:
         flat = torch.zeros(elements, dtype=dtype, device=device)
     return flat.as_strided(tuple(shape), tuple(strides))

@@ -6,11 +6,12 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Literal, NoReturn, TypeAlias, TypeVar
+from typing import BinaryIO, NoReturn, TypeVar
 
 import msgspec
 
 from tightfit.errors import BadInput
+from tightfit.eviction.log import lines
 from tightfit.eviction.log.instructions import (
     Backward,
     Call,
@@ -28,68 +29,7 @@ _MOST_DIGITS = 18
 _GZIP = b"\x1f\x8b"
 
 
-class _Line(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    rename="upper",
-    tag_field="INSTRUCTION",
-):
-    """One object of the text; its class is named by INSTRUCTION."""
-
-
-class _Annotate(_Line, frozen=True, tag="ANNOTATE"):
-    annotation: Literal["START", "BACKWARD"]
-
-
-class _Constant(_Line, frozen=True, tag="CONSTANT"):
-    name: str
-
-
-class _Memory(_Line, frozen=True, tag="MEMORY"):
-    name: str
-    memory: str
-
-
-class _Alias(_Line, frozen=True, tag="ALIAS"):
-    name: str
-    alias: str
-
-
-class _Call(_Line, frozen=True, tag="CALL"):
-    name: str
-    args: tuple[str, ...]
-    result: tuple[str, ...]
-    time: str
-
-
-class _Mutate(_Line, frozen=True, tag="MUTATE"):
-    name: str
-    args: tuple[str, ...]
-    mutate: tuple[int, ...]
-    time: str
-
-
-class _Copy(_Line, frozen=True, tag="COPY"):
-    dst: str
-    src: str
-
-
-class _CopyFrom(_Line, frozen=True, tag="COPY_FROM"):
-    dst: str
-    src: str
-
-
-class _Release(_Line, frozen=True, tag="RELEASE"):
-    name: str
-
-
-_AnyLine: TypeAlias = (
-    _Annotate | _Constant | _Memory | _Alias | _Call | _Mutate | _Copy | _CopyFrom | _Release
-)
-
-
-_Following = TypeVar("_Following", _Memory, _Alias)
+_Following = TypeVar("_Following", lines.Memory, lines.Alias)
 
 
 def read_instructions(path: Path | str) -> Iterator[Instruction]:
@@ -110,53 +50,55 @@ class _Reader:
         self.path = path
         self.number = 0
         self.names: set[str] = set()
-        self.decoder = msgspec.json.Decoder(_AnyLine)
+        self.decoder = msgspec.json.Decoder(lines.AnyLine)
 
     def instructions(self) -> Iterator[Instruction]:
-        lines = self._lines()
-        if not any(isinstance(x, _Annotate) and x.annotation == "START" for x in lines):
+        rest = self._lines()
+        if not any(isinstance(x, lines.Annotate) and x.annotation == "START" for x in rest):
             self._refuse("the log has no ANNOTATE START; the replay would begin nowhere")
-        for line in lines:
-            instruction = self._instruction(line, lines)
+        for line in rest:
+            instruction = self._instruction(line, rest)
             if instruction is not None:
                 yield instruction
 
-    def _instruction(self, line: _AnyLine, lines: Iterator[_AnyLine]) -> Instruction | None:
+    def _instruction(
+        self, line: lines.AnyLine, rest: Iterator[lines.AnyLine]
+    ) -> Instruction | None:
         match line:
-            case _Constant():
-                size_bytes = self._size(lines, line.name)
+            case lines.Constant():
+                size_bytes = self._size(rest, line.name)
                 self._define(line.name)
                 return Constant(line.name, size_bytes)
-            case _Call():
-                return self._call(line, lines)
-            case _Mutate():
+            case lines.Call():
+                return self._call(line, rest)
+            case lines.Mutate():
                 self._use(*line.args)
                 for position in line.mutate:
                     self._check_position(position, line.args)
                 return Mutate(line.name, line.args, line.mutate, self._int(line.time, "TIME"))
-            case _Copy():
+            case lines.Copy():
                 self._use(line.src)
                 self._define(line.dst)
                 return Copy(line.dst, line.src)
-            case _CopyFrom():
+            case lines.CopyFrom():
                 self._use(line.src, line.dst)
                 return CopyFrom(line.dst, line.src)
-            case _Release():  # of a name from before START: nothing was counted of it
+            case lines.Release():  # a name from before START was never counted
                 return Release(line.name) if line.name in self.names else None
-            case _Annotate():
+            case lines.Annotate():
                 return Backward() if line.annotation == "BACKWARD" else None
-            case _Memory() | _Alias():
+            case lines.Memory() | lines.Alias():
                 self._refuse(
                     f"{_name(type(line))} of {line.name!r} belongs to no instruction before it"
                 )
 
-    def _call(self, call: _Call, lines: Iterator[_AnyLine]) -> Call:
+    def _call(self, call: lines.Call, rest: Iterator[lines.AnyLine]) -> Call:
         self._use(*call.args)
         time_ns = self._int(call.time, "TIME")
         results: list[Result] = []
         for name in call.result:
-            size_bytes = self._size(lines, name)
-            alias = self._next(lines, _Alias, name)
+            size_bytes = self._size(rest, name)
+            alias = self._next(rest, lines.Alias, name)
             shared = None if alias.alias == "-1" else self._int(alias.alias, "ALIAS")
             if shared is not None:
                 self._check_position(shared, call.args)
@@ -165,11 +107,11 @@ class _Reader:
             self._define(name)
         return Call(call.name, call.args, tuple(results), time_ns)
 
-    def _size(self, lines: Iterator[_AnyLine], name: str) -> int:
-        return self._int(self._next(lines, _Memory, name).memory, "MEMORY")
+    def _size(self, rest: Iterator[lines.AnyLine], name: str) -> int:
+        return self._int(self._next(rest, lines.Memory, name).memory, "MEMORY")
 
-    def _next(self, lines: Iterator[_AnyLine], kind: type[_Following], name: str) -> _Following:
-        line = next(lines, None)
+    def _next(self, rest: Iterator[lines.AnyLine], kind: type[_Following], name: str) -> _Following:
+        line = next(rest, None)
         expected = f"expected the {_name(kind)} line of {name!r}"
         if line is None:
             self._refuse(f"{expected}, but the log ends: it is cut off")
@@ -196,7 +138,7 @@ class _Reader:
             self._refuse(f"{meaning} {text[:40]!r} is no decimal integer of 0 or more")
         return int(text)
 
-    def _lines(self) -> Iterator[_AnyLine]:
+    def _lines(self) -> Iterator[lines.AnyLine]:
         try:
             with self._opened() as file:
                 while content := file.readline(_LONGEST_LINE_BYTES + 1):
@@ -220,5 +162,5 @@ class _Reader:
         raise BadInput(f"{self.path}, line {self.number}: {why}")
 
 
-def _name(kind: type[_AnyLine]) -> str:
+def _name(kind: type[lines.AnyLine]) -> str:
     return str(kind.__struct_config__.tag)

@@ -158,10 +158,7 @@ def resolve(instructions: Iterable[Instruction], *, source: str = "the log") -> 
 
 
 class _Resolver:
-    """The tensors of the names so far, and the calls that were settled.
-
-    `source`: where the instructions come from; named in errors.
-    """
+    """The tensors of the names so far, and the calls that were settled."""
 
     def __init__(self, source: str) -> None:
         self.source = source

@@ -37,8 +37,5 @@ def without_views(log: Log) -> Log:
             occurrences.append(Occurrence(event, number))
         occurrences += [Occurrence(Event.HOLD, root(view)) for view in views]
     return replace(
-        log,
-        operators=operators,
-        occurrences=tuple(occurrences),
-        held=tuple(map(root, log.held)),
+        log, operators=operators, occurrences=tuple(occurrences), held=tuple(map(root, log.held))
     )

@@ -19,19 +19,19 @@ class Cost(IntEnum):
     """The cost in the numerator of a score."""
 
     NONE = 0
-    """One for every storage."""
+    """The same for every storage: 1."""
     LOCAL = 1
     """The storage's own cost."""
     BEFORE = 2
-    """And that of every evicted storage it would need first."""
+    """Its own cost, and the costs of all evicted storages that it would need first."""
     AROUND = 3
-    """And that of every evicted storage that needs it first: the evicted neighbourhood."""
+    """The same, and the costs of evicted storages that need it first: its neighbourhood."""
     COUNT = 4
     """One, and one for each storage of the evicted neighbourhood."""
     CLASSES = 5
-    """Its own, and that of the classes of evicted storages next to it, kept by union-find."""
+    """Its own cost, and the costs of the classes of evicted storages next to it (union-find)."""
     OPERATORS = 6
-    """Its own operator's, and that of every operator that would have to run first, each once."""
+    """The costs of its operator and of all operators that would have to run first, each once."""
     RANDOM = 7
     """There is no score: any candidate may go."""
 

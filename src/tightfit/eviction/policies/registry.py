@@ -19,7 +19,7 @@ DEFAULT = IMPROVED[0].name
 def policy_named(name: str) -> Policy:
     """Return a policy.
 
-    Raises `BadInput` if there is none of that name.
+    Raises `BadInput` for an unknown name; lists the known names.
     """
     if name not in POLICIES:
         raise BadInput(f"there is no eviction policy {name!r}; choose among {', '.join(POLICIES)}")

@@ -23,8 +23,7 @@ class _Task(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[Block, ...]
     start: tuple[int, ...]
     unit_bytes: int
-    seconds: float
-    seed: int
+    limits: PackingLimits
 
 
 class _Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,13 +39,8 @@ def pack_by_constraints(blocks: tuple[Block, ...], limits: PackingLimits) -> Pla
     if importlib.util.find_spec("ortools") is None:
         raise MissingExtra("packer 'cpsat' needs ortools: pip install tightfit[cpsat]")
     start = core_packer("portfolio")(blocks, limits).offsets
-    task = _Task(
-        blocks=blocks,
-        start=start,
-        unit_bytes=math.gcd(*(block.size_bytes for block in blocks)),
-        seconds=limits.seconds,
-        seed=limits.seed,
-    )
+    unit_bytes = math.gcd(*(block.size_bytes for block in blocks))
+    task = _Task(blocks=blocks, start=start, unit_bytes=unit_bytes, limits=limits)
     answers: list[_Answer] = []
 
     def receive(data: bytes) -> None:
@@ -88,8 +82,8 @@ def serve(payload: bytes, report: Callable[[bytes], None]) -> None:
     model.add_no_overlap_2d(lives, places)
     model.minimize(height)
     solver: Any = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = task.seconds
-    solver.parameters.random_seed = task.seed
+    solver.parameters.max_time_in_seconds = task.limits.seconds
+    solver.parameters.random_seed = task.limits.seed
     solver.parameters.num_workers = 1
     if solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         found = tuple(solver.value(offset) * task.unit_bytes for offset in offsets)

@@ -28,7 +28,7 @@ def colliding_pairs(blocks: tuple[Block, ...], packer: str) -> tuple[tuple[int, 
     return tuple(sorted(pairs))
 
 
-def dropped(blocks: tuple[Block, ...], heights: list[float]) -> tuple[int, ...]:
+def compacted(blocks: tuple[Block, ...], heights: list[float]) -> tuple[int, ...]:
     """Return whole offsets from a solver's numbers: from the lowest up, each as low as it can be.
 
     Rounding by a solver may leave a layout with tiny overlaps or holes; this layout has neither,

@@ -15,7 +15,7 @@ from tightfit._core import _engine
 from tightfit.planners.anytime.kcut.complete import complete
 from tightfit.planners.anytime.kcut.program import CutProgram, cut_program
 from tightfit.planners.anytime.pool import Pool, PooledSchedule
-from tightfit.planners.anytime.relaxation import Outline
+from tightfit.planners.anytime.relaxation import RelaxedProblem
 from tightfit.planners.solvers import Solution, SolveOptions, solve
 from tightfit.progress import StoppableProgress
 
@@ -34,11 +34,11 @@ class CutLoop:
     `pool`: where results go.
     """
 
-    def __init__(self, outline: Outline, pool: Pool, solver: str) -> None:
-        self.outline = outline
+    def __init__(self, relaxed: RelaxedProblem, pool: Pool, solver: str) -> None:
+        self.relaxed = relaxed
         self.pool = pool
         self.solver = solver
-        self.problem = outline.problem
+        self.problem = relaxed.problem
         self.schedule = _engine.Schedule(self.problem.engine, self.problem.budget_bytes)
         self.cuts: tuple[int, ...] = (self.schedule.fullest_stage(),)
         self.finished = False
@@ -48,7 +48,7 @@ class CutLoop:
     def seed(self, margin: float, seconds: float, nodes: int | None = None) -> None:
         """Solve the one-cut program with part of the budget left free, for a seed only."""
         budget = int((1.0 - margin) * self.problem.budget_bytes)
-        model = cut_program(self.outline, budget, self.cuts[:1])
+        model = cut_program(self.relaxed, budget, self.cuts[:1])
         solution = self.solve(model, seconds, nodes, self._gap(), in_child=False)
         if solution.values is not None:
             complete(model, solution, self.schedule)
@@ -56,7 +56,7 @@ class CutLoop:
 
     def round(self, seconds: float, nodes: int | None = None, *, in_child: bool = False) -> None:
         """Solve the program with the present cuts, report, and choose the next cut."""
-        model = cut_program(self.outline, self.problem.budget_bytes, self.cuts)
+        model = cut_program(self.relaxed, self.problem.budget_bytes, self.cuts)
         solution = self.solve(model, seconds, nodes, self._gap(), in_child=in_child)
         if solution.status == "infeasible":
             self.pool.raise_bound(math.inf, self.source)
@@ -71,7 +71,7 @@ class CutLoop:
     @property
     def build_s(self) -> float:
         """About how long it takes to put the next program together."""
-        return _BUILD_S * self.outline.ops * len(self.cuts)
+        return _BUILD_S * self.relaxed.ops * len(self.cuts)
 
     @property
     def source(self) -> str:
@@ -79,22 +79,12 @@ class CutLoop:
         return f"K-cut program, {len(self.cuts)} cut" + ("s" if len(self.cuts) > 1 else "")
 
     def solve(
-        self,
-        model: CutProgram,
-        seconds: float,
-        nodes: int | None,
-        gap: float,
-        *,
-        in_child: bool,
+        self, model: CutProgram, seconds: float, nodes: int | None, gap: float, *, in_child: bool
     ) -> Solution:
         """Solve a program to a gap in percent of the baseline, until the loop is stopped."""
         options = SolveOptions(seconds=seconds, gap=gap, nodes=nodes, solver=self.solver)
-        return solve(
-            model.program,
-            options,
-            progress=StoppableProgress(self.stop_event),
-            in_child=in_child,
-        )
+        progress = StoppableProgress(self.stop_event)
+        return solve(model.program, options, progress=progress, in_child=in_child)
 
     def _gap(self) -> float:
         """How exactly to solve: early programs are only steps to better cuts."""
@@ -116,8 +106,8 @@ class CutLoop:
         budget = self.problem.budget_bytes
         over = sorted((t for t, peak in enumerate(peaks) if peak > budget), key=lambda t: -peaks[t])
         new = next((t for t in over if t not in self.cuts), None)
-        if self.outline.ops <= _MOST_DENSE_OPS and not self.exact:
-            self.cuts = tuple(range(1, self.outline.ops))
+        if self.relaxed.ops <= _MOST_DENSE_OPS and not self.exact:
+            self.cuts = tuple(range(1, self.relaxed.ops))
             self.exact = True
             return True
         if new is None:
@@ -157,7 +147,6 @@ class BoundWorker:
 
     @property
     def alive(self) -> bool:
-        """Whether it still works."""
         return self.thread.is_alive()
 
     def _run(self) -> None:

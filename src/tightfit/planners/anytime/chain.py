@@ -46,7 +46,7 @@ class Split:
         segment_of = [k for k in range(count) for _ in range(bounds[k], bounds[k + 1])]
         stages: list[list[int]] = [[] for _ in range(count)]
         furthest = 0
-        for stage in range(splitter.outline.ops - 1, splitter.forward - 1, -1):
+        for stage in range(splitter.relaxed.ops - 1, splitter.forward - 1, -1):
             sources = [s for s in splitter.reads[stage] if s < splitter.forward]
             furthest = max([furthest, *(segment_of[s] for s in sources)])
             stages[furthest].append(stage)
@@ -59,14 +59,15 @@ class Split:
             start = bounds[k]
             entry = tuple(op for op in range(start) if splitter.last_forward[op] >= start)
             wanted = {*range(start, bounds[k + 1]), *entry}
-            needed = {
-                source: stage
-                for stage in range(first, last + 1)
-                for source in splitter.reads[stage]
-                if source in wanted
-            }
-            needs = MappingProxyType(needed)
-            made.append(ChainSegment(start, bounds[k + 1], first, last, entry, needs))
+            needed = MappingProxyType(
+                {
+                    source: stage
+                    for stage in range(first, last + 1)
+                    for source in splitter.reads[stage]
+                    if source in wanted
+                }
+            )
+            made.append(ChainSegment(start, bounds[k + 1], first, last, entry, needed))
         return reversed(made)
 
     def _leaving(self, k: int) -> tuple[int, ...]:
@@ -96,13 +97,11 @@ class Split:
 
     def _boundary_units(self, unit: float) -> list[int]:
         count = len(self.segments)
-        table = [0] * (count * (count + 1))
-        for k in range(count):
-            for following in range(k + 1, count):
-                table[k * (count + 1) + following] = _rounded(
-                    self.boundary_bytes(k, following), unit
-                )
-        return table
+        return [
+            _rounded(self.boundary_bytes(k, following), unit) if k < following < count else 0
+            for k in range(count)
+            for following in range(count + 1)
+        ]
 
     def _chain_segment(self, k: int, unit: float) -> _engine.ChainSegment:
         splitter, segment = self.splitter, self.segments[k]
@@ -169,7 +168,7 @@ class _Expansion:
 
     def ranges(self) -> list[Range]:
         splitter = self.splitter
-        for op in range(splitter.outline.ops):
+        for op in range(splitter.relaxed.ops):
             forward = op < splitter.forward
             self.hold(op, _FORWARD, splitter.last_forward[op] if forward else splitter.last[op])
         last = len(self.split.segments) - 1

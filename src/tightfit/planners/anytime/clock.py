@@ -13,7 +13,7 @@ _JOBS = 40  # pieces of search that the limit is divided into
 
 
 class Clock:
-    """The limits of a search, and the rest of them.
+    """The limits of a search, and what is left of time or iterations.
 
     `limits`: with an iteration limit nothing depends on the machine's speed. `started`:
     `time.perf_counter` when it began.
@@ -25,7 +25,7 @@ class Clock:
         self.iterations_left = limits.iterations
 
     @property
-    def counts(self) -> bool:
+    def counts_iterations(self) -> bool:
         """Whether iterations are the limit, and not seconds."""
         return self.limits.iterations is not None
 

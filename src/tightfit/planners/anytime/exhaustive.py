@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tightfit._core import _engine
-from tightfit.plan.plan import Compute, Outcome
+from tightfit.plan.plan import Outcome
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.engine.problem import CROSSING, EngineProblem
+from tightfit.planners.engine.problem import EngineProblem, computes_of
 from tightfit.planners.outcomes import Bound, finish, no_plan
 
 _MOST_VALUES = 22
@@ -30,10 +30,6 @@ def solve_small(
         return None
     if not feasible:
         return no_plan(started=started, proven=True, bound_source=EXHAUSTIVE)
-    computes = [
-        Compute(problem.graph_ops[op], alternative, variant)
-        for op, alternative, variant in rows
-        if problem.graph_ops[op] != CROSSING
-    ]
+    computes = computes_of(problem, rows)
     bound = problem.overhead(cost) - 1e-9
     return finish(task, computes, bound=Bound(bound, EXHAUSTIVE), started=started, gap=limits.gap)

@@ -48,7 +48,7 @@ class KeepLists:
             tuple(
                 (
                     splitter.bytes[op],
-                    splitter.outline.first_cost[op],
+                    splitter.relaxed.first_cost[op],
                     tuple(source - start for source in splitter.reads[op]),
                 )
                 for op in range(start, segment.end)
@@ -60,9 +60,8 @@ class KeepLists:
 
     def _open(self, segment: ChainSegment, leaving: tuple[int, ...]) -> list[KeepOption]:
         splitter = self.splitter
-        entry = set(segment.entry)
         needed = [op for op in segment.needed if op >= segment.start]
-        available = entry | set(leaving)
+        available = {*segment.entry, *leaving}
 
         def again(kept: set[int]) -> float:
             return splitter.cost(splitter.closure(needed, available | kept))
@@ -115,20 +114,17 @@ class KeepLists:
 def _thinned(options: list[KeepOption]) -> list[KeepOption]:
     """The Pareto front, without the points that add least to it."""
     front: list[KeepOption] = []
-    for option in sorted(options, key=_by_size):
+    for option in sorted(options, key=lambda option: (option.size_bytes, option.cost)):
         if not front or option.cost < front[-1].cost:
             front.append(option)
+
+    def area(k: int) -> float:
+        """How much worse the front is without its point k, as bytes times cost."""
+        left, option, right = front[k - 1 : k + 2]
+        return (option.size_bytes - left.size_bytes) * (left.cost - right.cost)
+
     while len(front) > _MOST_OPTIONS:
-        inner = range(1, len(front) - 1)
-        front.pop(
-            min(
-                inner,
-                key=lambda k: (
-                    (front[k].size_bytes - front[k - 1].size_bytes)
-                    * (front[k - 1].cost - front[k + 1].cost)
-                ),
-            )
-        )
+        front.pop(min(range(1, len(front) - 1), key=area))
     return front
 
 
@@ -137,7 +133,3 @@ def _shifted(options: list[KeepOption], shift: int) -> list[KeepOption]:
         KeepOption(option.size_bytes, option.cost, frozenset(op + shift for op in option.ops))
         for option in options
     ]
-
-
-def _by_size(option: KeepOption) -> tuple[int, float]:
-    return option.size_bytes, option.cost

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,8 +16,8 @@ from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.anytime.exhaustive import EXHAUSTIVE, solve_small
 from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.search import FirstPlan, Search
-from tightfit.planners.anytime.seeds import first_plan
-from tightfit.planners.anytime.strategy import pursue
+from tightfit.planners.anytime.seeds import add_greedy_plan
+from tightfit.planners.anytime.strategy import run_search
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import fits_without_recomputation, prove_by_working_set
@@ -97,15 +97,22 @@ def run_anytime(
 
 
 def _prove_infeasible(task: Task, least: LeastPeak | None, started: float) -> Outcome | None:
-    """Return the proof that one op alone needs more than the budget, in every order."""
+    """Return the proof that in every order some op alone needs more than the budget."""
     proof = prove_by_working_set(task, started)
-    if proof is None or task.keeps_order:
-        return proof
-    for order in other_orders(task.graph, least):
-        other = msgspec.structs.replace(task, graph=reorder(task.graph, order))
-        if prove_by_working_set(other, started) is None:
+    if proof is not None:
+        others = (other for _, _, other in _in_other_orders(task, least))
+        if any(prove_by_working_set(other, started) is None for other in others):
             return None
     return proof
+
+
+def _in_other_orders(
+    task: Task, least: LeastPeak | None
+) -> Iterator[tuple[tuple[OpId, ...], str, Task]]:
+    """Yield the other orders that plans may take, with their names and the task in each."""
+    orders = {} if task.keeps_order else other_orders(task.graph, least)
+    for ops, name in orders.items():
+        yield ops, name, msgspec.structs.replace(task, graph=reorder(task.graph, ops))
 
 
 def _solve_small_in_others(
@@ -113,24 +120,17 @@ def _solve_small_in_others(
 ) -> Outcome | None:
     """Return the optimum in the first other order that has a plan, the traced one having none.
 
-    If none has, the proof that no order has; None if one of them is too large a problem.
+    If none has, the proof that no order has; None if the problem in some order is too large.
     """
-    outcome = no_plan(started=started, proven=True, bound_source=EXHAUSTIVE)
-    for order in () if task.keeps_order else other_orders(task.graph, least):
-        other = msgspec.structs.replace(task, graph=reorder(task.graph, order))
+    for order, _, other in _in_other_orders(task, least):
         found = solve_small(other, build_problem(other, alternatives=alternatives), limits, started)
         if found is None:
             return None
         if found.plan is not None:
-            steps = [step for step in found.plan.instructions if isinstance(step, Compute)]
-            return finish(
-                task,
-                in_traced_order(steps, order),
-                bound=Bound(found.bound, EXHAUSTIVE),
-                started=started,
-                gap=limits.gap,
-            )
-    return outcome
+            steps = in_traced_order(found.plan.computes, order)
+            bound = Bound(found.bound, EXHAUSTIVE)
+            return finish(task, steps, bound=bound, started=started, gap=limits.gap)
+    return no_plan(started=started, proven=True, bound_source=EXHAUSTIVE)
 
 
 def _better(found: Outcome, easy: Outcome | None) -> Outcome:
@@ -159,7 +159,7 @@ class _Order:
 
     @property
     def bound(self) -> float:
-        return max(self.search.pool.bound, self.search.outline.trivial_bound)
+        return max(self.search.pool.bound, self.search.relaxed.trivial_bound)
 
     def computes(self) -> list[Compute]:
         """The best plan found, in the graph's own ids."""
@@ -167,20 +167,14 @@ class _Order:
         assert best is not None
         schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
         best.load(schedule)
-        return in_traced_order(computes_of(problem, schedule), self.ops)
+        return in_traced_order(computes_of(problem, schedule.computes()), self.ops)
 
 
 class _Orders:
     """The searches of one or two orders, and their results."""
 
     def __init__(
-        self,
-        task: Task,
-        limits: Limits,
-        progress: Progress,
-        started: float,
-        *,
-        alternatives: bool,
+        self, task: Task, limits: Limits, progress: Progress, started: float, *, alternatives: bool
     ) -> None:
         self.task = task
         self.limits = limits
@@ -200,7 +194,7 @@ class _Orders:
         for.
         """
         traced = self._start(_TRACED, tuple(range(len(self.task.graph.ops))), self.task, problem)
-        first_plan(traced)
+        add_greedy_plan(traced)
         for seed in seeds:
             traced.pool.add_seed(seed)
         traced.repair_seeds()
@@ -216,7 +210,7 @@ class _Orders:
             share = _FIRST_SHARE if number + 1 < len(waiting) else 1.0
             search.clock.restart(max(0.05, share * seconds))
             try:
-                pursue(search)
+                run_search(search)
             finally:
                 self._note_first(search)
 
@@ -228,27 +222,24 @@ class _Orders:
         return search
 
     def _note_first(self, search: Search) -> None:
-        """Remember when the first plan was there."""
         if self.first is None and search.first is not None:
             offset = search.clock.started - self.started
             self.first = FirstPlan(offset + search.first.seconds, search.first.overhead)
 
     def _others(self, least: LeastPeak | None) -> list[Search]:
         """The searches in other orders, each begun with a greedy plan."""
-        graph = self.task.graph
         searches: list[Search] = []
-        if self.task.keeps_order or len(graph.ops) > MOST_SEARCHED:
+        if len(self.task.graph.ops) > MOST_SEARCHED:
             return []
-        for ops, name in other_orders(graph, least).items():
-            task = msgspec.structs.replace(self.task, graph=reorder(graph, ops))
+        for ops, name, task in _in_other_orders(self.task, least):
             problem = build_problem(task, alternatives=self.alternatives)
             search = self._start(name, ops, task, problem)
-            first_plan(search)
+            add_greedy_plan(search)
             searches.append(search)
         return searches
 
     def _promising(self, searches: list[Search]) -> list[Search]:
-        """The searches to pursue, the more promising first: two if greedy plans can be compared.
+        """The searches to run, the more promising first: two if greedy plans can be compared.
 
         If there is none yet, any order may be the only one with a plan, so all are.
         """
@@ -276,22 +267,16 @@ class _Orders:
         note = f"orders tried: {names}" if len(self.tried) > 1 else ""
         best = min(self.tried, key=lambda order: order.search.pool.overhead)
         if best.search.pool.best is None:
-            proven = bound == math.inf
             return no_plan(
                 started=self.started,
-                proven=proven,
-                bound=0.0 if proven else bound,
+                proven=bound == math.inf,
+                bound=bound,
                 bound_source=source,
                 note=note,
             )
-        return finish(
-            self.task,
-            best.computes(),
-            bound=Bound(bound, source),
-            started=self.started,
-            gap=self.limits.gap,
-            note=note,
-        )
+        proven, gap = Bound(bound, source), self.limits.gap
+        computes = best.computes()
+        return finish(self.task, computes, bound=proven, started=self.started, gap=gap, note=note)
 
     def schedules(self) -> tuple[PooledSchedule, ...]:
         """The best schedules in the traced order."""

@@ -66,12 +66,10 @@ class Pool:
 
     @property
     def best(self) -> PooledSchedule | None:
-        """The cheapest schedule that fits."""
         return self.plans[0] if self.plans else None
 
     @property
     def overhead(self) -> float:
-        """The least overhead found."""
         return self.problem.overhead(self.plans[0].cost) if self.plans else math.inf
 
     @property

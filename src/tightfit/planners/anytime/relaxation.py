@@ -14,7 +14,7 @@ _ROUNDING = 1e-9  # of overheads: costs are whole units
 
 
 @dataclass(frozen=True)
-class Outline:
+class RelaxedProblem:
     """A problem relaxed to facts that hold for every plan; ops and values are the engine's."""
 
     problem: EngineProblem  # the problem itself
@@ -47,8 +47,7 @@ class Outline:
     def running(self, op: int) -> list[tuple[int, int, int]]:
         """The ways to run a first computation: alternative, cost, bytes it makes and works with.
 
-        Without those that another way of the same alternative, or of an alternative that reads
-        alike, beats.
+        A way is left out if another way with the same inputs costs no more and needs no more bytes.
         """
         reads: dict[frozenset[int], list[tuple[int, int, int]]] = defaultdict(list)
         for number, way in self.first_alternatives(op):
@@ -94,7 +93,7 @@ class Outline:
         return self.problem.producers[value] < stage <= self.problem.kept_until[value]
 
 
-def outline(problem: EngineProblem) -> Outline:
+def relaxed(problem: EngineProblem) -> RelaxedProblem:
     first = [[way for way in ways if way.first] for ways in problem.alternatives]
     again = [[way for way in ways if way.again] for ways in problem.alternatives]
     last = list(problem.producers)
@@ -104,7 +103,7 @@ def outline(problem: EngineProblem) -> Outline:
                 again_later = way.again and problem.producers[value] != op
                 last[value] = max(last[value], len(problem.alternatives) - 1 if again_later else op)
     rewritten = {value for ways in again for way in ways for value in way.writes}
-    return Outline(
+    return RelaxedProblem(
         problem=problem,
         first_reads=tuple(_common_reads(ways) for ways in first),
         again_reads=tuple(

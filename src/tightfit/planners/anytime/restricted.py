@@ -14,7 +14,7 @@ from tightfit.planners.anytime.bound import CutLoop
 from tightfit.planners.anytime.kcut.complete import complete
 from tightfit.planners.anytime.kcut.program import cut_program
 from tightfit.planners.anytime.pool import PooledSchedule
-from tightfit.planners.anytime.relaxation import Outline
+from tightfit.planners.anytime.relaxation import RelaxedProblem
 
 _LEAST_OPS = 600
 _MOST_EXCESS = 1.3  # of the budget, in the completed one-cut program
@@ -29,18 +29,18 @@ _PROGRAM_S = 4.0
 def worth_restricting(loop: CutLoop) -> bool:
     """Whether a graph is large and its completed one-cut program nearly fits."""
     most = _MOST_EXCESS * loop.problem.budget_bytes
-    return loop.outline.ops >= _LEAST_OPS and loop.schedule.peak() <= most
+    return loop.relaxed.ops >= _LEAST_OPS and loop.schedule.peak() <= most
 
 
-def near_ops(outline: Outline, cuts: Sequence[int]) -> list[set[int] | None]:
+def near_ops(relaxed: RelaxedProblem, cuts: Sequence[int]) -> list[set[int] | None]:
     """Return, per window, the ops that may be computed again in it (None: all)."""
-    margin = max(12, outline.ops // 50)
+    margin = max(12, relaxed.ops // 50)
     allowed: list[set[int] | None] = []
     for first, end in pairwise(cuts):
         direct = sorted(
             producer
             for op in range(first, end)
-            for producer in (outline.problem.producers[v] for v in outline.first_reads[op])
+            for producer in (relaxed.problem.producers[v] for v in relaxed.first_reads[op])
             if producer < first
         )
         if not direct:
@@ -57,8 +57,8 @@ class RestrictedLoop(CutLoop):
     def round(self, seconds: float, nodes: int | None = None, *, in_child: bool = False) -> None:
         """Solve the restricted program, complete it, and add the fullest stages as cuts."""
         budget = self.problem.budget_bytes
-        allowed = near_ops(self.outline, self.cuts)
-        model = cut_program(self.outline, budget, self.cuts, allowed=allowed)
+        allowed = near_ops(self.relaxed, self.cuts)
+        model = cut_program(self.relaxed, budget, self.cuts, allowed=allowed)
         answer = self.solve(model, min(seconds, _PROGRAM_S), nodes, _GAP, in_child=in_child)
         if answer.values is None:
             self.finished = True
@@ -74,7 +74,7 @@ class RestrictedLoop(CutLoop):
     def _fullest_stages(self) -> list[int]:
         """The stages that exceed the budget most, apart from each other and from the cuts."""
         peaks, budget = self.schedule.peaks(), self.problem.budget_bytes
-        apart = max(2, int(_APART * self.outline.ops))
+        apart = max(2, int(_APART * self.relaxed.ops))
         chosen: list[int] = []
         for stage in sorted(range(len(peaks)), key=lambda t: -peaks[t]):
             if peaks[stage] <= budget or len(chosen) == _NEW_CUTS:

@@ -15,7 +15,7 @@ from tightfit._core import _engine
 from tightfit.planners.anytime.clock import Clock
 from tightfit.planners.anytime.polish import COARSE, LOCAL, MIXED, Job, Rates, polish
 from tightfit.planners.anytime.pool import Pool, PooledSchedule, cross
-from tightfit.planners.anytime.relaxation import outline
+from tightfit.planners.anytime.relaxation import relaxed
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.problem import EngineProblem
 from tightfit.progress import Progress
@@ -41,16 +41,11 @@ class Search:
     """
 
     def __init__(
-        self,
-        task: Task,
-        problem: EngineProblem,
-        limits: Limits,
-        progress: Progress,
-        started: float,
+        self, task: Task, problem: EngineProblem, limits: Limits, progress: Progress, started: float
     ) -> None:
         self.task = task
         self.problem = problem
-        self.outline = outline(problem)
+        self.relaxed = relaxed(problem)
         self.progress = progress
         self.clock = Clock(limits, started)
         self.pool = Pool(problem, limits.gap)
@@ -71,8 +66,7 @@ class Search:
 
     @property
     def ops(self) -> int:
-        """The number of ops, crossings included."""
-        return self.outline.ops
+        return self.relaxed.ops
 
     def left(self) -> float:
         """Seconds left; under an iteration limit the same share of them."""
@@ -83,17 +77,13 @@ class Search:
         best = format_percent(self.pool.overhead) if self.pool.best else "no plan yet"
         self.progress.update(self.jobs, f"best {best}, bound {format_percent(self.pool.bound)}")
 
-    # ------------------------------------------------------------------------ running a piece
-
     def run(self, jobs: Sequence[Job], threads: ThreadPoolExecutor | None = None) -> None:
         """Run jobs side by side and add their results, in the order of the jobs."""
+        pairs = list(zip(self.schedules, jobs, strict=False))
         if threads is None or len(jobs) == 1:
-            found = [polish(self.problem, s, j) for s, j in zip(self.schedules, jobs, strict=False)]
+            found = [polish(self.problem, schedule, job) for schedule, job in pairs]
         else:
-            running = [
-                threads.submit(polish, self.problem, s, j)
-                for s, j in zip(self.schedules, jobs, strict=False)
-            ]
+            running = [threads.submit(polish, self.problem, *pair) for pair in pairs]
             found = [future.result() for future in running]
         costs = [result.cost for result in found if result is not None]
         self.last_overhead = self.problem.overhead(min(costs)) if costs else math.inf
@@ -116,18 +106,14 @@ class Search:
     def repair(self, seed: PooledSchedule) -> None:
         self.run([self.job(seed, 1e-4, COARSE, 0.0)])
 
-    # ------------------------------------------------------------------------ choosing a piece
-
     def job(
-        self,
-        start: PooledSchedule | None,
-        hot: float,
-        settings: _engine.Settings,
-        seconds: float,
+        self, start: PooledSchedule | None, hot: float, settings: _engine.Settings, seconds: float
     ) -> Job:
         """Return a piece of search of the given length, within the limits; 0 s: repair only."""
         self.jobs += 1
-        iterations = 0 if self.clock.counts and seconds <= 0 else self.clock.take_iterations()
+        iterations = (
+            0 if self.clock.counts_iterations and seconds <= 0 else self.clock.take_iterations()
+        )
         return Job(
             start=start,
             hot=hot,
@@ -140,7 +126,6 @@ class Search:
         )
 
     def next_job(self) -> Job:
-        """Choose the next piece of the search."""
         seed = self.pool.take_seed()
         if seed is not None:
             return self.job(seed, 2e-4, self._any_settings(), self._step)
@@ -152,14 +137,13 @@ class Search:
         return min(1.0, max(0.12, self.ops / 1600))
 
     def _any_settings(self) -> _engine.Settings:
-        """One of the search's settings at random."""
         return self.random.choice((COARSE, LOCAL, MIXED))
 
     def _next_small(self) -> Job:
         """Restarts first, then crossover of good plans and hot kicks."""
         early = self.left() > 0.4 * self.limits.seconds
         restart = 0.7 if early else 0.05
-        if self.outline.has_choices:
+        if self.relaxed.has_choices:
             restart *= 0.3  # a restart forgets the alternatives chosen
         if len(self.pool.plans) < 2 or self.random.random() < restart:
             hot = 10 ** self.random.uniform(-4.0, -2.5)

@@ -1,4 +1,4 @@
-"""Schedules to start from: greedy ones, those with fewer ways, of programs, of other methods.
+"""Schedules to start from: greedy descents, searches with fewer ways, programs, other methods.
 
 See docs/search.md, "Plans of other methods" and "Chains".
 """
@@ -12,7 +12,7 @@ import time
 import msgspec
 
 from tightfit.errors import BadInput
-from tightfit.plan.plan import Compute, Outcome
+from tightfit.plan.plan import Outcome
 from tightfit.planners.anytime.borrow import borrowed_ranges
 from tightfit.planners.anytime.bound import CutLoop
 from tightfit.planners.anytime.chain import SWEEP, Split
@@ -38,10 +38,12 @@ _BORROWED_SHARE = 0.2  # of the time for the plan of another method
 _CHAIN_BEHIND = 0.02  # how near, as a difference of overheads
 
 
-def first_plan(search: Search) -> None:
+def add_greedy_plan(search: Search) -> None:
     """Descend greedily, several times at random if the first descent gets stuck."""
     schedule = search.schedules[0]
-    seconds = UNLIMITED_S if search.clock.counts else min(_DESCENT_S, search.limits.seconds)
+    seconds = (
+        UNLIMITED_S if search.clock.counts_iterations else min(_DESCENT_S, search.limits.seconds)
+    )
     limits = msgspec.structs.replace(search.limits, seconds=seconds)
     if descend(schedule, limits, search.progress, time.perf_counter()):
         search.add([PooledSchedule.of(schedule)])
@@ -50,10 +52,10 @@ def first_plan(search: Search) -> None:
 def take_over(search: Search, fewer: Search) -> None:
     """Add the best plan of a search with fewer ways."""
     best = fewer.pool.best
-    choices = (
-        None if best is None else choices_in(search.problem, fewer.problem, best.first_choices)
-    )
-    if best is not None and choices is not None:
+    if best is None:
+        return
+    choices = choices_in(search.problem, fewer.problem, best.first_choices)
+    if choices is not None:
         schedule = search.schedules[0]
         schedule.load(best.ranges, choices, [-1] * search.ops)
         search.add([PooledSchedule.of(schedule)])
@@ -61,7 +63,7 @@ def take_over(search: Search, fewer: Search) -> None:
 
 def seed_with_margins(search: Search, loop: CutLoop, nodes: int | None = None) -> None:
     """With alternatives, programs that leave room give seeds that need less repair."""
-    for margin in _MARGINS if search.outline.has_choices else ():
+    for margin in _MARGINS if search.relaxed.has_choices else ():
         if not search.pool.done and search.left() > 1.0:
             seconds = min(_MARGIN_S, 0.1 * search.left())
             loop.seed(margin, seconds if nodes is None else UNLIMITED_S, nodes)
@@ -69,10 +71,10 @@ def seed_with_margins(search: Search, loop: CutLoop, nodes: int | None = None) -
 
 
 def seed_with_others(search: Search) -> None:
-    """Start also from the plans of other methods, those that the registry names."""
-    if search.outline.has_choices:
+    """Start also from the plans of the methods that the registry marks as seeds."""
+    if search.relaxed.has_choices:
         return
-    by_nodes = search.clock.counts
+    by_nodes = search.clock.counts_iterations
     for planner in seeding_planners(search.ops):
         if search.pool.done or not (by_nodes or search.left() > 0.2):
             return
@@ -89,10 +91,14 @@ def _borrow(search: Search, outcome: Outcome) -> None:
     """Repair and polish the plan of another method."""
     if outcome.plan is None:
         return
-    computes = [step for step in outcome.plan.instructions if isinstance(step, Compute)]
+    _repair(search, borrowed_ranges(search.problem, search.task.graph, outcome.plan.computes))
+
+
+def _repair(search: Search, ranges: list[tuple[int, int, int]]) -> None:
+    """Bring a schedule with this residency, and no choice among ways, below the budget."""
     schedule = search.schedules[0]
     schedule.keep_everything()
-    schedule.load_ranges(borrowed_ranges(search.problem, search.task.graph, computes))
+    schedule.load_ranges(ranges)
     search.repair(PooledSchedule.of(schedule))
 
 
@@ -102,12 +108,12 @@ def seed_with_chains(search: Search) -> None:
     if search.ops < _LEAST_CHAIN_OPS or not 1 < forward < search.ops:
         return
     until = (1.0 - _CHAIN_SHARE) * search.left()
-    splitter = ChainSplitter(search.outline, forward)
+    splitter = ChainSplitter(search.relaxed, forward)
     keep_lists = KeepLists(splitter)
     splits: dict[int, Split] = {}
     best = math.inf
     for tried, (most, optimism) in enumerate(SWEEP):
-        limited = search.clock.counts
+        limited = search.clock.counts_iterations
         if search.pool.done or (tried >= _CHAIN_TRIES if limited else search.left() < until):
             return
         if tried >= _CHAIN_TRIES and best > search.pool.overhead + _CHAIN_BEHIND:
@@ -118,10 +124,7 @@ def seed_with_chains(search: Search) -> None:
         ranges = splits[most].ranges(optimism * search.problem.budget_bytes)
         if ranges is None:
             continue
-        schedule = search.schedules[0]
-        schedule.keep_everything()
-        schedule.load_ranges(ranges)
-        search.repair(PooledSchedule.of(schedule))
+        _repair(search, ranges)
         best = min(best, search.last_overhead)
 
 

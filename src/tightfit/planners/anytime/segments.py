@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
-from tightfit.planners.anytime.relaxation import Outline
+from tightfit.planners.anytime.relaxation import RelaxedProblem
 
 _WINDOW = 2  # a cut is a local minimum of the bytes crossing it within so many ops
 
@@ -16,20 +17,20 @@ class ChainSplitter:
     `forward`: ops before this op are the forward pass.
     """
 
-    def __init__(self, outline: Outline, forward: int) -> None:
-        problem = outline.problem
-        self.outline = outline
+    def __init__(self, relaxed: RelaxedProblem, forward: int) -> None:
+        problem = relaxed.problem
+        self.relaxed = relaxed
         self.forward = forward
         self.writes = [
-            tuple(v for v in dict.fromkeys(v for way in ways if way.first for v in way.writes))
+            tuple(dict.fromkeys(v for way in ways if way.first for v in way.writes))
             for ways in problem.alternatives
         ]
         self.bytes = [sum(problem.sizes[v] for v in writes) for writes in self.writes]
         self.reads = [
             tuple(sorted({problem.producers[v] for v in reads} - {op}))
-            for op, reads in enumerate(outline.first_reads)
+            for op, reads in enumerate(relaxed.first_reads)
         ]
-        self.last = list(range(outline.ops))
+        self.last = list(range(relaxed.ops))
         self.last_forward = list(range(forward))
         for op, reads in enumerate(self.reads):
             for source in reads:
@@ -40,21 +41,21 @@ class ChainSplitter:
         self.gradient_bytes = self._gradient_bytes()
 
     def _crossing_bytes(self) -> list[int]:
-        """Bytes of forward values that are made before each op and read by it or later ones."""
+        """Bytes of forward values that are made before each op and read by this op or later ops."""
         change = [0] * (self.forward + 2)
         for op, last in enumerate(self.last_forward):
             if last > op:
                 change[op + 1] += self.bytes[op]
                 change[last + 1] -= self.bytes[op]
-        return _running(change)[: self.forward + 1]
+        return list(accumulate(change))[: self.forward + 1]
 
     def _gradient_bytes(self) -> list[int]:
         """Bytes of backward values alive while each op runs, with nothing recomputed."""
-        change = [0] * (self.outline.ops + 2)
-        for op in range(self.forward, self.outline.ops):
+        change = [0] * (self.relaxed.ops + 2)
+        for op in range(self.forward, self.relaxed.ops):
             change[op] += self.bytes[op]
             change[self.last[op] + 1] -= self.bytes[op]
-        return _running(change)[: self.outline.ops + 1]
+        return list(accumulate(change))[: self.relaxed.ops + 1]
 
     def closure(self, targets: Iterable[int], available: set[int]) -> set[int]:
         """Ops that have to run so that the targets are there."""
@@ -68,8 +69,7 @@ class ChainSplitter:
         return found
 
     def cost(self, ops: Iterable[int]) -> float:
-        """Cost of running ops once."""
-        return float(sum(self.outline.first_cost[op] for op in ops))
+        return float(sum(self.relaxed.first_cost[op] for op in ops))
 
     def cuts(self, most: int) -> list[int]:
         """Bounds of at most so many segments, at local minima of the bytes that cross."""
@@ -81,21 +81,11 @@ class ChainSplitter:
             if crossing[at] == min(near) and not plateau:
                 cuts.append(at)
         bounds = [0, *cuts, end]
-        before = [0]
-        for op in range(end):
-            before.append(before[-1] + self.bytes[op])
+        before = list(accumulate(self.bytes[:end], initial=0))
         while len(bounds) - 1 > most:
             inner = range(1, len(bounds) - 1)
             bounds.pop(min(inner, key=lambda k: before[bounds[k + 1]] - before[bounds[k - 1]]))
         return bounds
-
-
-def _running(changes: list[int]) -> list[int]:
-    total, sums = 0, list[int]()
-    for change in changes:
-        total += change
-        sums.append(total)
-    return sums
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tightfit.planners.anytime.second_pass import seed_with_second_pass
 from tightfit.planners.anytime.seeds import (
     NODES,
     UNLIMITED_S,
-    first_plan,
+    add_greedy_plan,
     seed_with_chains,
     seed_with_margins,
     seed_with_others,
@@ -40,23 +40,23 @@ _RESTRICTED_SHARE = 0.35  # of the time for programs that only give seeds
 _ROUNDS = 4  # programs after the first under an iteration limit
 
 
-def pursue(search: Search) -> None:
+def run_search(search: Search) -> None:
     """Fill the pool until the gap is closed or a limit is reached."""
     search.report()
-    search.pool.raise_bound(search.outline.trivial_bound, "trivial")
+    search.pool.raise_bound(search.relaxed.trivial_bound, "trivial")
     if search.pool.best is None:
-        first_plan(search)
+        add_greedy_plan(search)
     seed_with_second_pass(search)
     search.report()
     _prove_infeasible(search)
-    loop = CutLoop(search.outline, search.pool, search.limits.solver)
-    if not search.clock.counts:
+    loop = CutLoop(search.relaxed, search.pool, search.limits.solver)
+    if not search.clock.counts_iterations:
         _cut_while_cheap(search, loop)
     _plan_with_fewer_ways(search)
     if search.pool.done:
         return
-    if search.clock.counts:
-        _pursue_by_iterations(search, loop)
+    if search.clock.counts_iterations:
+        _run_by_iterations(search, loop)
         return
     _search_shortly(search)
     seed_with_others(search)
@@ -71,7 +71,7 @@ def pursue(search: Search) -> None:
             search.run([search.next_job() for _ in range(free)], threads)
 
 
-def _pursue_by_iterations(search: Search, loop: CutLoop) -> None:
+def _run_by_iterations(search: Search, loop: CutLoop) -> None:
     """The same in an order that depends on the seed only: programs and search in turns."""
     total = search.clock.iterations_left or 0
     with ThreadPoolExecutor() as threads:
@@ -96,7 +96,7 @@ def _prove_infeasible(search: Search) -> None:
         return
     asked = search.task.budget_bytes
     seconds = min(_LIMIT_S, max(_LEAST_LIMIT_S, _LIMIT_SHARE * search.left()))
-    seconds = UNLIMITED_S if search.clock.counts else seconds
+    seconds = UNLIMITED_S if search.clock.counts_iterations else seconds
     limit, _, _ = lower_limit(search.task, search.problem, seconds=seconds, enough_bytes=asked)
     if limit > asked:
         search.pool.raise_bound(math.inf, "backward set search")
@@ -116,14 +116,14 @@ def _cut_while_cheap(search: Search, loop: CutLoop) -> None:
 
 
 def _plan_with_fewer_ways(search: Search) -> None:
-    """With alternatives, start from the plan with stricter ones or none: never worse than that.
+    """Where there are alternatives, start from the plan with stricter alternatives or none.
 
     Under an iteration limit this is the very plan that the same limit gives with those alone.
     """
-    if not search.outline.has_choices or search.pool.done:
+    if not search.relaxed.has_choices or search.pool.done:
         return
-    share = 1.0 if search.clock.counts else _FEWER_WAYS_SHARE
-    if not search.clock.counts and _START_S * search.ops > share * search.left():
+    share = 1.0 if search.clock.counts_iterations else _FEWER_WAYS_SHARE
+    if not search.clock.counts_iterations and _START_S * search.ops > share * search.left():
         return  # the time would go into its first plan
     problem = narrower_problem(search.task, search.problem)
     if problem is None:
@@ -132,7 +132,7 @@ def _plan_with_fewer_ways(search: Search) -> None:
     fewer = Search(search.task, problem, limits, search.progress, time.perf_counter())
     fewer.pool.learn(min(search.pool.known, search.pool.overhead))
     try:
-        pursue(fewer)
+        run_search(fewer)
     finally:
         take_over(search, fewer)
 
@@ -147,9 +147,9 @@ def _search_shortly(search: Search) -> None:
 
 
 def _cut_loops(search: Search, loop: CutLoop) -> list[tuple[CutLoop, float]]:
-    """The cut loop for the bound; before it, on large graphs, one that only gives seeds."""
+    """The cut loop for the bound; before it, on large graphs, a cut loop that only gives seeds."""
     loops = [(loop, search.clock.deadline)]
     if worth_restricting(loop):
-        seeds = RestrictedLoop(search.outline, search.pool, search.limits.solver)
+        seeds = RestrictedLoop(search.relaxed, search.pool, search.limits.solver)
         loops.insert(0, (seeds, time.perf_counter() + _RESTRICTED_SHARE * search.left()))
     return loops

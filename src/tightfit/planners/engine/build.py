@@ -13,17 +13,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tightfit._core import _engine
-from tightfit.graph.ir import (
-    EXACTNESS,
-    Alternative,
-    Exactness,
-    Graph,
-    Op,
-    OpId,
-    SegmentId,
-    ValueId,
-)
-from tightfit.graph.liveness import computed_ops
+from tightfit.graph.ir import EXACTNESS, Exactness, Graph, Op, OpId, SegmentId, ValueId
+from tightfit.graph.liveness import computed_ops, tangents
 from tightfit.plan.simulate import baseline_cost_s
 from tightfit.planners.base import Task
 from tightfit.planners.engine.problem import CROSSING, EngineAlternative, EngineProblem
@@ -114,7 +105,7 @@ class _Builder:
         self.exactness: Exactness | None = exactness
         self.record = _Record()
         self.ways_again = ways_again(self.graph)
-        self.tangents = _tangents(self.graph)
+        self.tangents = tangents(self.graph)
         self.order = _order(self.graph, self.tangents)
         baseline_s = baseline_cost_s(self.graph)
         self.unit_s = baseline_s / _COST_UNITS if baseline_s > 0 else 1.0
@@ -168,10 +159,7 @@ class _Builder:
 
     def _baseline_cost(self) -> int:
         """Cost of a step that recomputes nothing, the optional ops that it reads included."""
-        return sum(
-            min(self._cost(v.cost_s) for v in op.alternatives[0].variants)
-            for op in computed_ops(self.graph)
-        )
+        return sum(self._cost(op.alternatives[0].least_cost_s) for op in computed_ops(self.graph))
 
     def _cost(self, cost_s: float) -> int:
         return round(cost_s / self.unit_s) + 1  # one unit more, so that no computation is free
@@ -181,15 +169,15 @@ class _Builder:
         position = self.record.add_op(CROSSING, required=True, program=-1, segment=segment)
         end = len(self.order)
         first_compute = next((p for p in range(position, end) if self.order[p][1] is not None), end)
-        for value in self.tangents[segment]:
+        appearing = self.tangents[segment]
+        for value in appearing:
             until = -1 if value in read else first_compute
             self._add_value(value, position, until)
-        tangents = self.tangents[segment]
-        total = sum(self.graph.values[value].size_bytes for value in tangents)
-        workspace = max(0, self.graph.segments[segment].outside_bytes - total)
+        outside_bytes = self.graph.segments[segment].outside_bytes
+        workspace = max(0, outside_bytes - self.graph.bytes_of(appearing))
         way = EngineAlternative(
             reads=(),
-            writes=tuple(self.engine_values[v] for v in tangents),
+            writes=tuple(self.engine_values[v] for v in appearing),
             options=((0, workspace),),
             first=True,
             again=False,
@@ -211,8 +199,7 @@ class _Builder:
         for value in dict.fromkeys(v for a in op.alternatives for v in a.writes):
             info = self.graph.values[value]
             until = -1
-            fresh = self.task.gradients == "fresh"
-            if info.fate == "returned" or (info.fate == "handed_over" and fresh):
+            if info.stays_to_end(self.task.gradients):
                 until = end
             elif info.fate == "written_back":
                 until = segment_end
@@ -292,16 +279,17 @@ class _Builder:
     def _fitting(self, op: Op, family: _Family) -> list[tuple[int, int]]:
         """Return (alternative, variant) of ways that fit the budget if nothing else is alive.
 
-        The way with the least bytes stays in any case, of those that overwrite nothing and of the
-        rest: that it does not fit is for the search to see.
+        Where nothing fits, the way with the least bytes stays, once among the ways that overwrite
+        nothing and once among the others. The search then finds that it does not fit.
         """
         alive = {v for v in (*family.reads, *family.writes) if not self.graph.values[v].is_constant}
         room = self.task.budget_bytes - self.graph.constant_bytes
-        room -= sum(self.graph.values[v].size_bytes for v in alive)
+        room -= self.graph.bytes_of(alive)
+        ways = [(member, op.alternatives[member]) for member in family.members]
         needed = {
-            (member, index): variant.workspace_bytes - self._saved_bytes(op.alternatives[member])
-            for member in family.members
-            for index, variant in enumerate(op.alternatives[member].variants)
+            (member, index): variant.workspace_bytes - self.graph.taken_over_bytes(way)
+            for member, way in ways
+            for index, variant in enumerate(way.variants)
         }
         is_plain = {place: op.alternatives[place[0]].overwrites is None for place in needed}
         least = {
@@ -315,7 +303,7 @@ class _Builder:
         options = [
             (
                 self._cost(way.variants[index].cost_s),
-                way.variants[index].workspace_bytes - self._saved_bytes(way),
+                way.variants[index].workspace_bytes - self.graph.taken_over_bytes(way),
             )
             for way, index in fitting
         ]
@@ -330,9 +318,6 @@ class _Builder:
             again=family.again,
         )
 
-    def _saved_bytes(self, way: Alternative) -> int:
-        return 0 if way.overwrites is None else self.graph.values[way.overwrites].size_bytes
-
     def _choices(self) -> tuple[tuple[tuple[tuple[int, int], ...], ...], ...]:
         """The graph's linked alternatives in the engine's numbers."""
         return tuple(
@@ -346,7 +331,7 @@ class _Builder:
 
 
 def _undominated(options: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return pairs of cost and bytes by cost, without those that need no fewer bytes."""
+    """Return pairs of cost and bytes by cost, each with fewer bytes than all cheaper pairs."""
     kept: list[tuple[int, int]] = []
     for option in sorted(options):
         if not kept or option[1] < kept[-1][1]:
@@ -354,27 +339,18 @@ def _undominated(options: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], .
     return tuple(kept)
 
 
-def _tangents(graph: Graph) -> dict[SegmentId, list[ValueId]]:
-    """The values that user code hands in, by the segment at whose entry they appear."""
-    tangents: dict[SegmentId, list[ValueId]] = {segment.id: [] for segment in graph.segments}
-    for value in graph.values:
-        if value.role == "tangent" and value.segment is not None:
-            tangents[value.segment].append(value.id)
-    return tangents
-
-
 def _order(
-    graph: Graph, tangents: dict[SegmentId, list[ValueId]]
+    graph: Graph, appearing: dict[SegmentId, list[ValueId]]
 ) -> tuple[tuple[SegmentId, Op | None], ...]:
-    """Segment crossings (None) that hold or make anything, and ops, in the order of the step."""
-    by_segment: dict[SegmentId, list[Op]] = defaultdict(list)
-    for op in graph.ops:
-        by_segment[op.segment].append(op)
+    """Segment crossings (None) that hold or make anything, and ops, in the order of the step.
+
+    `appearing`: the tangents of each segment.
+    """
     order: list[tuple[SegmentId, Op | None]] = []
     for segment in graph.segments:
-        if segment.outside_bytes or tangents[segment.id]:
+        if segment.outside_bytes or appearing[segment.id]:
             order.append((segment.id, None))
-        order.extend((segment.id, op) for op in by_segment[segment.id])
+        order.extend((segment.id, op) for op in graph.ops if op.segment == segment.id)
     return tuple(order)
 
 

@@ -40,12 +40,8 @@ def plan_greedy(task: Task, limits: Limits, progress: Progress) -> Outcome:
         progress.stop()
     if not found:
         return no_plan(started=started, proven=False, note="the greedy descent got stuck")
-    return finish(
-        task,
-        computes_of(problem, schedule),
-        started=started,
-        gap=limits.gap,
-    )
+    computes = computes_of(problem, schedule.computes())
+    return finish(task, computes, started=started, gap=limits.gap)
 
 
 def fits_without_recomputation(task: Task, limits: Limits, started: float) -> Outcome | None:
@@ -73,12 +69,7 @@ def prove_by_working_set(task: Task, started: float) -> Outcome | None:
     )
 
 
-def descend(
-    schedule: _engine.Schedule,
-    limits: Limits,
-    progress: Progress,
-    started: float,
-) -> bool:
+def descend(schedule: _engine.Schedule, limits: Limits, progress: Progress, started: float) -> bool:
     """Bring a schedule that keeps everything below its budget; return whether it fits.
 
     The first descent tries every resident value at each step; if it gets stuck, randomised ones
@@ -105,10 +96,8 @@ def _run_down(
     step = 0
     while relief == _engine.Relief.OUT_OF_TIME:
         progress.update(step, f"descent {attempt + 1}")
-        if attempt == 0:
-            relief = search.relieve(1000, 1 << 30, True, _SLICE_S)
-        else:
-            relief = search.relieve(24, 1 << 30, False, _SLICE_S)
+        is_first = attempt == 0
+        relief = search.relieve(1000 if is_first else 24, 1 << 30, is_first, _SLICE_S)
         step += 1
         if time.perf_counter() - started > limits.seconds:
             break

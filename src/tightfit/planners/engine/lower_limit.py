@@ -57,7 +57,7 @@ def lower_limit(
 
 
 def _by_working_set(problem: EngineProblem) -> list[int]:
-    """Ops that must run, those that hold most while they run first."""
+    """Required ops, by the bytes that they hold while they run, the largest first."""
     needs: dict[int, int] = {}
     for op, ways in enumerate(problem.alternatives):
         if not problem.required[op] or problem.graph_ops[op] == CROSSING:

@@ -1,4 +1,4 @@
-"""The same problem with fewer ways: a seed for a search with more of them."""
+"""The same problem with fewer alternatives: its plan is a seed for the whole search."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tightfit._core import _engine
@@ -20,8 +20,8 @@ class EngineAlternative:
     # reads, writes: values of the engine, without the states of random generators
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    # Cost and workspace in bytes of its variants, the cheapest first, without those that are dearer
-    # and need no fewer bytes. Workspace is negative by the bytes it may write in place
+    # Cost and workspace in bytes of its variants, the cheapest first; each later variant needs
+    # fewer bytes. Workspace is negative by the bytes it may write in place
     options: tuple[tuple[int, int], ...]
     # first, again: whether it may serve the first computation, and later ones
     first: bool
@@ -75,9 +75,10 @@ class EngineProblem:
         return int(self.baseline_cost * (1.0 + overhead))
 
 
-def computes_of(problem: EngineProblem, schedule: _engine.Schedule) -> list[Compute]:
+def computes_of(problem: EngineProblem, schedule: Iterable[tuple[int, int, int]]) -> list[Compute]:
+    """Return the computes of the graph; `schedule`: op of the engine, alternative and variant."""
     return [
         Compute(problem.graph_ops[op], alternative, variant)
-        for op, alternative, variant in schedule.computes()
+        for op, alternative, variant in schedule
         if problem.graph_ops[op] != CROSSING
     ]

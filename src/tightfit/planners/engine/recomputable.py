@@ -19,11 +19,11 @@ def has_plain_twin(op: Op, alternative: Alternative) -> bool:
 def ways_again(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """Return, per op, the alternatives by which a plan of the engine may compute it again.
 
-    Left out: pinned ops, and alternatives that serve the first computation only or would make a
-    finished gradient or a written-back value twice. So are those that read a constant that is
-    replaced during the step, or cannot avoid overwriting their inputs. So are those that read a
-    value that is overwritten and cannot be computed again itself. An optional op may run for the
-    first time late, in its own segment only, so its alternatives have to serve first and later
+    Left out are pinned ops, and alternatives that serve the first computation only or would make a
+    finished gradient or a written-back value twice. So are alternatives that read a constant which
+    is replaced during the step, and alternatives that must overwrite an input. So are readers of a
+    value that is overwritten and cannot be computed again. An optional op may run for the first
+    time late, in its own segment only, so its alternatives have to serve first and later
     computations.
     """
     replaced = {v.replaces for v in graph.values if v.fate == "written_back"}

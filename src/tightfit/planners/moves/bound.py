@@ -12,7 +12,7 @@ from tightfit._core import _engine
 from tightfit.graph.ir import ValueId
 from tightfit.planners.anytime.kcut.moving import Movable
 from tightfit.planners.anytime.kcut.program import CutProgram, cut_program
-from tightfit.planners.anytime.relaxation import outline
+from tightfit.planners.anytime.relaxation import relaxed
 from tightfit.planners.base import Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.planners.moves.gaps import movable_values
@@ -31,9 +31,9 @@ class MovesBound:
     def __init__(self, task: Task, solver: str) -> None:
         assert task.far is not None
         self.problem = build_problem(task)
-        self.outline = outline(self.problem)
+        self.relaxed = relaxed(self.problem)
         self.solver = solver
-        self.overhead = self.outline.trivial_bound
+        self.overhead = self.relaxed.trivial_bound
         self.source = "trivial"
         engine = self.problem.engine_values
         values = {engine[value]: value for value in movable_values(task.graph) if value in engine}
@@ -53,7 +53,7 @@ class MovesBound:
         `margin`: the share of the budget to leave free; 0: the solution's bound counts.
         """
         budget = int((1.0 - margin) * self.problem.budget_bytes)
-        model = cut_program(self.outline, budget, (self.cut,), movable=self.movable)
+        model = cut_program(self.relaxed, budget, (self.cut,), movable=self.movable)
         options = SolveOptions(seconds=seconds, gap=_GAP, nodes=nodes, solver=self.solver)
         solution = solve(model.program, options)
         if margin == 0.0:

@@ -43,7 +43,7 @@ class Move:
 
 
 def movable_values(graph: Graph) -> frozenset[ValueId]:
-    """Return the values that a plan may move: those that ops make and that stay in the step."""
+    """Return the values that a plan may move: made by ops, and used within the step only."""
     return frozenset(
         value.id
         for value in graph.values
@@ -54,7 +54,7 @@ def movable_values(graph: Graph) -> frozenset[ValueId]:
     )
 
 
-def begins_of(graph: Graph, steps: Sequence[Step]) -> list[float]:
+def start_times(graph: Graph, steps: Sequence[Step]) -> list[float]:
     """Return when each op's turn begins: the first computation before it has ended then.
 
     In seconds of ops from the start of the step, without stalls, and last the end of the step.
@@ -65,8 +65,7 @@ def begins_of(graph: Graph, steps: Sequence[Step]) -> list[float]:
     now = 0.0
     for step in steps:
         if isinstance(step, Compute):
-            op = graph.ops[step.op]
-            now += op.alternatives[step.alternative].variants[step.variant].cost_s
+            now += step.cost_s(graph)
             if step.op not in seen:
                 seen.add(step.op)
                 ends[step.op + 1] = now

@@ -16,11 +16,12 @@ from types import MappingProxyType
 
 import msgspec
 
-from tightfit.graph.ir import Alternative, Choice, Graph, Op, OpId, Value, ValueId, Variant
+from tightfit.graph.ir import Alternative, Graph, Op, OpId, Value, ValueId, Variant
 from tightfit.graph.liveness import producers
 from tightfit.plan.assemble import Step
 from tightfit.plan.plan import Compute, Far, Free, Load, Store
 from tightfit.planners.moves.gaps import Move
+from tightfit.planners.orders.reorder import moved_choices
 
 _MOST_TOGETHER = 3  # values of one op that may be loaded in one stage
 
@@ -47,8 +48,7 @@ class MovesGraph:
             elif step.alternative < len(self.base.ops[op].alternatives):
                 steps.append(Compute(op, step.alternative, step.variant))
             else:
-                way = self.graph.ops[step.op].alternatives[step.alternative]
-                steps += [Load(value) for value in way.writes]
+                steps += [Load(value) for value in step.way(self.graph).writes]
         return _with_stores(self.base, steps)
 
     def computes(self, steps: Iterable[Step]) -> list[Compute]:
@@ -87,7 +87,7 @@ class MovesGraph:
 
 
 def may_be_offered(op: Op) -> bool:
-    """Whether moves of the values that an op makes can be alternatives of it.
+    """Whether an op can have loads of its values as alternatives.
 
     A pinned op runs once. Its loads are later computations, and so would be its own ways for these.
     """
@@ -138,7 +138,7 @@ class _Offer:
             self.graph,
             values=tuple(self.values),
             ops=tuple(ops),
-            choices=_placed(self.graph.choices, place),
+            choices=moved_choices(self.graph, place),
         )
         loads = {
             way.writes[0]: Compute(place[op], number)
@@ -198,17 +198,6 @@ def _reading(value: ValueId, position: OpId, before: Op) -> Op:
     )
 
 
-def _placed(choices: Iterable[Choice], place: Mapping[OpId, OpId]) -> tuple[Choice, ...]:
-    return tuple(
-        Choice(
-            branches=tuple(
-                tuple((place[op], way) for op, way in branch) for branch in choice.branches
-            )
-        )
-        for choice in choices
-    )
-
-
 def _with_stores(graph: Graph, steps: Sequence[Step]) -> list[Step]:
     """Add stores of loaded values; leave out loads of values not read, and places left for none.
 
@@ -219,7 +208,7 @@ def _with_stores(graph: Graph, steps: Sequence[Step]) -> list[Step]:
     kept: list[Step] = []
     for step in reversed(steps):
         if isinstance(step, Compute):
-            way = graph.ops[step.op].alternatives[step.alternative]
+            way = step.way(graph)
             wanted.update(dict.fromkeys(way.writes, "written"))
             wanted.update(dict.fromkeys(way.reads, "read"))
         elif isinstance(step, Load):
@@ -241,7 +230,7 @@ def _with_stores(graph: Graph, steps: Sequence[Step]) -> list[Step]:
         if isinstance(step, Load):
             gone.discard(step.value)
         elif isinstance(step, Compute):
-            way = graph.ops[step.op].alternatives[step.alternative]
+            way = step.way(graph)
             if way.overwrites is not None:
                 gone.add(way.overwrites)
             gone.difference_update(way.writes)

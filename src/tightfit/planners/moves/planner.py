@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from tightfit.graph.ir import OpId
-from tightfit.plan.assemble import Step
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.anytime.clock import Clock
 from tightfit.planners.anytime.planner import AnytimeResult, plan_anytime, run_anytime
@@ -18,7 +17,7 @@ from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import least_overhead
 from tightfit.planners.moves.bound import MovesBound
-from tightfit.planners.moves.judge import Judge
+from tightfit.planners.moves.evaluate import MovesEvaluator
 from tightfit.planners.moves.search import MovesSearch
 from tightfit.planners.orders.reorder import in_traced_order, reorder
 from tightfit.planners.outcomes import Bound, finish, no_plan
@@ -31,11 +30,8 @@ _PLAIN_SHARE = 0.35  # of the time, for the plan without moves once there is a f
 def plan_with_moves(task: Task, limits: Limits, progress: Progress) -> Outcome:
     """Plan without far memory, and where there is some and it may help, with it.
 
-    Returns
-    -------
-    Outcome
-        Never worse than the plan that the search finds without moves in its share of the limits.
-        The bound holds for plans with moves in the order of first computations of that plan.
+    The plan is never worse than the plan that the search finds without moves in its share of the
+    limits. The bound holds for plans with moves in the order of first computations of that plan.
     """
     if task.far is None:
         return plan_anytime(task, limits, progress)
@@ -101,24 +97,22 @@ class _Near:
 
 def _order_of(outcome: Outcome, ops: int) -> tuple[OpId, ...]:
     """The order of first computations of a plan, of all ops; the traced order without a plan."""
-    steps = () if outcome.plan is None else outcome.plan.instructions
-    computed = dict.fromkeys(step.op for step in steps if isinstance(step, Compute))
+    steps = () if outcome.plan is None else outcome.plan.computes
+    computed = dict.fromkeys(step.op for step in steps)
     if len(computed) < ops:
         return tuple(range(ops))  # optional ops without readers have no place in the plan
     return tuple(computed)
 
 
+@dataclass(frozen=True)
 class _Moving:
     """The search for moves after the search without, and the results of both."""
 
-    def __init__(
-        self, task: Task, limits: Limits, progress: Progress, started: float, plain: Outcome
-    ) -> None:
-        self.task = task
-        self.limits = limits
-        self.progress = progress
-        self.started = started
-        self.plain = plain
+    task: Task
+    limits: Limits
+    progress: Progress
+    started: float
+    plain: Outcome
 
     def run(self, order: tuple[OpId, ...], interrupts: Interrupts, left_s: float) -> Outcome:
         """Search in an order of first computations; an interruption leaves the best so far."""
@@ -133,9 +127,9 @@ class _Moving:
             shown(self.progress, "moves to far memory", at_most_s=seconds),
         ):
             bound = MovesBound(task, self.limits.solver)
-            judge = Judge(task)
+            evaluator = MovesEvaluator(task)
             search = MovesSearch(
-                judge, bound, clock, self.progress, self.plain.overhead, interrupts
+                evaluator, bound, clock, self.progress, self.plain.overhead, interrupts
             )
             search.run(self._in_order(order) if self.plain.plan is not None else None)
         if search is None:
@@ -148,39 +142,23 @@ class _Moving:
         assert self.plain.plan is not None
         place = {op: position for position, op in enumerate(order)}
         return [
-            msgspec.structs.replace(step, op=place[step.op])
-            for step in self.plain.plan.instructions
-            if isinstance(step, Compute)
+            msgspec.structs.replace(step, op=place[step.op]) for step in self.plain.plan.computes
         ]
 
     def _outcome(self, search: MovesSearch, order: tuple[OpId, ...], note: str) -> Outcome:
         bound = search.bound
         best = search.best
         if best is not None and best.result.overhead < self.plain.overhead:
-            steps = _in_traced_order(best.steps, order)
+            steps = in_traced_order(best.steps, order)
         elif self.plain.plan is not None:
-            steps = [s for s in self.plain.plan.instructions if isinstance(s, Compute)]
+            steps = self.plain.plan.computes
         else:
-            proven = bound.infeasible
             return no_plan(
                 started=self.started,
-                proven=proven,
-                bound=0.0 if bound.overhead == math.inf else bound.overhead,
+                proven=bound.infeasible,
+                bound=bound.overhead,
                 bound_source=bound.source,
                 note=note,
             )
-        return finish(
-            self.task,
-            steps,
-            bound=Bound(bound.overhead, bound.source),
-            started=self.started,
-            gap=self.limits.gap,
-            note=note,
-        )
-
-
-def _in_traced_order(steps: Sequence[Step], order: tuple[OpId, ...]) -> list[Step]:
-    """Steps of a reordered graph with the ids of the graph itself; values keep theirs."""
-    return [
-        in_traced_order([step], order)[0] if isinstance(step, Compute) else step for step in steps
-    ]
+        proven, gap = Bound(bound.overhead, bound.source), self.limits.gap
+        return finish(self.task, steps, bound=proven, started=self.started, gap=gap, note=note)

@@ -18,8 +18,8 @@ from tightfit.plan.plan import Load
 from tightfit.planners.anytime.clock import Clock
 from tightfit.planners.base import Limits
 from tightfit.planners.moves.bound import MovesBound
+from tightfit.planners.moves.evaluate import Choice, MovesEvaluator, MovesPlan
 from tightfit.planners.moves.gaps import Shift
-from tightfit.planners.moves.judge import Choice, Found, Judge
 from tightfit.progress import Interrupts, Progress
 from tightfit.units import format_percent
 
@@ -50,28 +50,28 @@ _PROGRAM_S = 10.0
 _PROGRAM_SHARE = 0.15  # of the time
 _SEARCH_SHARE = 0.75
 _FIRST_SHARE, _LAST_SHARE = 0.3, 0.9  # of the time that is left, for searches around one plan
-_PURSUED = (1.05, 0.05)  # pace and toll
+_AROUND = (1.05, 0.05)  # pace and toll
 _NODES = 2000
 
 
 class MovesSearch:
     """Plans with moves in one order.
 
-    `judge`: evaluates a choice of moves. `target`: the overhead (a fraction) to get below:
+    `evaluator`: evaluates a choice of moves. `target`: the overhead (a fraction) to get below:
     that of the plan without moves. `interrupts`: whether the user has asked to end it, also where
     other code has caught that.
     """
 
     def __init__(
         self,
-        judge: Judge,
+        evaluator: MovesEvaluator,
         bound: MovesBound,
         clock: Clock,
         progress: Progress,
         target: float,
         interrupts: Interrupts,
     ) -> None:
-        self.judge = judge
+        self.evaluator = evaluator
         self.bound = bound
         self.clock = clock
         self.progress = progress
@@ -79,12 +79,11 @@ class MovesSearch:
         self.interrupts = interrupts
         self.random = random.Random(clock.limits.seed)
         self.starts: tuple[Sequence[Step] | None, ...] = (None,)
-        self.plans: list[Found] = []
+        self.plans: list[MovesPlan] = []
         self.tried = 0
 
     @property
-    def best(self) -> Found | None:
-        """The best plan so far."""
+    def best(self) -> MovesPlan | None:
         return self.plans[0] if self.plans else None
 
     @property
@@ -107,7 +106,7 @@ class MovesSearch:
         self.starts = (None,) if plain is None else (plain, None)
         whole = self.clock.left()
         if plain is None:  # recomputing alone does not do, and a cut sees one instant only
-            self._try_ways(frozenset(self.judge.gaps), None, _WAYS)
+            self._try_ways(frozenset(self.evaluator.gaps), None, _WAYS)
         for margin in _MARGINS:
             values = self._program(margin, whole)
             for start in self.starts if margin == 0.0 else self.starts[:1]:
@@ -115,21 +114,21 @@ class MovesSearch:
             if self.done or self._over(whole):
                 break
             if not self.plans:
-                self._pursue(_FIRST_SHARE, values)
-        while self.judge.gaps and not (self.done or self._over(whole)):
+                self._search_around(_FIRST_SHARE, values)
+        while self.evaluator.gaps and not (self.done or self._over(whole)):
             self._step()
-        self._pursue(_LAST_SHARE)
+        self._search_around(_LAST_SHARE)
 
     def _over(self, whole: float) -> bool:
         """Whether the time for steps is over."""
         return self.clock.left() <= (1.0 - _SEARCH_SHARE) * whole
 
     def _program(self, margin: float, whole: float) -> frozenset[ValueId]:
-        seconds = 1e4 if self.clock.counts else min(_PROGRAM_S, _PROGRAM_SHARE * whole)
-        if margin > 0 and not self.clock.counts:
+        seconds = 1e4 if self.clock.counts_iterations else min(_PROGRAM_S, _PROGRAM_SHARE * whole)
+        if margin > 0 and not self.clock.counts_iterations:
             seconds = min(seconds, 0.25 * seconds + 0.5)
-        found = self.bound.away(margin, seconds, _NODES if self.clock.counts else None)
-        return frozenset(v for v in found or () if v in self.judge.gaps)
+        found = self.bound.away(margin, seconds, _NODES if self.clock.counts_iterations else None)
+        return frozenset(v for v in found or () if v in self.evaluator.gaps)
 
     def _try_ways(
         self,
@@ -140,28 +139,28 @@ class MovesSearch:
         """Offer the same values at several tolls and paces."""
         for toll, pace in ways if values else ():
             if not (self.done or self.clock.left() <= 0):
-                self._judge(Choice(values, pace, toll), start, 0)
+                self._evaluate(Choice(values, pace, toll), start, 0)
 
     def _step(self) -> None:
         """Change the choice of one of the best plans."""
         if not self.plans or (self._is_small and self.random.random() < _AT_RANDOM):
             share = self.random.random()
-            values = frozenset(v for v in self.judge.gaps if self.random.random() < share)
+            values = frozenset(v for v in self.evaluator.gaps if self.random.random() < share)
             toll, pace = self.random.choice(_WAYS)
-            self._judge(Choice(values, pace, toll), self.random.choice(self.starts), 0)
+            self._evaluate(Choice(values, pace, toll), self.random.choice(self.starts), 0)
             return
         place = int(len(self.plans) * self.random.random() ** 2)
         found = self.plans[place]
         iterations = _ITERATIONS if self.random.random() < 0.5 else 0
         starts_over = self._is_small and self.random.random() < _RESTART_SHARE
-        self._judge(self._changed(found), None if starts_over else found.steps, iterations)
+        self._evaluate(self._changed(found), None if starts_over else found.steps, iterations)
 
     @property
     def _is_small(self) -> bool:
         """Whether a greedy plan is there at once."""
-        return len(self.judge.task.graph.ops) < _LARGE
+        return len(self.evaluator.task.graph.ops) < _LARGE
 
-    def _changed(self, found: Found) -> Choice:
+    def _changed(self, found: MovesPlan) -> Choice:
         """Return the choice of a plan with one or a few changes."""
         moved = {step.value for step in found.steps if isinstance(step, Load)}
         choice = found.choice
@@ -193,32 +192,32 @@ class MovesSearch:
         shifts[value] = new if self.random.random() < 0.5 else Shift(old.leave, old.load + by)
         return replace(choice, shifts=tuple(sorted(shifts.items())))
 
-    def _worth_moving(self, found: Found, offered: set[ValueId]) -> ValueId:
+    def _worth_moving(self, found: MovesPlan, offered: set[ValueId]) -> ValueId:
         """A value that is not offered: mostly a value that is computed again."""
-        graph = self.judge.task.graph
+        graph = self.evaluator.task.graph
         again = {op for op, _ in found.result.recomputed}
         made = sorted(
             value
             for op in again
             for way in graph.ops[op].alternatives[:1]
             for value in way.writes
-            if value in self.judge.gaps and value not in offered
+            if value in self.evaluator.gaps and value not in offered
         )
         if made and self.random.random() < 0.7:
             return self.random.choice(made)
-        everything = sorted(self.judge.gaps)
-        sizes = [self.judge.sizes[value] for value in everything]
+        everything = sorted(self.evaluator.gaps)
+        sizes = [self.evaluator.sizes[value] for value in everything]
         return self.random.choices(everything, weights=sizes)[0]
 
-    def _judge(self, choice: Choice, start: Sequence[Step] | None, iterations: int) -> None:
+    def _evaluate(self, choice: Choice, start: Sequence[Step] | None, iterations: int) -> None:
         self.tried += 1
         self.clock.take(_EVALUATION_ITERATIONS)
         note = f"best {format_percent(self.overhead)}, bound {format_percent(self.bound.overhead)}"
         self.progress.update(self.tried, note)
         seed = self.random.randrange(1 << 30)
-        self._add(self.judge.judge(choice, start, iterations, seed))
+        self._add(self.evaluator.evaluate(choice, start, iterations, seed))
 
-    def _pursue(self, share: float, values: frozenset[ValueId] = frozenset()) -> None:
+    def _search_around(self, share: float, values: frozenset[ValueId] = frozenset()) -> None:
         """Search around the best plan's moves, or others, as hard as without far memory."""
         best = self.best
         if self.done or (best is None and not values):
@@ -228,11 +227,11 @@ class MovesSearch:
             seconds=share * max(0.05, self.clock.left()),
             iterations=self.clock.take_share(share),
         )
-        choice = Choice(values, *_PURSUED) if best is None else best.choice
+        choice = Choice(values, *_AROUND) if best is None else best.choice
         start = self.starts[0] if best is None else best.steps
-        self._add(self.judge.pursue(choice, start, limits, self.progress))
+        self._add(self.evaluator.search_around(choice, start, limits, self.progress))
 
-    def _add(self, found: Found | None) -> None:
+    def _add(self, found: MovesPlan | None) -> None:
         """Keep the best plans, one of each time."""
         if found is None or any(plan.time_s == found.time_s for plan in self.plans):
             return

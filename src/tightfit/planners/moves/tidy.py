@@ -24,7 +24,7 @@ from tightfit.planners.moves.gaps import last_until
 
 @dataclass(frozen=True)
 class _FarInterval:
-    """One stay of a value in far memory; places are before the fixed instruction of that number."""
+    """One stay of a value in far memory; a place is the number of the next fixed instruction."""
 
     value: ValueId
     # leave, load: where it leaves near memory, and where its load begins
@@ -85,8 +85,7 @@ class _Reading:
         self.begins.append(self._now_s)
         self.bytes.append(bytes_)
         if isinstance(step, Compute):
-            op = graph.ops[step.op]
-            self._now_s += op.alternatives[step.alternative].variants[step.variant].cost_s
+            self._now_s += step.cost_s(graph)
         elif isinstance(step, Store):
             took_s = self.far.store_s(self.sizes[step.value])
             self._free_s = self.stored_s[step.value] = max(self._free_s, self._now_s) + took_s
@@ -116,7 +115,7 @@ class _Tidying:
             self.leaves[number] = wanted
 
     def put_loads(self) -> None:
-        """Begin loads as late as their readers allow; then those that come too late earlier."""
+        """Move loads as late as their readers allow, then earlier where they come too late."""
         due = self._due_places()
         for number, (stay, wanted) in enumerate(zip(self.stays, due, strict=True)):
             if wanted > stay.load:
@@ -184,8 +183,8 @@ def _leaving_frees(graph: Graph, plan: Plan) -> dict[int, ValueId]:
 def _uses(graph: Graph, step: Instruction) -> tuple[ValueId, ...]:
     """The values that an instruction needs near, or makes, or frees."""
     match step:
-        case Compute(op, alternative):
-            way = graph.ops[op].alternatives[alternative]
+        case Compute():
+            way = step.way(graph)
             return (*way.reads, *way.writes)
         case Store(value) | Free(value):
             return (value,)

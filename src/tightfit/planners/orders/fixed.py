@@ -8,9 +8,9 @@ from tightfit.graph.ir import Graph, Op
 def keeps_its_place(graph: Graph, op: Op) -> bool:
     """Return whether an op keeps its traced order with the others of its kind in its segment.
 
-    Ops that draw random numbers do, and pinned ones, which may have effects; not those that make
-    a gradient, or change a constant that only they change. On a CUDA device graphs do not say
-    which ops draw: there the whole forward pass keeps its order.
+    Ops that draw random numbers do, and pinned ops, which may have effects. Pinned ops that make a
+    gradient or change a constant need not: nothing else has the same effect. On a CUDA device
+    graphs do not say which ops draw: there the whole forward pass keeps its order.
     """
     if graph.device.kind == "cuda" and graph.segments[op.segment].phase == "forward":
         return True

@@ -36,7 +36,9 @@ class _Arrangement:
         graph = self.graph
         for segment in graph.segments:
             ops = [op for op in graph.ops if op.segment == segment.id]
-            if segment.phase == "forward" or any(self._overwrites(op) for op in ops):
+            # where a default works in place, the order of readers matters
+            in_place = any(op.alternatives[0].overwrites is not None for op in ops)
+            if segment.phase == "forward" or in_place:
                 for op in ops:
                     self._place(op)
             else:
@@ -85,15 +87,7 @@ class _Arrangement:
     def _growth(self, op: Op) -> int:
         """Bytes alive after the op minus before it."""
         values = self.graph.values
-        made = sum(values[v].size_bytes for v in op.alternatives[0].writes)
-        freed = sum(
-            values[v].size_bytes
-            for v in self._reads(op)
-            if self.readers_left[v] == 1 and values[v].fate == "none"
+        freed = (
+            v for v in self._reads(op) if self.readers_left[v] == 1 and values[v].fate == "none"
         )
-        return made - freed
-
-    @staticmethod
-    def _overwrites(op: Op) -> bool:
-        """Whether the order of readers matters because the default works in place."""
-        return op.alternatives[0].overwrites is not None
+        return self.graph.bytes_of(op.alternatives[0].writes) - self.graph.bytes_of(freed)

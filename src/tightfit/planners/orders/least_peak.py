@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tightfit.graph.ir import OpId
 from tightfit.planners.base import Task
 from tightfit.planners.orders.frees_early import frees_early
-from tightfit.planners.orders.problem import StepOrders, step_orders
+from tightfit.planners.orders.problem import step_orders
 
 _MOVES_PER_OP = 2000
 _MOST_MOVES = 1_000_000
@@ -29,11 +29,7 @@ class LeastPeak:
 
 
 def least_peak(
-    task: Task,
-    *,
-    enough_bytes: int | None = None,
-    seconds: float | None = None,
-    seed: int = 0,
+    task: Task, *, enough_bytes: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> LeastPeak:
     """Return the best of four orders, improved by local moves; never worse than the traced order.
 
@@ -61,15 +57,9 @@ def least_peak(
     if min(peaks) > enough >= floor:
         moves = min(_MOST_MOVES, _MOVES_PER_OP * len(best))
         best = core.lowered(best, enough, 1e6 if seconds is None else seconds, moves, seed)
-    return _found(orders, best, constant_bytes, peaks[0], floor)
-
-
-def _found(
-    orders: StepOrders, order: list[int], constant_bytes: int, traced_peak: int, floor: int
-) -> LeastPeak:
     return LeastPeak(
-        ops=orders.to_graph(order),
-        peak_bytes=constant_bytes + orders.core.peak(order),
-        traced_peak_bytes=constant_bytes + traced_peak,
+        ops=orders.to_graph(best),
+        peak_bytes=constant_bytes + core.peak(best),
+        traced_peak_bytes=constant_bytes + peaks[0],
         floor_bytes=constant_bytes + floor,
     )

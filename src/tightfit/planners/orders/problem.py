@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tightfit._core import _engine
 from tightfit.graph.changes import need_before_changes
-from tightfit.graph.ir import Op, OpId, SegmentId, ValueId
-from tightfit.graph.liveness import computed_ops, extra_bytes, producers, readers
+from tightfit.graph.ir import Gradients, Op, OpId, SegmentId, ValueId
+from tightfit.graph.liveness import computed_ops, extra_bytes, producers, readers, tangents
 from tightfit.planners.base import Task
 from tightfit.planners.orders.fixed import keeps_its_place
 
@@ -43,8 +43,8 @@ def step_orders(task: Task) -> StepOrders:
     """Return the orders that a task's step may run in with the same results.
 
     Every op runs once with its default alternative. It stays in its segment, and follows everything
-    that any of its alternatives reads. If it overwrites a value, it follows the other readers of
-    that. If it changes a constant, it follows all ops that need the old content. Ops that
+    that any of its alternatives reads. If it overwrites a value, it follows the value's other
+    readers. If it changes a constant, it follows all ops that need the old content. Ops that
     `keeps_its_place` names keep their order.
     """
     return _Builder(task).build()
@@ -53,7 +53,8 @@ def step_orders(task: Task) -> StepOrders:
 class _Builder:
     def __init__(self, task: Task) -> None:
         self.graph = task.graph
-        self.fresh = task.gradients == "fresh"
+        self.gradients: Gradients = task.gradients
+        self.tangents = tangents(task.graph)
         self.core = _engine.OrderProblem()
         self.computed = {op.id for op in computed_ops(task.graph)}
         self.made_by = producers(task.graph)
@@ -65,47 +66,37 @@ class _Builder:
         self.fixed: dict[SegmentId, int] = {}  # the last op of each segment that keeps its order
 
     def build(self) -> StepOrders:
-        by_segment: dict[SegmentId, list[Op]] = {s.id: [] for s in self.graph.segments}
-        for op in self.graph.ops:
-            by_segment[op.segment].append(op)
-        for segment, ops in by_segment.items():
-            self._enter(segment)
-            for op in ops:
-                self._add(op)
+        for segment in self.graph.segments:
+            self._enter(segment.id)
+            for op in self.graph.ops:
+                if op.segment == segment.id:
+                    self._add(op)
         return StepOrders(self.core, tuple(self.ops), self.numbers)
 
     def _enter(self, segment: SegmentId) -> None:
         """The tangents appear, and user code holds its memory."""
-        tangents = [
-            value.id
-            for value in self.graph.values
-            if value.role == "tangent" and value.segment == segment
-        ]
-        for value in tangents:
+        appearing = self.tangents[segment]
+        for value in appearing:
             self._add_value(value, 2 * segment)
-        held = self.graph.segments[segment].outside_bytes
-        tangent_bytes = sum(self.graph.values[value].size_bytes for value in tangents)
-        writes = [self.values[value] for value in tangents]
-        self.core.add_op(2 * segment, [], writes, max(0, held - tangent_bytes), [])
+        outside_bytes = self.graph.segments[segment].outside_bytes
+        workspace = max(0, outside_bytes - self.graph.bytes_of(appearing))
+        writes = [self.values[value] for value in appearing]
+        self.core.add_op(2 * segment, [], writes, workspace, [])
         self.ops.append(_CROSSING)
 
     def _add(self, op: Op) -> None:
-        way = op.alternatives[0]
-        runs = op.id in self.computed
-        reads = (
-            [v for v in dict.fromkeys(way.reads) if not self.graph.values[v].is_constant]
-            if runs
-            else []
-        )
-        for value in way.writes if runs else ():
-            self._add_value(value, 2 * op.segment + 1)
-        self.numbers[op.id] = self.core.add_op(
-            2 * op.segment + 1,
-            [self.values[value] for value in reads],
-            [self.values[value] for value in way.writes] if runs else [],
-            extra_bytes(self.graph, way) if runs else 0,
-            self._followed(op),
-        )
+        group = 2 * op.segment + 1
+        reads, writes, workspace = [], [], 0
+        if op.id in self.computed:
+            way = op.alternatives[0]
+            for value in way.writes:
+                self._add_value(value, group)
+            reads = [v for v in dict.fromkeys(way.reads) if not self.graph.values[v].is_constant]
+            reads = [self.values[value] for value in reads]
+            writes = [self.values[value] for value in way.writes]
+            workspace = extra_bytes(self.graph, way)
+        followed = self._followed(op)
+        self.numbers[op.id] = self.core.add_op(group, reads, writes, workspace, followed)
         self.ops.append(op.id)
         if keeps_its_place(self.graph, op):
             self.fixed[op.segment] = self.numbers[op.id]
@@ -113,7 +104,7 @@ class _Builder:
     def _add_value(self, value: ValueId, group: int) -> None:
         info = self.graph.values[value]
         kept = -1
-        if info.fate == "returned" or (info.fate == "handed_over" and self.fresh):
+        if info.stays_to_end(self.gradients):
             kept = 2 * len(self.graph.segments) - 1
         elif info.fate == "written_back":
             kept = group

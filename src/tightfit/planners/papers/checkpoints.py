@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tightfit.plan.plan import Compute
-from tightfit.planners.papers.stages.schedule import forced_residency, last_uses, recompute
-from tightfit.planners.papers.stages.staged import Residency, Staged
+from tightfit.planners.papers.stages.schedule import forced_residency, hold, last_uses, recompute
+from tightfit.planners.papers.stages.staged import Staged
 
 
 def forward_nodes(problem: Staged) -> list[int]:
@@ -90,15 +90,9 @@ def checkpoint_schedule(problem: Staged, checkpoints: Collection[int]) -> list[C
             producer = stored.producer
             kept = producer is None or producer > last
             first = stored.begins if kept or reader < start else max(stored.begins, start + 1)
-            wish(rows, value, first, reader)
+            hold(rows, value, first, reader)
     uses = last_uses(problem)
     for checkpoint in checkpoints:
         for value in problem.nodes[checkpoint].first.writes:
-            wish(rows, value, problem.values[value].begins, uses[value])
+            hold(rows, value, problem.values[value].begins, uses[value])
     return recompute(problem, rows, ahead=False)
-
-
-def wish(rows: Residency, value: int, first: int, last: int) -> None:
-    """Ask for a value at the beginnings of stages `first` to `last`, both included."""
-    for stage in range(first, last + 1):
-        rows[stage] |= 1 << value

@@ -35,7 +35,7 @@ def sqrt_segments(candidates: Sequence[int]) -> list[int]:
 
 
 def greedy_segments(problem: Staged, candidates: Sequence[int], limit_bytes: float) -> list[int]:
-    """Return candidates such that about `limit_bytes` are made between two of them."""
+    """Return candidates such that about `limit_bytes` are made from each to the next."""
     allowed = set(candidates)
     chosen: list[int] = []
     gathered = 0

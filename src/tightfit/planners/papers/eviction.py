@@ -18,9 +18,9 @@ from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import finish, no_plan, simulated
-from tightfit.planners.papers.stages.easy import easy_answer
+from tightfit.planners.papers.stages.easy import begin
 from tightfit.planners.papers.stages.schedule import last_uses, without_waste
-from tightfit.planners.papers.stages.staged import Implementation, Staged, staged
+from tightfit.planners.papers.stages.staged import Implementation, Staged
 from tightfit.progress import Progress
 
 _THRASH = 10.0
@@ -36,9 +36,7 @@ def plan_eviction(task: Task, limits: Limits, progress: Progress, option: str = 
     Only its score counts here: views are no ops of a graph, values that will not be read are
     dropped.
     """
-    started = time.perf_counter()
-    problem = staged(task)
-    easy = easy_answer(task, problem, limits, started)
+    started, problem, easy = begin(task, limits)
     if easy is not None:
         return easy
     run = _Run(problem, policy_named(option), started + limits.seconds, progress)
@@ -133,16 +131,14 @@ class _Run:
         while pending:
             node = pending[-1]
             way = self.problem.nodes[node].way(node == frontier)
-            assert way is not None
             missing = next((v for v in way.reads if v not in self.resident), None)
             if missing is not None:
                 producer = self.problem.values[missing].producer
                 assert producer is not None
                 pending.append(producer)
                 continue
-            locked = frozenset(
-                value for waiting in pending for value in self._reads(waiting, waiting == frontier)
-            )
+            nodes = self.problem.nodes
+            locked = frozenset(v for n in pending for v in nodes[n].way(n == frontier).reads)
             made = self.problem.size(way.writes) + way.workspace_bytes
             if not self._make_room(made, locked):
                 return f"no value is left to evict before op {way.compute.op}"
@@ -155,11 +151,6 @@ class _Run:
             if time.perf_counter() > self.deadline:
                 return "time is up"
         return ""
-
-    def _reads(self, node: int, is_first: bool) -> tuple[ValueId, ...]:
-        way = self.problem.nodes[node].way(is_first)
-        assert way is not None
-        return way.reads
 
     def _compute(self, way: Implementation) -> None:
         self.computes.append(way.compute)
@@ -205,7 +196,8 @@ class _Run:
             candidates = [v for v in self.resident if v not in locked and self._evictable(v)]
             if not candidates:
                 return False
-            self._drop(min(candidates, key=lambda value: (self._score(value), value)))
+            scores = ((self.policy.score(_Candidate(self, value)), value) for value in candidates)
+            self._drop(min(scores)[1])
         return True
 
     def _evictable(self, value: ValueId) -> bool:
@@ -216,9 +208,6 @@ class _Run:
             and stored.producer is not None
             and self.problem.may_recompute(stored.producer, self.stage)
         )
-
-    def _score(self, value: ValueId) -> float:
-        return self.policy.score(_Candidate(self, value))
 
     # -- terms of a score ------------------------------------------------------------------------
 

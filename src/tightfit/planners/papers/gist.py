@@ -9,6 +9,7 @@ is.
 from __future__ import annotations
 
 from tightfit.graph.ir import Alternative, Graph, Op, OpId, ValueId
+from tightfit.graph.liveness import computed_ops
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.papers.proposals import cheapest_that_fits
@@ -31,7 +32,8 @@ def gist_schedule(graph: Graph) -> list[Compute]:
     chosen |= _relus_in_place(graph, chosen)
     linked = {op for choice in graph.choices for branch in choice.branches for op, _ in branch}
     chosen |= dict.fromkeys(linked, 0)
-    return [_compute(graph.ops[op], chosen[op]) for op in _needed(graph, chosen)]
+    ways = {op.id: op.alternatives[chosen[op.id]] for op in computed_ops(graph, chosen)}
+    return [Compute(op, chosen[op], way.cheapest) for op, way in ways.items()]
 
 
 def _encoded(op: Op) -> int:
@@ -43,28 +45,11 @@ def _encoded(op: Op) -> int:
     return 0
 
 
-def _compute(op: Op, alternative: int) -> Compute:
-    variants = op.alternatives[alternative].variants
-    return Compute(op.id, alternative, min(range(len(variants)), key=lambda v: variants[v].cost_s))
-
-
-def _needed(graph: Graph, chosen: dict[OpId, int]) -> list[OpId]:
-    """Return the ops that run in order: required ops, and ops that chosen ways read from."""
-    wanted: set[ValueId] = set()
-    run: list[OpId] = []
-    for op in reversed(graph.ops):
-        way = op.alternatives[chosen[op.id]]
-        if op.required or wanted.intersection(way.writes):
-            wanted.update(way.reads)
-            run.append(op.id)
-    return run[::-1]
-
-
 def _relus_in_place(graph: Graph, chosen: dict[OpId, int]) -> dict[OpId, int]:
     """Return the ReLUs that may run over their input: no op that runs later reads it."""
     last: dict[ValueId, OpId] = {}
-    for op in _needed(graph, chosen):
-        last |= dict.fromkeys(graph.ops[op].alternatives[chosen[op]].reads, op)
+    for op in computed_ops(graph, chosen):
+        last |= dict.fromkeys(op.alternatives[chosen[op.id]].reads, op.id)
     return {
         op.id: place
         for op in graph.ops

@@ -7,14 +7,13 @@ checkpoints are stored while the reversal goes on, so a step may be advanced man
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import comb
 
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.papers.checkpoints import forward_nodes, wish
+from tightfit.planners.papers.checkpoints import forward_nodes
 from tightfit.planners.papers.proposals import cheapest_that_fits
-from tightfit.planners.papers.stages.schedule import forced_residency, recompute
+from tightfit.planners.papers.stages.schedule import forced_residency, hold, recompute
 from tightfit.planners.papers.stages.staged import Staged, staged
 from tightfit.progress import Progress
 
@@ -22,12 +21,9 @@ from tightfit.progress import Progress
 def plan_griewank(task: Task, limits: Limits, progress: Progress) -> Outcome:
     """Return the cheapest revolve schedule that fits, over all numbers of checkpoints."""
     problem = staged(task)
-    return cheapest_that_fits(task, _proposals(problem), limits, progress, title="revolve")
-
-
-def _proposals(problem: Staged) -> Iterator[list[Compute]]:
-    for places in range(len(forward_nodes(problem)), -1, -1):
-        yield revolve_schedule(problem, places)
+    places = range(len(forward_nodes(problem)), -1, -1)
+    proposals = (revolve_schedule(problem, count) for count in places)
+    return cheapest_that_fits(task, proposals, limits, progress, title="revolve")
 
 
 def forward_steps(length: int, places: int) -> int:
@@ -85,20 +81,18 @@ def revolve_schedule(problem: Staged, places: int) -> list[Compute]:
     for reader, node in enumerate(problem.nodes):
         for value in node.first.reads:
             stored = problem.values[value]
-            if reader < start or stored.producer is None or stored.producer >= start:
-                wish(rows, value, stored.begins, reader)
-                continue
-            first = groups.index(groups[reader - start]) + start
-            if first == start:
-                wish(rows, value, stored.begins, reader)
-            else:
-                at_hand = step_of.get(stored.producer) in held[groups[first - 1 - start]]
-                wish(rows, value, first if at_hand else first + 1, reader)
+            first = stored.begins
+            if reader >= start and stored.producer is not None and stored.producer < start:
+                begun = groups.index(groups[reader - start])  # backward nodes before its group
+                if begun > 0:
+                    at_hand = step_of.get(stored.producer) in held[groups[begun - 1]]
+                    first = start + begun + (not at_hand)
+            hold(rows, value, first, reader)
     for stage, step in enumerate(groups, start):
         for checkpoint in held[step]:
             for value in problem.nodes[forward[checkpoint]].first.writes:
                 begins = problem.values[value].begins if stage == start else stage
-                wish(rows, value, begins, stage)
+                hold(rows, value, begins, stage)
     return recompute(problem, rows, ahead=False)
 
 

@@ -1,8 +1,8 @@
 """The largest batch whose step fits a budget at an acceptable overhead.
 
-A captured step is exact but takes seconds; from the steps of two batch sizes those of all others
-are estimated in no time. So the answer is looked for among estimates and proven by a plan of the
-captured step; where that fails, a smaller batch is looked for.
+A captured step is exact but takes seconds. From the steps of two batch sizes the step of any other
+is estimated at once. So the answer is looked for among estimates, and proven by a plan of the
+captured step. Where that fails, a smaller batch is looked for.
 """
 
 from __future__ import annotations
@@ -102,13 +102,7 @@ class _Search:
         outcome = self.request.planned(graph, progress)
         if self.request.accepts(outcome):
             return outcome
-        plan = found.outcome.plan
-        assert plan is not None
-        try:
-            outcome = rescaled(plan, self.estimated(found.batch), self.request.task(graph))
-        except (InvalidPlan, PlanMismatch):
-            return None
-        return outcome if self.request.accepts(outcome) else None
+        return _carried_over(found.outcome, self.estimated(found.batch), graph, self.request)
 
 
 def _estimate(captured: GraphOf) -> GraphOf:
@@ -121,10 +115,7 @@ def _estimate(captured: GraphOf) -> GraphOf:
 
 
 def largest_batch(
-    graph_of: GraphOf,
-    request: PlanRequest,
-    progress: Progress = SILENT,
-    most: int = _MOST_BATCH,
+    graph_of: GraphOf, request: PlanRequest, progress: Progress = SILENT, most: int = _MOST_BATCH
 ) -> LargestBatch:
     """Find the largest batch by doubling, then bisection; the answer is planned, not extrapolated.
 
@@ -140,7 +131,9 @@ def largest_batch(
                 break
             progress.update(batch, f"batch {batch}")
             graph = graph_of(batch)
-            outcome = _reuse(best, request, graph)
+            outcome = None
+            if best is not None:
+                outcome = _carried_over(best[2], best[1], graph, request)
             if outcome is None:
                 outcome = request.planned(graph, progress)
             if request.accepts(outcome):
@@ -179,14 +172,13 @@ def largest_batch_without_plan(graph_of: GraphOf, request: PlanRequest) -> int:
     return low
 
 
-def _reuse(
-    best: tuple[int, Graph, Outcome] | None, request: PlanRequest, graph: Graph
+def _carried_over(
+    outcome: Outcome, graph: Graph, other: Graph, request: PlanRequest
 ) -> Outcome | None:
-    """The best plan so far on the new graph, if it still serves."""
-    if best is None or best[2].plan is None:
-        return None
+    """The plan of a graph on the graph of another batch, if it serves there."""
+    assert outcome.plan is not None
     try:
-        outcome = rescaled(best[2].plan, best[1], request.task(graph))
+        outcome = rescaled(outcome.plan, graph, request.task(other))
     except (InvalidPlan, PlanMismatch):
         return None
     return outcome if request.accepts(outcome) else None

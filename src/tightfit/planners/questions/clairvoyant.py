@@ -1,7 +1,7 @@
 """The best possible on a recorded program: the default planner's plan, which knows all of it.
 
-An online policy decides without knowing the future. The plan of the same program is the measure of
-its decisions.
+An online policy does not know the future. Its decisions are measured against the plan of the same
+program.
 """
 
 from __future__ import annotations

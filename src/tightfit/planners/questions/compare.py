@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from threading import Event
 
 import msgspec
 
 from tightfit.errors import BadInput, MissingExtra
-from tightfit.plan.plan import Outcome, Plan
+from tightfit.plan.plan import Outcome
 from tightfit.planners.base import Limits, Task
+from tightfit.planners.outcomes import no_plan
 from tightfit.planners.registry import PLANNERS, find_planner, plan_with
 from tightfit.progress import SILENT, Progress, StoppableProgress, shown
 
@@ -47,10 +49,7 @@ def planners_named(names: str) -> tuple[str, ...]:
 
 
 def compare(
-    tasks: Sequence[Task],
-    planners: Sequence[str],
-    limits: Limits,
-    progress: Progress = SILENT,
+    tasks: Sequence[Task], planners: Sequence[str], limits: Limits, progress: Progress = SILENT
 ) -> tuple[ComparisonRow, ...]:
     """Run every planner on every task; return rows by task, then planner, as they are given.
 
@@ -77,38 +76,27 @@ def compare(
 def compared(
     task: Task, planner: str, limits: Limits, progress: Progress = SILENT
 ) -> ComparisonRow:
+    started = time.perf_counter()
     try:
         outcome = plan_with(planner, task, limits, progress)
     except (BadInput, MissingExtra) as error:
-        outcome = _refused(str(error))
+        outcome = no_plan(started=started, proven=False, bound_source="", note=str(error))
         return comparison_row(task, planner, outcome, "refused")
     return comparison_row(task, planner, outcome, outcome.status)
 
 
-def _refused(why: str) -> Outcome:
-    return Outcome(
-        plan=None,
-        overhead=math.inf,
-        bound=0.0,
-        bound_source="",
-        status="error",
-        seconds=0.0,
-        note=why,
-    )
-
-
 def comparison_row(task: Task, planner: str, outcome: Outcome, status: str) -> ComparisonRow:
     """Return an outcome as a row; `status` is its own or ``"refused"``."""
-    plan: Plan | None = outcome.plan
+    is_planned = outcome.plan is not None
     return ComparisonRow(
         graph=task.graph.name,
         planner=planner,
         budget_bytes=task.budget_bytes,
         status=status,
-        overhead=None if plan is None else outcome.overhead,
+        overhead=outcome.overhead if is_planned else None,
         bound=outcome.bound if math.isfinite(outcome.bound) else None,
-        gap=None if plan is None else outcome.gap,
-        peak_bytes=None if plan is None else outcome.peak_bytes,
+        gap=outcome.gap if is_planned else None,
+        peak_bytes=outcome.peak_bytes if is_planned else None,
         seconds=outcome.seconds,
         bound_source=outcome.bound_source,
         note=outcome.note,
@@ -126,25 +114,10 @@ def _collect(
     while pending:
         try:
             done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-            _store(done, running, rows)
-            progress.update(len(rows), _last(rows))
+            rows.update((running[future], future.result()) for future in done)
+            last = [f"{row.planner}: {row.status}" for row in rows.values()][-1:]
+            progress.update(len(rows), *last)
         except KeyboardInterrupt:
             interrupted.set()
             pending = {future for future in pending if not future.cancel()}
-    _store((future for future in running if not future.cancelled()), running, rows)
-
-
-def _store(
-    done: Iterable[Future[ComparisonRow]],
-    running: dict[Future[ComparisonRow], int],
-    rows: dict[int, ComparisonRow],
-) -> None:
-    for future in done:
-        rows[running[future]] = future.result()
-
-
-def _last(rows: dict[int, ComparisonRow]) -> str:
-    if not rows:
-        return ""
-    row = list(rows.values())[-1]
-    return f"{row.planner}: {row.status}"
+    rows.update((running[f], f.result()) for f in running if not f.cancelled())

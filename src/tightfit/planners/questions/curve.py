@@ -15,6 +15,7 @@ from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients, Outcome
 from tightfit.planners.anytime.planner import run_anytime
 from tightfit.planners.base import Limits, Task
+from tightfit.planners.outcomes import status_of
 from tightfit.progress import SILENT, Progress, shown
 
 
@@ -37,8 +38,8 @@ def pareto_curve(
     `budgets`: bytes, constants included. `limits`: of each budget. An interruption ends the curve
     at the budgets done so far. Points come by budget, largest first. Monotone by construction: less
     budget never has a smaller overhead or bound. A plan of a smaller budget also serves a larger
-    one, and a bound of a larger budget also holds for a smaller one. No budget below one that is
-    proven infeasible is searched.
+    one, and a bound of a larger budget also holds for a smaller one. Budgets below a budget that is
+    proven infeasible are not searched.
     """
     limits = limits or Limits()
     points: list[CurvePoint] = []
@@ -56,11 +57,8 @@ def pareto_curve(
                 outcome = result.outcome
             if outcome.bound >= bound:
                 bound, source = outcome.bound, outcome.bound_source
-            points.append(
-                CurvePoint(
-                    budget_bytes=budget, outcome=_with_bound(outcome, bound, source, limits.gap)
-                )
-            )
+            outcome = _with_bound(outcome, bound, source, limits.gap)
+            points.append(CurvePoint(budget_bytes=budget, outcome=outcome))
     return _smoothed(points, limits.gap)
 
 
@@ -69,13 +67,8 @@ def _with_bound(outcome: Outcome, bound: float, source: str, gap: float) -> Outc
     if outcome.plan is None:
         return msgspec.structs.replace(outcome, bound=max(bound, outcome.bound))
     bound = min(bound, outcome.overhead)
-    closed = outcome.overhead - bound <= gap
-    return msgspec.structs.replace(
-        outcome,
-        bound=bound,
-        bound_source=source,
-        status="optimal" if closed else "feasible",
-    )
+    status = status_of(outcome.overhead, bound, gap)
+    return msgspec.structs.replace(outcome, bound=bound, bound_source=source, status=status)
 
 
 def _smoothed(points: list[CurvePoint], gap: float) -> tuple[CurvePoint, ...]:
@@ -86,14 +79,10 @@ def _smoothed(points: list[CurvePoint], gap: float) -> tuple[CurvePoint, ...]:
         outcome = point.outcome
         if best is not None and best.plan is not None and best.overhead < outcome.overhead:
             plan = msgspec.structs.replace(best.plan, budget_bytes=point.budget_bytes)
-            outcome = _with_bound(
-                msgspec.structs.replace(
-                    outcome, plan=plan, overhead=best.overhead, peak_bytes=best.peak_bytes
-                ),
-                outcome.bound,
-                outcome.bound_source,
-                gap,
+            found = msgspec.structs.replace(
+                outcome, plan=plan, overhead=best.overhead, peak_bytes=best.peak_bytes
             )
+            outcome = _with_bound(found, outcome.bound, outcome.bound_source, gap)
         smoothed.append(CurvePoint(budget_bytes=point.budget_bytes, outcome=outcome))
         best = outcome
     return tuple(reversed(smoothed))

@@ -1,4 +1,4 @@
-"""Say why no plan fits a budget, the least budget, and what to try."""
+"""The message where no plan fits a budget: why, the least budget, and what to try."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Expected:
     plan: Plan  # its least plan there
     found_bytes: int  # the budget of that plan
     held_bytes: Mapping[str, int]  # expected bytes other than the step's, by holder
-    proven_bytes: int | None  # no plan needs less, also without them; None: that of the asked
+    # No plan needs less, even without that memory; None: `MinimumBudget.lower_bytes` holds
+    proven_bytes: int | None
     needed_bytes: int  # the budget to try: steps to come may need more
 
 
@@ -59,8 +60,8 @@ def infeasible_message(
     """Return the budget asked for, the least, live values at the tightest instant, and ways out.
 
     `outcome`: the planner's answer for the budget that was asked for: without a plan. `least`: the
-    least budget of the same graph. `expected`: that of the step as steps like it will come; None:
-    as `least`.
+    least budget of the same graph. `expected`: the least budget with the memory that later steps of
+    its kind will meet; None: as `least`.
     """
     is_proven, proven_bytes = outcome.status == "infeasible", least.lower_bytes
     if expected is None:
@@ -121,9 +122,9 @@ def _where(graph: Graph, plan: Plan, tightest: Simulation) -> str:
     if tightest.peak_index < 0:
         return "the start of the step"
     step = plan.instructions[tightest.peak_index]
-    return (
-        name_op(graph.ops[step.op]) if isinstance(step, Compute) else "between forward and backward"
-    )
+    if isinstance(step, Compute):
+        return name_op(graph.ops[step.op])
+    return "between forward and backward"
 
 
 def _held(graph: Graph, tightest: Simulation) -> Counter[str]:
@@ -169,14 +170,11 @@ def _largest(graph: Graph, tightest: Simulation) -> str:
     """Name the module whose outputs and gradients could be made smaller with the most effect."""
     modules = {op.module for op in graph.ops if op.module}
     largest = [held for held in _held(graph, tightest).most_common() if held[0] in modules]
-    if not largest:
+    least = _WORTH_NAMING * (tightest.peak_bytes - graph.constant_bytes)
+    if not largest or largest[0][1] < least:
         return ""
-    module, size = largest[0]
-    if size < _WORTH_NAMING * (tightest.peak_bytes - graph.constant_bytes):
-        return ""
-    return (
-        f"fewer features or a smaller input in {module}, which makes {format_bytes(size)} of that"
-    )
+    module, made = largest[0][0], format_bytes(largest[0][1])
+    return f"fewer features or a smaller input in {module}, which makes {made} of that"
 
 
 def infeasible(task: Task, outcome: Outcome, least: MinimumBudget) -> NoPlan:

@@ -14,7 +14,7 @@ from tightfit.planners.questions.request import PlanRequest
 from tightfit.progress import Progress
 
 
-class TriedLength(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedLength(msgspec.Struct, frozen=True, kw_only=True):
     """A length that was captured and planned."""
 
     length: int  # of the inputs, such as tokens
@@ -31,7 +31,7 @@ class LongestFit(msgspec.Struct, frozen=True, kw_only=True):
 
     longest: int | None  # the longest of the lengths asked about that fits; None: none does
     # Planned lengths, the shortest first. Memory is taken to grow with the length between.
-    tried: tuple[TriedLength, ...]
+    tried: tuple[PlannedLength, ...]
     minimum_bytes: int | None  # a budget that holds the longest of all; None where it fits as it is
 
 
@@ -43,17 +43,18 @@ def longest_fit(
 ) -> LongestFit:
     """Find the longest inputs for which there is a plan within the budget.
 
-    `captured`: returns the step's graph at a length. `lengths`: those that occur; at least one.
+    `captured`: returns the step's graph at a length. `lengths`: the lengths that occur; at least
+    one.
     """
     distinct = sorted(set(lengths))
-    tried: dict[int, TriedLength] = {}
+    tried: dict[int, PlannedLength] = {}
     graphs: dict[int, Graph] = {}
 
     def fits(position: int) -> bool:
         length = distinct[position]
         if length not in tried:
             graph = graphs[length] = captured(length)
-            tried[length] = TriedLength(
+            tried[length] = PlannedLength(
                 length=length,
                 eager_peak_bytes=eager_peak_bytes(graph, gradients=request.gradients),
                 outcome=request.planned(graph, progress),
@@ -61,7 +62,7 @@ def longest_fit(
         return tried[length].fits
 
     least_bytes = None
-    low, high = -1, len(distinct) - 1  # positions: one that fits, one that may not
+    low, high = -1, len(distinct) - 1  # positions: a length that fits, a length that may not
     if fits(high):
         low = high
     else:

@@ -47,7 +47,7 @@ _PATIENCE_TRIES = 4  # with a number of iterations instead of a time
 class FoundSchedule:
     """The schedule of the least budget found; searches of steps alike may begin from it."""
 
-    shape: Hashable  # what a step has in common with those that it may be loaded for
+    shape: Hashable  # equal for all steps whose schedules may be loaded for each other
     schedule: PooledSchedule
     searched_s: float  # the limit of the search
 
@@ -78,9 +78,9 @@ def minimum_budget(
     """Find the smallest budget of a graph from both sides (docs/search.md, "The least budget").
 
     `limits`: of the whole search; by default 10 seconds. `progress`: an interruption ends the
-    search with the best so far. `earlier`: of steps alike; after a search that was as long, only
-    the best of them is lowered. `asked_bytes`: the search ends once it is known whether this budget
-    has a plan; None: it ends with the smallest.
+    search with the best so far. `earlier`: schedules of steps of the same shape; after a search
+    that was as long, only the best of these is lowered. `asked_bytes`: the search ends once it is
+    known whether this budget has a plan; None: it ends with the smallest.
     """
     limits = limits or Limits(seconds=10.0)
     search = _Search(graph, gradients, limits, asked_bytes)
@@ -146,7 +146,6 @@ class _Order:
         self.found: PooledSchedule | None = None  # the last that fitted the budget asked for
 
     def find_limit(self, seconds: float, progress: Progress) -> None:
-        """Raise the proven limit."""
         self.limit, op, self.settled = lower_limit(
             self.task, self.problem, seconds=seconds, progress=progress
         )
@@ -154,8 +153,7 @@ class _Order:
 
     @property
     def shape(self) -> Hashable:
-        """What schedules of two problems have to have in common, that one may be loaded as the
-        other."""
+        """Equal for two problems whose schedules may be loaded for each other."""
         ways = tuple(len(alternatives) for alternatives in self.problem.alternatives)
         return self.ops, len(self.problem.sizes), ways
 
@@ -221,7 +219,7 @@ class _Order:
         """Keep the schedule as the last found; return its peak and computes."""
         self.found = PooledSchedule.of(self.schedule)
         peak = self.schedule.peak() + self.constant_bytes
-        return peak, in_traced_order(computes_of(self.problem, self.schedule), self.ops)
+        return peak, in_traced_order(computes_of(self.problem, self.schedule.computes()), self.ops)
 
     def reach_by_program(
         self, budget_bytes: int, limits: Limits, piece_s: float
@@ -243,7 +241,7 @@ class _Order:
         """The peak and computes of an outcome; its schedule is kept if the engine can hold it."""
         if outcome.plan is None:
             return None
-        computes = [step for step in outcome.plan.instructions if isinstance(step, Compute)]
+        computes = outcome.plan.computes
         self.schedule.keep_everything()
         self.schedule.load_ranges(borrowed_ranges(self.problem, self.task.graph, computes))
         if self.schedule.peak() + self.constant_bytes <= outcome.peak_bytes:
@@ -270,7 +268,7 @@ class _Search:
 
     @property
     def limit(self) -> int:
-        """The least limit of the orders: no plan in any of them needs less."""
+        """The least limit of the orders: no plan in any order needs less."""
         return min(order.limit for order in self.orders)
 
     def left(self) -> float:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
 from tightfit.errors import PlanMismatch
 from tightfit.graph.ir import Graph, Op, Variant
-from tightfit.plan.plan import Compute, Outcome, Plan
+from tightfit.plan.plan import Outcome, Plan
 from tightfit.planners.base import Task
 from tightfit.planners.outcomes import finish
 
@@ -27,12 +28,11 @@ def rescaled(plan: Plan, graph: Graph, task: Task) -> Outcome:
             f"a plan for {graph.name or 'one graph'!r} cannot be used for "
             f"{task.graph.name or 'the other'!r}: they differ in more than sizes; plan again"
         )
-    computes = [step for step in plan.instructions if isinstance(step, Compute)]
-    return finish(task, computes, started=started)
+    return finish(task, plan.computes, started=started)
 
 
 def extrapolated(small: Graph, large: Graph, batches: tuple[int, int]) -> Callable[[int], Graph]:
-    """Return a function that estimates the graph of any batch size from those of two.
+    """Return a function that estimates the graph of any batch size from two graphs.
 
     Bytes and costs are taken to grow linearly with the batch; bytes are rounded as the device's
     allocator rounds.
@@ -46,14 +46,15 @@ def extrapolated(small: Graph, large: Graph, batches: tuple[int, int]) -> Callab
             f"{small.name or 'the step'!r} is another graph at batch {batches[0]} than at batch "
             f"{batches[1]}: other batch sizes cannot be estimated from them"
         )
-    return _Extrapolation(small, large, batches).graph_of
+    return _Extrapolation(small, large, batches[0], batches[1] - batches[0]).graph_of
 
 
+@dataclass(frozen=True)
 class _Extrapolation:
-    def __init__(self, small: Graph, large: Graph, batches: tuple[int, int]) -> None:
-        self.small, self.large = small, large
-        self.origin = batches[0]
-        self.apart = batches[1] - batches[0]
+    small: Graph
+    large: Graph
+    origin: int  # the batch of `small`
+    apart: int  # by so much the batch of `large` is larger
 
     def graph_of(self, batch: int) -> Graph:
         small, large = self.small, self.large

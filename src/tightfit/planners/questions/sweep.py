@@ -1,6 +1,6 @@
 """Comparisons over many graphs, budgets and planners: restartable, on one machine or several.
 
-Every job is known by a hash of its whole content, and its row is a file of that name. A sweep
+Every job is known by a hash of its whole content, and its row is a file named by this hash. A sweep
 runs the jobs whose rows are missing, here or on the workers of a Dask cluster.
 """
 
@@ -43,11 +43,7 @@ def run_job(payload: bytes) -> bytes:
 
 
 def sweep(
-    jobs: Sequence[Job],
-    results: Path,
-    *,
-    scheduler: str | None = None,
-    progress: Progress = SILENT,
+    jobs: Sequence[Job], results: Path, *, scheduler: str | None = None, progress: Progress = SILENT
 ) -> tuple[ComparisonRow, ...]:
     """Run the jobs whose rows are not there yet; return all rows in the order of the jobs.
 
@@ -58,41 +54,43 @@ def sweep(
     Dask is not installed. Raises `BadInput` if the scheduler's address cannot be read or a result
     file is damaged.
     """
-    keys = [job.key() for job in jobs]
+    files = [results / f"{job.key()}.json" for job in jobs]
     missing = {
-        key: job
-        for key, job in zip(keys, jobs, strict=True)
-        if not (results / f"{key}.json").exists()
+        file: msgspec.msgpack.encode(job)
+        for file, job in zip(files, jobs, strict=True)
+        if not file.exists()
     }
     results.mkdir(parents=True, exist_ok=True)
     with shown(progress, "sweep", len(missing)):
-        for done, (key, row) in enumerate(_run(missing, scheduler), 1):
-            write_atomically(results / f"{key}.json", row)
+        for done, (file, row) in enumerate(_run(missing, scheduler), 1):
+            write_atomically(file, row)
             progress.update(done)
-    return tuple(_read(results / f"{key}.json") for key in keys)
+    return tuple(map(_read, files))
 
 
-def _run(missing: dict[str, Job], scheduler: str | None) -> Iterator[tuple[str, bytes]]:
-    """Yield (key, encoded row) as jobs finish."""
-    payloads = {key: msgspec.msgpack.encode(job) for key, job in missing.items()}
+def _run(payloads: dict[Path, bytes], scheduler: str | None) -> Iterator[tuple[Path, bytes]]:
+    """Yield (file, encoded row) as jobs finish."""
     if scheduler is None:
-        for key, payload in payloads.items():
-            yield key, run_job(payload)
+        for file, payload in payloads.items():
+            yield file, run_job(payload)
     elif payloads:
         yield from _run_on_dask(payloads, scheduler)
 
 
-def _run_on_dask(payloads: dict[str, bytes], scheduler: str) -> Iterator[tuple[str, bytes]]:
+def _run_on_dask(payloads: dict[Path, bytes], scheduler: str) -> Iterator[tuple[Path, bytes]]:
     if importlib.util.find_spec("distributed") is None:
         raise MissingExtra("a sweep on a cluster needs Dask: pip install tightfit[distributed]")
     import distributed
 
     dask: Any = distributed
     with dask.Client(**_client_options(scheduler)) as client:
-        keys = {client.submit(run_job, payloads[key], key=key): key for key in payloads}
-        finished: Iterable[Any] = dask.as_completed(list(keys))
+        files = {
+            client.submit(run_job, payload, key=file.stem): file
+            for file, payload in payloads.items()
+        }
+        finished: Iterable[Any] = dask.as_completed(list(files))
         for future in finished:
-            yield keys[future], future.result()
+            yield files[future], future.result()
 
 
 def _client_options(scheduler: str) -> dict[str, Any]:

@@ -72,18 +72,12 @@ def _model(highspy: Any, program: LinearProgram, relax: bool) -> Any:
 
 def _watch(solver: Any, report: Callable[[Solution], None]) -> None:
     def improved(event: Any) -> None:
-        report(
-            Solution(
-                status="feasible",
-                values=np.array(event.data_out.mip_solution),
-                objective=event.data_out.objective_function_value,
-                bound=event.data_out.mip_dual_bound,
-            )
-        )
+        found = event.data_out
+        values = np.array(found.mip_solution)
+        report(Solution("feasible", values, found.objective_function_value, found.mip_dual_bound))
 
     def logged(event: Any) -> None:
-        bound = event.data_out.mip_dual_bound
-        report(Solution(status="unknown", values=None, objective=math.inf, bound=bound))
+        report(Solution("unknown", None, math.inf, event.data_out.mip_dual_bound))
 
     solver.cbMipImprovingSolution.subscribe(improved)
     solver.cbMipLogging.subscribe(logged)

@@ -13,6 +13,9 @@ import numpy.typing as npt
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int32]
+Terms: TypeAlias = list[tuple[int, float]]
+"""Columns with their coefficients."""
+
 Message = TypeVar("Message")
 
 
@@ -60,7 +63,7 @@ class LinearProgram:
         return np.nonzero(is_one)[0].astype(np.int32)
 
     def only(self, groups: Collection[int]) -> LinearProgram:
-        """Return the program with the rows of these groups and those that are always needed."""
+        """Return the program with the rows of these groups and the rows that are always needed."""
         kept = np.isin(self.groups, [-1, *groups])
         lengths = np.diff(self.starts)
         entries = np.repeat(kept, lengths)
@@ -120,8 +123,8 @@ class ProgramBuilder:
     ) -> None:
         """Add ``lower <= sum of coefficient * column <= upper``; each column at most once.
 
-        Rows of a group may be left out until a solution violates one of them; -1: never. The first
-        column of an equation in a group is that which the equation defines.
+        Rows of a group may be left out until a solution violates one; -1: never. An equation in a
+        group defines its first column.
         """
         for column, coefficient in terms:
             if coefficient:

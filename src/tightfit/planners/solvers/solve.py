@@ -54,12 +54,12 @@ def solve(
 ) -> Solution:
     """Solve a mixed-integer linear program or its relaxation.
 
-    `program`: the program; scale it to objectives of about 100 and coefficients of at most about
-    1,000. `start` (columns,): a feasible solution to start
-    from. `progress`: shows solutions and bounds; an interruption ends the search with the best so
-    far. `describe`: turns (objective, bound) into a note for people. `in_child`: use a child
-    process even for a small program, so that it can be interrupted. Raises `BadInput` for an
-    unknown solver. Raises `MissingExtra` if the solver is not installed.
+    `program`: scale it to objectives of about 100 and coefficients of at most about 1,000. `start`
+    (columns,): a feasible solution to start from. `progress`: shows solutions and bounds; an
+    interruption ends the search with the best so far. `describe`: turns (objective, bound) into a
+    note for people. `in_child`: use a child process even for a small program, so that it can be
+    interrupted. Raises `BadInput` for an unknown solver. Raises `MissingExtra` if the solver is not
+    installed.
     """
     solver = options.solver
     if solver not in SOLVERS:
@@ -71,12 +71,8 @@ def solve(
     if options.seconds <= 0:
         return Solution("unknown", None, math.inf, -math.inf)
     if program.columns <= _SMALL_COLUMNS and not in_child:
-        return SOLVERS[solver](program, options, start, _ignore)
+        return SOLVERS[solver](program, options, start, lambda _: None)
     return _solve_in_child(program, options, start, progress, describe or _plain)
-
-
-def _ignore(solution: Solution) -> None:
-    del solution
 
 
 def _plain(objective: float, bound: float) -> str:

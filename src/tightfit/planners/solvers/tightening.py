@@ -1,8 +1,8 @@
 """Lower the right-hand sides of rows to values that sums of integers can reach.
 
-The bytes of a step's tensors are mostly multiples of one number, the *grain*, but for some small
-ones. So are sums of them. A budget between two multiples is never filled, yet a relaxation fills it
-to the last byte, and branching takes long to close that gap (docs/search.md, "What sums can
+The bytes of a step's tensors are mostly multiples of one number, the *grain*, except for some small
+tensors. So are their sums. A budget between two multiples is never filled, yet a relaxation fills
+it to the last byte, and branching takes long to close that gap (docs/search.md, "What sums can
 reach").
 """
 
@@ -27,8 +27,8 @@ _MOST = 6  # grains
 def grains(sizes: Iterable[int], limit: int) -> list[int]:
     """Return common divisors of the largest, the two largest, ... of some sizes, falling.
 
-    `sizes`: bytes. `limit`: bytes that sums of them are held against: grains that are tiny compared
-    with it are left out.
+    `sizes`: bytes. `limit`: the bytes that sums of sizes may not exceed; grains that are tiny
+    compared with it are left out.
     """
     grain = 0
     found: dict[int, None] = {}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tightfit.graph.ir import Graph, OpId, SegmentId
-from tightfit.plan.assemble import assemble, keep_everything
+from tightfit.graph.ir import Graph, OpId
+from tightfit.plan.assemble import everything_kept
 from tightfit.plan.lives import Life, lives_of
 from tightfit.plan.plan import Compute, Enter, Plan
 from tightfit.plan.simulate import Simulation, simulate
@@ -28,7 +28,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.forward_bytes, self.between_bytes, self.backward_bytes, self.after_bytes)
 
 
-class PlannedFor(msgspec.Struct, frozen=True, kw_only=True):
+class BudgetPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Results for one budget, in bytes: the overhead of a plan, and the proven bound.
 
     Overheads are fractions of the step's cost; None: no plan, or nothing proven.
@@ -82,7 +82,7 @@ class Lives(msgspec.Struct, frozen=True):
     offset_bytes: tuple[int, ...]  # its first byte in an arena; empty where nothing is laid out
 
 
-class Held(msgspec.Struct, frozen=True):
+class StepBytes(msgspec.Struct, frozen=True):
     """The bytes that matter for the whole page, constants included."""
 
     budget_bytes: int
@@ -96,12 +96,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is drawn."""
 
     strings: tuple[str, ...]  # names; other columns hold their numbers
-    held: Held
+    held: StepBytes
     phases: tuple[Phase, ...]
     ops: Ops
     runs: Runs
     lives: Lives
-    curve: tuple[PlannedFor, ...]  # results for other budgets, this budget among them
+    curve: tuple[BudgetPoint, ...]  # results for other budgets, this budget among them
 
 
 class _Names:
@@ -124,7 +124,7 @@ def facts_of(
     *,
     measured: Measured | None = None,
     offsets: Sequence[int] = (),
-    curve: Sequence[PlannedFor] = (),
+    curve: Sequence[BudgetPoint] = (),
 ) -> Facts:
     """Return the data of a page about a valid plan.
 
@@ -132,14 +132,14 @@ def facts_of(
     """
     names = _Names()
     result = simulate(graph, plan)
-    everything = assemble(graph, keep_everything(graph), budget_bytes=0, gradients=plan.gradients)
+    everything = everything_kept(graph, plan.gradients)
     plain = simulate(graph, everything)
     numbered = [
         index for index, step in enumerate(plan.instructions) if isinstance(step, (Compute, Enter))
     ]
     lives = _lives(graph, lives_of(graph, plan), numbered, offsets, names)
     return Facts(
-        held=Held(
+        held=StepBytes(
             budget_bytes=plan.budget_bytes,
             peak_bytes=result.peak_bytes,
             constant_bytes=graph.constant_bytes,
@@ -159,7 +159,7 @@ def facts_of(
 
 
 def _held_first(plan: Plan, result: Simulation) -> dict[OpId, tuple[int, int]]:
-    """Return where each op runs first, and bytes held at the worst instant of that."""
+    """Return where each op runs first, and the bytes held at the worst instant of its run."""
     held: dict[OpId, tuple[int, int]] = {}
     for place, step in enumerate(plan.instructions):
         if isinstance(step, Compute):
@@ -183,12 +183,11 @@ def _runs(
         if isinstance(step, Enter):
             rows.append((-1 - step.segment, 0, -1, 0.0, result.during_bytes[index], plain[1]))
         elif isinstance(step, Compute):
-            way = graph.ops[step.op].alternatives[step.alternative]
             again = step.op in seen
             plain = max(plain, held_plain.get(step.op, plain))  # a plan may put off an op
             seen.add(step.op)
-            name = -1 if step.alternative == 0 else names.number(way.name)
-            cost_s = float(f"{way.variants[step.variant].cost_s:.3g}")
+            name = -1 if step.alternative == 0 else names.number(step.way(graph).name)
+            cost_s = float(f"{step.cost_s(graph):.3g}")
             rows.append((step.op, int(again), name, cost_s, result.during_bytes[index], plain[1]))
     return Runs(*zip(*rows, strict=True)) if rows else Runs((), (), (), (), (), ())
 
@@ -233,11 +232,8 @@ def _phases(
     graph: Graph, plan: Plan, numbered: Sequence[int], measured: Measured | None
 ) -> tuple[Phase, ...]:
     """Return the stretches of runs that belong to forward and to backward."""
-    entered: list[tuple[int, SegmentId]] = []
-    for run, index in enumerate(numbered):
-        step = plan.instructions[index]
-        if isinstance(step, Enter):
-            entered.append((run, step.segment))
+    steps = (plan.instructions[index] for index in numbered)
+    entered = [(run, step.segment) for run, step in enumerate(steps) if isinstance(step, Enter)]
     ends = [*(run for run, _ in entered[1:]), len(numbered)]
     phases: list[Phase] = []
     for (first, segment), end in zip(entered, ends, strict=True):

@@ -16,8 +16,8 @@ from tightfit.graph.ir import Graph
 from tightfit.plan.explain import Explanation, explain
 from tightfit.plan.plan import Plan
 from tightfit.reporting.groups import share_rows
-from tightfit.reporting.html.facts import Measured, PlannedFor, facts_of
-from tightfit.reporting.html.sentences import Proven, summary
+from tightfit.reporting.html.facts import BudgetPoint, Measured, facts_of
+from tightfit.reporting.html.sentences import ProvenBound, summary
 from tightfit.units import format_bytes, format_percent, format_seconds
 from tightfit.version import __version__
 
@@ -33,10 +33,10 @@ class Findings:
     other budgets.
     """
 
-    proven: Proven | None = None
+    proven: ProvenBound | None = None
     measured: Measured | None = None
     offsets: Sequence[int] = ()
-    curve: Sequence[PlannedFor] = ()
+    curve: Sequence[BudgetPoint] = ()
 
 
 def plan_page(graph: Graph, plan: Plan, findings: Findings, further: Sequence[str] = ()) -> bytes:
@@ -47,7 +47,7 @@ def plan_page(graph: Graph, plan: Plan, findings: Findings, further: Sequence[st
     """
     proven, measured, offsets = findings.proven, findings.measured, findings.offsets
     explained = explain(plan, graph)
-    here = PlannedFor(
+    here = BudgetPoint(
         budget_bytes=plan.budget_bytes,
         overhead=explained.overhead,
         bound=None if proven is None else proven.bound,
@@ -70,16 +70,12 @@ def plan_page(graph: Graph, plan: Plan, findings: Findings, further: Sequence[st
     )
 
 
-_DRAWN_BY = {
-    "script": "script.js",
-    "library": "echarts.min.js",
-    "licence": "echarts.LICENSE",
-}
+_DRAWN_BY = {"script": "script.js", "library": "echarts.min.js", "licence": "echarts.LICENSE"}
 """Files that become part of a page that a script draws on."""
 
 
 def _figures(
-    e: Explanation, proven: Proven | None, measured: Measured | None
+    e: Explanation, proven: ProvenBound | None, measured: Measured | None
 ) -> tuple[tuple[str, str], ...]:
     """Return the numbers at the top, by their names."""
     rows = [

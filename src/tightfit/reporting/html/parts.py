@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import msgspec
 
 from tightfit.graph.ir import Graph
-from tightfit.plan.assemble import assemble, keep_everything
+from tightfit.plan.assemble import everything_kept
 from tightfit.plan.explain import Explanation, explain
 from tightfit.plan.plan import Plan
 from tightfit.reporting.groups import ShareRow, share_rows
 from tightfit.reporting.html.page import filled_in
+from tightfit.reporting.html.sentences import as_measured
 from tightfit.units import format_bytes, format_percent
 
 _ROWS = 8
@@ -50,17 +51,15 @@ class _Shown(msgspec.Struct, frozen=True):
 def parts_page(step: WholeStep, parts: Sequence[PartInUse]) -> bytes:
     """Return one HTML file about the plans of a model in parts.
 
-    `step`: promises of all of them together, and measurements. `parts`: each with a plan that
+    `step`: what all plans promise together, and what was measured. `parts`: each with a plan that
     passes `tightfit.plan.verify` on its graph.
     """
     shown = tuple(map(_shown, parts))
+    measured = step.measured_peak_bytes
     rows = [
         ("budget", format_bytes(step.budget_bytes)),
         ("planned peak", format_bytes(step.planned_peak_bytes)),
-        (
-            "measured peak",
-            "" if step.measured_peak_bytes is None else format_bytes(step.measured_peak_bytes),
-        ),
+        ("measured peak", "" if measured is None else format_bytes(measured)),
         ("extra compute", format_percent(step.overhead)),
         ("calls of parts", str(sum(part.calls for part in parts))),
         ("plans", str(len(parts))),
@@ -80,15 +79,10 @@ def _shown(part: PartInUse) -> _Shown:
         name=part.name,
         calls=part.calls,
         kept_bytes=_kept_bytes(part.graph, part.plan),
-        plain_bytes=_kept_bytes(part.graph, _everything(part)),
+        plain_bytes=_kept_bytes(part.graph, everything_kept(part.graph, part.plan.gradients)),
         explained=explained,
         shares=share_rows(explained.modules)[:_ROWS],
     )
-
-
-def _everything(part: PartInUse) -> Plan:
-    graph = part.graph
-    return assemble(graph, keep_everything(graph), budget_bytes=0, gradients=part.plan.gradients)
 
 
 def _kept_bytes(graph: Graph, plan: Plan) -> int:
@@ -102,9 +96,7 @@ def _sentences(step: WholeStep, parts: Sequence[_Shown]) -> tuple[str, str, str]
     calls = sum(part.calls for part in parts)
     kept = sum(part.calls * part.kept_bytes for part in parts)
     plain = sum(part.calls * part.plain_bytes for part in parts)
-    measured = ""
-    if step.measured_peak_bytes is not None:
-        measured = f" (the last step was measured to hold {format_bytes(step.measured_peak_bytes)})"
+    measured = as_measured(step.measured_peak_bytes)
     return (
         "The model allows no single graph, so its parts are planned one by one, within one budget: "
         f"a step like the last one holds at most {format_bytes(step.planned_peak_bytes)} of "

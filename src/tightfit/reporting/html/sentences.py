@@ -10,7 +10,7 @@ from tightfit.reporting.html.facts import Measured
 from tightfit.units import format_bytes, format_percent, format_seconds
 
 
-class Proven(msgspec.Struct, frozen=True):
+class ProvenBound(msgspec.Struct, frozen=True):
     """A proven lower bound on the overhead, a fraction, and where it comes from."""
 
     bound: float
@@ -21,7 +21,7 @@ def summary(
     graph: Graph,
     explained: Explanation,
     *,
-    proven: Proven | None = None,
+    proven: ProvenBound | None = None,
     measured: Measured | None = None,
 ) -> tuple[str, str, str]:
     """Return the memory of the plan, how it is reached, and its cost.
@@ -38,15 +38,20 @@ def summary(
 def _held(name: str, e: Explanation, measured: Measured | None) -> str:
     saved = 1 - e.peak_bytes / e.eager_peak_bytes if e.eager_peak_bytes else 0.0
     less = f"{100 * saved:.0f} % less than" if saved >= 0.005 else "as much as"
-    real = ""
-    if measured is not None:
-        real = f" (the last step was measured to hold {format_bytes(measured.peak_bytes)})"
+    real = as_measured(None if measured is None else measured.peak_bytes)
     return (
         f"{name} trains within {format_bytes(e.budget_bytes)}: it holds at most "
         f"{format_bytes(e.peak_bytes)}{real}, {less} the "
         f"{format_bytes(e.eager_peak_bytes)} of plain PyTorch; {format_bytes(e.constant_bytes)} "
         "of both are parameters, inputs and the like, which no plan can free."
     )
+
+
+def as_measured(peak_bytes: int | None) -> str:
+    """Return what a sentence adds about a measured peak, if there is one."""
+    if peak_bytes is None:
+        return ""
+    return f" (the last step was measured to hold {format_bytes(peak_bytes)})"
 
 
 def _done(graph: Graph, e: Explanation) -> str:
@@ -69,7 +74,7 @@ def _done(graph: Graph, e: Explanation) -> str:
     return f"For that, {done}; every other value is kept until it was read last."
 
 
-def _cost(e: Explanation, proven: Proven | None, cost_source: str) -> str:
+def _cost(e: Explanation, proven: ProvenBound | None, cost_source: str) -> str:
     costs = f"costs of operators: {cost_source or 'not named'}"
     if e.overhead < 0:
         cost = f"The step computes {format_percent(-e.overhead)} less than plain PyTorch ({costs})"

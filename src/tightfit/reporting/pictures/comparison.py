@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tightfit.reporting.pictures.found import Found, Series
+from tightfit.reporting.pictures.found import Found, Series, bounds_of, percents_of
 from tightfit.reporting.pictures.labels import Label
 from tightfit.reporting.pictures.page import PanelTitle, add_points
 from tightfit.reporting.pictures.panels import Heading, Panel, panelled
@@ -60,17 +60,12 @@ def comparison_picture(
     Up to eight planners share a panel. More have a panel per family, all with the same axes: the
     default planner in each, the other families pale behind.
 
-    `title`: above the picture. `budgets`: names the budgets, and their unit. `suffix`: of the
-    file: ``".svg"``, ``".png"`` or ``".pdf"``. Raises `MissingExtra` if matplotlib is not
-    installed.
+    `budgets`: names the budgets, and their unit.
     """
     members = _members({series.name: series.ascending for series in planners})
     points = [point for series in planners for point in series.points]
     ours = next((series.points for series in planners if series.name == OURS), ())
-    scale = percent_scale(
-        [100 * point.overhead for point in points if point.overhead is not None]
-        + [100 * point.bound for point in ours if point.bound is not None]
-    )
+    scale = percent_scale([*percents_of(points), *(bound for _, bound in bounds_of(ours))])
 
     def draw(axes: Axes, shown: _Members) -> None:
         set_percents(axes, scale)
@@ -125,7 +120,7 @@ def _members(planners: dict[str, tuple[Found, ...]]) -> list[_Members]:
 def _lines(
     planners: dict[str, tuple[Found, ...]], members: Sequence[str], prefix: str = ""
 ) -> tuple[_Line, ...]:
-    """The lines of a panel's members; ours first, so that the others are on top of it."""
+    """The lines of a panel's members; ours first, so that the other lines are drawn over it."""
     looks = looks_of(planners)
     sizes = sizes_of([name for name in members if name != OURS]) | {OURS: OUR_MARKER_SIZE}
     lines: list[_Line] = []
@@ -148,15 +143,11 @@ def _label(text: str, points: Sequence[Found], look: Look, marker_size: float) -
 
 
 def _places(points: Sequence[Found]) -> list[tuple[float, float]]:
-    """Budgets and percentages; not a number, which breaks a line, where there is no plan."""
-    return [
-        (point.budget, math.nan if point.overhead is None else 100 * point.overhead)
-        for point in points
-    ]
+    return [(point.budget, point.overhead_percent) for point in points]
 
 
 def _draw_pale(axes: Axes, planners: Sequence[Series]) -> None:
-    """All lines of other panels, as one that is broken between them."""
+    """All lines of other panels, as one line with gaps between them."""
     gap = (math.nan, math.nan)
     places = [place for series in planners for place in [*_places(series.ascending), gap]]
     if places:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tightfit.reporting.pictures.found import Found
+from tightfit.reporting.pictures.found import Found, bounds_of, percents_of
 from tightfit.reporting.pictures.labels import Label
 from tightfit.reporting.pictures.page import add_points
 from tightfit.reporting.pictures.panels import Heading, Panel, panelled
@@ -34,18 +34,13 @@ def curve_picture(
     A plan serves every larger budget, a bound holds for every smaller one; nothing is drawn that
     follows from neither.
 
-    `points`: plan and bound at each budget. `title`: above the picture. `budgets`: names the
-    budgets, and their unit. `suffix`: of the file: ``".svg"``, ``".png"`` or ``".pdf"``. Raises
-    `MissingExtra` if matplotlib is not installed.
+    `points`: plan and bound at each budget. `budgets`: names the budgets, and their unit.
     """
     points = sorted(points, key=lambda point: point.budget)
-    scale = percent_scale(
-        [100 * point.overhead for point in points if point.overhead is not None]
-        + [100 * point.bound for point in points if point.bound is not None]
-    )
+    scale = percent_scale([*percents_of(points), *(bound for _, bound in bounds_of(points))])
     plans = {
         is_optimal: [
-            (point.budget, 100 * point.overhead)
+            (point.budget, point.overhead_percent)
             for point in points
             if point.overhead is not None and (point.status == "optimal") is is_optimal
         ]
@@ -66,17 +61,12 @@ def curve_picture(
         draw_not_found(axes, points)
         _draw_plans(axes, plans)
 
-    return panelled(
-        [Panel(draw, labels)],
-        Heading(title, notes),
-        across=budgets,
-        height=220.0,
-        suffix=suffix,
-    )
+    panels, heading = [Panel(draw, labels)], Heading(title, notes)
+    return panelled(panels, heading, across=budgets, height=220.0, suffix=suffix)
 
 
 def _plan_label(plans: _Plans) -> list[Label]:
-    """The name of the plans, next to that of the largest budget; none without a plan."""
+    """The name of the plans, next to the plan of the largest budget; none without a plan."""
     ends = [(*place, is_optimal) for is_optimal, places in plans.items() for place in places]
     if not ends:
         return []

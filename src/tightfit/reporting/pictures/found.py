@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import msgspec
 
 
@@ -14,6 +17,21 @@ class Found(msgspec.Struct, frozen=True):
     # ``"optimal"``: the plan is proven the best of the planner's search space. ``"infeasible"``: it
     # is proven that no plan exists. Others: neither.
     status: str = "feasible"
+
+    @property
+    def overhead_percent(self) -> float:
+        """Not a number where there is no plan: that breaks a line."""
+        return math.nan if self.overhead is None else 100 * self.overhead
+
+
+def percents_of(points: Sequence[Found]) -> list[float]:
+    """Return the overheads of plans in percent."""
+    return [point.overhead_percent for point in points if point.overhead is not None]
+
+
+def bounds_of(points: Sequence[Found]) -> list[tuple[float, float]]:
+    """Return the budgets with a proven bound, and the bounds in percent, by budget."""
+    return sorted((point.budget, 100 * point.bound) for point in points if point.bound is not None)
 
 
 class Series(msgspec.Struct, frozen=True):

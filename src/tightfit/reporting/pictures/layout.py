@@ -35,8 +35,7 @@ def layout_picture(
 ) -> bytes:
     """Return a picture of a layout, with a line at the bound that none is below.
 
-    `title`: above the picture. `bound_bytes`: the largest load. `suffix`: of the file: ``".svg"``,
-    ``".png"`` or ``".pdf"``. Raises `MissingExtra` if matplotlib is not installed.
+    `bound_bytes`: the largest load.
     """
     height_bytes = max((r.offset_bytes + r.size_bytes for r in rectangles), default=0)
     unit, unit_bytes = unit_of(height_bytes)
@@ -64,15 +63,10 @@ def layout_picture(
 def _draw_blocks(axes: Axes, rectangles: Sequence[Rectangle], unit_bytes: int) -> None:
     from matplotlib.collections import PolyCollection
 
-    corners = [
-        [
-            (r.lower, r.offset_bytes / unit_bytes),
-            (r.upper, r.offset_bytes / unit_bytes),
-            (r.upper, (r.offset_bytes + r.size_bytes) / unit_bytes),
-            (r.lower, (r.offset_bytes + r.size_bytes) / unit_bytes),
-        ]
-        for r in rectangles
-    ]
+    corners: list[list[tuple[float, float]]] = []
+    for r in rectangles:
+        low, high = (b / unit_bytes for b in (r.offset_bytes, r.offset_bytes + r.size_bytes))
+        corners.append([(r.lower, low), (r.upper, low), (r.upper, high), (r.lower, high)])
     colours = [_COLOURS[number % len(_COLOURS)] for number in range(len(corners))]
     axes.add_collection(
         PolyCollection(

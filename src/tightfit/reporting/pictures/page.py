@@ -40,10 +40,7 @@ _LEFT_OUT = {
 
 
 def require_pictures() -> None:
-    """Raise an error that says what to install if pictures cannot be drawn here.
-
-    Raises `MissingExtra` if matplotlib is not installed.
-    """
+    """Raise `MissingExtra`, which says what to install, if matplotlib is not."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -53,8 +50,7 @@ def require_pictures() -> None:
 def drawn(draw: Callable[[Figure], None], *, height: float, suffix: str) -> bytes:
     """Return the file of a page; the same page gives the same bytes.
 
-    `draw`: draws on the empty page. `height`: in points; the width is `WIDTH`. `suffix`: one of
-    `SUFFIXES`. Raises `MissingExtra` if matplotlib is not installed.
+    `draw`: draws on the empty page. `height`: in points; the width is `WIDTH`.
     """
     require_pictures()
     import matplotlib.style
@@ -65,12 +61,8 @@ def drawn(draw: Callable[[Figure], None], *, height: float, suffix: str) -> byte
         figure = Figure(figsize=size, dpi=_POINTS_PER_INCH, facecolor="white")
         draw(figure)
         file = io.BytesIO()
-        figure.savefig(
-            file,
-            format=suffix.removeprefix("."),
-            dpi=_PIXELS_PER_INCH,
-            metadata=dict.fromkeys(_LEFT_OUT[suffix]),
-        )
+        left_out = dict.fromkeys(_LEFT_OUT[suffix])
+        figure.savefig(file, format=suffix[1:], dpi=_PIXELS_PER_INCH, metadata=left_out)
     return _shortened(file.getvalue()) if suffix == ".svg" else file.getvalue()
 
 

@@ -42,8 +42,7 @@ def panelled(
     """Return a picture of panels that share their horizontal axis.
 
     `across`: the label of the horizontal axis, below the lowest panels. `height`: of the axes of
-    each panel, in points. `columns`: panels side by side. `suffix`: of the file: ``".svg"``,
-    ``".png"`` or ``".pdf"``. Raises `MissingExtra` if matplotlib is not installed.
+    each panel, in points. `columns`: panels side by side.
     """
     grid = Grid(len(panels), columns, height, len(heading.notes))
 

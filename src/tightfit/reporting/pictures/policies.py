@@ -68,10 +68,8 @@ def policies_picture(
 ) -> bytes:
     """Return a picture of every policy's line, named next to its largest budget.
 
-    `curves`: at least one. `title`: above the picture. `constants_ratio`, `bottleneck_ratio`:
-    shares of the peak of constants and of the largest single operator: no policy can go below.
-    `suffix`: of the file: ``".svg"``, ``".png"`` or ``".pdf"``. Raises `MissingExtra` if matplotlib
-    is not installed.
+    `curves`: at least one. `constants_ratio`, `bottleneck_ratio`: shares of the peak of constants
+    and of the largest single operator: no policy can go below.
     """
     sizes = sizes_of([curve.name for curve in curves])
     labels = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tightfit.reporting.pictures.found import Found
+from tightfit.reporting.pictures.found import Found, bounds_of
 from tightfit.reporting.pictures.labels import Label
 from tightfit.reporting.pictures.page import add_points
 from tightfit.reporting.pictures.style import BOUND, INK, PALE, QUIET, SMALL_SIZE
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def bound_label(points: Sequence[Found]) -> list[Label]:
-    """Return the name of the bound, next to that of the largest budget; none without a bound."""
-    ends = [(point.budget, 100 * point.bound) for point in points if point.bound is not None]
-    return [Label("proven lower bound", max(ends))] if ends else []
+    """Return the name of the bound, at its value for the largest budget; none without a bound."""
+    bounds = bounds_of(points)
+    return [Label("proven lower bound", bounds[-1])] if bounds else []
 
 
 def shade_below_bound(axes: Axes, points: Sequence[Found]) -> None:
@@ -25,9 +25,7 @@ def shade_below_bound(axes: Axes, points: Sequence[Found]) -> None:
 
     A bound holds for every smaller budget and says nothing about larger budgets: stairs.
     """
-    bounds = sorted(
-        (point.budget, 100 * point.bound) for point in points if point.bound is not None
-    )
+    bounds = bounds_of(points)
     if bounds:
         (left, _), (low, _) = axes.get_xlim(), axes.get_ylim()
         x, y = zip((left, bounds[0][1]), *bounds, strict=True)
@@ -35,7 +33,7 @@ def shade_below_bound(axes: Axes, points: Sequence[Found]) -> None:
 
 
 def draw_infeasible(axes: Axes, points: Sequence[Found]) -> None:
-    """Hatch the budgets for which it is proven that no plan exists; cross those that were tried.
+    """Hatch the budgets that are proven to have no plan; cross the budgets that were tried.
 
     No plan at a budget means none at a smaller budget.
     """
@@ -49,13 +47,8 @@ def draw_infeasible(axes: Axes, points: Sequence[Found]) -> None:
 def draw_not_found(axes: Axes, points: Sequence[Found]) -> None:
     """Dot the budgets at which no plan was found although none is excluded; cross them."""
     proven = [point.budget for point in points if point.status == "infeasible"]
-    tried = sorted(
-        {
-            point.budget
-            for point in points
-            if point.overhead is None and point.budget > max(proven, default=0.0)
-        }
-    )
+    open_from = max(proven, default=0.0)
+    tried = sorted({p.budget for p in points if p.overhead is None and p.budget > open_from})
     if tried:
         left, _ = axes.get_xlim()
         _hatch(axes, max([left, *proven]), tried[-1], "....", "no plan found")

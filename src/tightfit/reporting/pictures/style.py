@@ -1,7 +1,7 @@
 """How everything looks: a colour per family of planners, a marker per member, ours bold.
 
-The colours are those of Okabe and Ito (2008), which people with any kind of colour vision tell
-apart; markers and widths carry the same in print without colours.
+The colours are from Okabe and Ito (2008): people with any kind of colour vision can tell them
+apart. Markers and widths say the same in print without colours.
 """
 
 from __future__ import annotations
@@ -186,7 +186,6 @@ def looks_of(names: Iterable[str]) -> dict[str, Look]:
 
 
 def shown_name(planner: str) -> str:
-    """Return the label of a planner's line."""
     return f"tightfit ({planner})" if planner == OURS else planner
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import cycle
+from itertools import chain, cycle
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -56,8 +56,7 @@ class WaysOfOp(msgspec.Struct, frozen=True):
 def ways_picture(ops: Sequence[WaysOfOp], *, title: str, suffix: str = ".svg") -> bytes:
     """Return a picture with a panel for each op.
 
-    `ops`: the default first in each. `title`: above the picture. `suffix`: of the file: ``".svg"``,
-    ``".png"`` or ``".pdf"``. Raises `MissingExtra` if matplotlib is not installed.
+    `ops`: the default first in each.
     """
     unit, unit_bytes = unit_of(max(way.workspace_bytes for op in ops for way in op.ways))
     return panelled(
@@ -70,22 +69,14 @@ def ways_picture(ops: Sequence[WaysOfOp], *, title: str, suffix: str = ".svg") -
 
 
 def _panel(op: WaysOfOp, unit_bytes: int) -> Panel:
-    labels = _labels(op, unit_bytes)
-    return Panel(lambda axes: _draw(axes, labels), labels, PanelTitle(op.title))
-
-
-def _labels(op: WaysOfOp, unit_bytes: int) -> list[Label]:
-    """Return a name for each way; the default is drawn bold."""
+    """Return the panel of an op: a name for each way, the default drawn bold."""
     sizes = sizes_of([way.name for way in op.ways])
-    looks = (OUR_LOOK, *(look for _, look in zip(op.ways[1:], cycle(_LOOKS), strict=False)))
-    return [
-        Label(way.name, _place(way, unit_bytes), look, sizes[way.name])
-        for way, look in zip(op.ways, looks, strict=True)
+    looks = chain([OUR_LOOK], cycle(_LOOKS))
+    labels = [
+        Label(way.name, (way.workspace_bytes / unit_bytes, 1e3 * way.cost_s), look, sizes[way.name])
+        for way, look in zip(op.ways, looks, strict=False)
     ]
-
-
-def _place(way: MeasuredWay, unit_bytes: int) -> tuple[float, float]:
-    return way.workspace_bytes / unit_bytes, 1e3 * way.cost_s
+    return Panel(lambda axes: _draw(axes, labels), labels, PanelTitle(op.title))
 
 
 def _draw(axes: Axes, labels: Sequence[Label]) -> None:

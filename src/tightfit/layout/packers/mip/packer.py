@@ -11,7 +11,7 @@ from tightfit.layout.packers.base import PackingLimits, Placement
 from tightfit.layout.packers.core import core_packer
 from tightfit.layout.packers.mip.constraints import FAMILIES
 from tightfit.layout.packers.mip.variables import Variables
-from tightfit.layout.packers.pairs import colliding_pairs, dropped
+from tightfit.layout.packers.pairs import colliding_pairs, compacted
 from tightfit.planners.solvers import SolveOptions, solve
 from tightfit.planners.solvers.program import Floats
 
@@ -37,12 +37,11 @@ def pack_by_program(blocks: tuple[Block, ...], limits: PackingLimits) -> Placeme
     )
     if solution.values is None:
         return Placement(start)
-    offsets = dropped(blocks, [float(solution.values[column]) for column in variables.offset])
+    offsets = compacted(blocks, [float(solution.values[column]) for column in variables.offset])
     return Placement(offsets, _proven_bytes(blocks, solution.bound * variables.bytes_per_unit))
 
 
 def _columns(variables: Variables, offsets: tuple[int, ...], height: int) -> Floats:
-    """Return a layout as the program's columns."""
     columns = np.zeros(variables.builder.columns)
     columns[variables.peak] = height / variables.bytes_per_unit
     columns[variables.offset] = np.array(offsets) / variables.bytes_per_unit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from tightfit._core import _engine
 from tightfit.planners.anytime.kcut.program import CutProgram
 from tightfit.planners.solvers import Solution
@@ -18,7 +20,7 @@ def complete(model: CutProgram, solution: Solution, schedule: _engine.Schedule) 
     """
     schedule.keep_everything()
     chosen = model.chosen_alternatives(solution)
-    for choice in model.variables.outline.problem.choices:
+    for choice in model.variables.relaxed.problem.choices:
         fitting = max(choice, key=lambda branch: sum(chosen.get(op) == way for op, way in branch))
         chosen.update(dict(fitting))
     for op, way in chosen.items():
@@ -31,7 +33,7 @@ class _Completion:
     def __init__(self, model: CutProgram, solution: Solution) -> None:
         self.model = model
         self.variables = model.variables
-        self.outline = model.variables.outline
+        self.relaxed = model.variables.relaxed
         self.chosen = model.chosen_alternatives(solution)
         self.solution = solution
         self.since: dict[int, int] = {}  # value alive -> first stage at whose start it is
@@ -41,9 +43,8 @@ class _Completion:
 
     def ranges(self) -> list[Range]:
         """Residency of every value as ranges of stages."""
-        bounds = [0, *self.variables.cuts, self.outline.ops]
-        for window in range(len(bounds) - 1):
-            first, end = bounds[window], bounds[window + 1]
+        bounds = [0, *self.variables.cuts, self.relaxed.ops]
+        for window, (first, end) in enumerate(pairwise(bounds)):
             at_end: set[int] = set()
             self.again = self.model.chosen_again(self.solution, window - 1) if window else {}
             if window < len(self.variables.cuts):
@@ -63,7 +64,7 @@ class _Completion:
 
     def _run(self, stage: int, wanted: set[int]) -> None:
         """Compute the stage's op and wanted values, with all they need."""
-        producers = self.outline.problem.producers
+        producers = self.relaxed.problem.producers
         queue = [stage] if self._runs(stage) else []
         queue += [producers[v] for v in wanted if v not in self.since and producers[v] <= stage]
         seen: set[int] = set()
@@ -82,7 +83,7 @@ class _Completion:
 
     def _runs(self, op: int) -> bool:
         """Whether an op runs in its own place: an optional one where the solution has it run."""
-        if self.outline.problem.required[op]:
+        if self.relaxed.problem.required[op]:
             return True
         columns = [self.variables.computed.get((k, op)) for k in range(len(self.variables.cuts))]
         columns.append(self.variables.made_before.get(op))
@@ -92,14 +93,14 @@ class _Completion:
 
     def _reads(self, op: int, stage: int) -> tuple[int, ...]:
         if op < stage and op in self.again:
-            way = self.outline.problem.alternatives[op][self.again[op]]
-            return self.outline.reads_again(op, way)
+            way = self.relaxed.problem.alternatives[op][self.again[op]]
+            return self.relaxed.reads_again(op, way)
         if op < stage:
-            return self.outline.again_reads[op]
+            return self.relaxed.again_reads[op]
         if op in self.chosen:
-            return self.outline.problem.alternatives[op][self.chosen[op]].reads
-        return self.outline.first_reads[op]
+            return self.relaxed.problem.alternatives[op][self.chosen[op]].reads
+        return self.relaxed.first_reads[op]
 
     def _writes(self, op: int, stage: int) -> set[int]:
-        ways = self.outline.problem.alternatives[op]
+        ways = self.relaxed.problem.alternatives[op]
         return {v for way in ways if (way.first if op == stage else way.again) for v in way.writes}

@@ -2,8 +2,8 @@
 
 A transfer takes its time in the queue of its direction, in any order. So stores that have ended by
 an instant took no longer, together, than has passed until then. Loads that are to come take no
-longer than is left. Time is that of ops, and *waits*: real columns for all else, be it stalls or
-ops that the program does not see. The rows hold for every plan, hence so does the bound.
+longer than is left. Time is the cost of ops, and *waits*: real columns for stalls and for ops that
+the program does not see. The rows hold for every plan, hence so does the bound.
 """
 
 from __future__ import annotations
@@ -12,23 +12,21 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection
 from itertools import pairwise
 
-from tightfit.planners.anytime.kcut.variables import Variables
-
-Terms = list[tuple[int, float]]
+from tightfit.planners.anytime.kcut.variables import Variables, at_cut
+from tightfit.planners.solvers.program import Terms
 
 
 def away_has_a_source(variables: Variables, k: int) -> None:
     """A[k,v] <= X[k-1,v] + A[k-1,v] + R[k-1,i] for the op i that makes v."""
     if k == 0:
         return
-    for (at, value), column in variables.away.items():
-        if at == k:
-            variables.builder.row([(column, 1.0), *_sources(variables, k - 1, value)], upper=0.0)
+    for value, column in at_cut(variables.away, k):
+        variables.builder.row([(column, 1.0), *_sources(variables, k - 1, value)], upper=0.0)
 
 
 def _sources(variables: Variables, k: int, value: int) -> Terms:
     """Where a value can have been at a cut, or been made in its window."""
-    producer = variables.outline.problem.producers[value]
+    producer = variables.relaxed.problem.producers[value]
     columns = [
         variables.resident.get((k, value)),
         variables.away.get((k, value)),
@@ -39,18 +37,18 @@ def _sources(variables: Variables, k: int, value: int) -> Terms:
 
 def either_near_or_away(variables: Variables, k: int) -> None:
     """X[k,v] + A[k,v] <= 1: a value that is near is not needed far away."""
-    for (at, value), column in variables.away.items():
-        if at == k and (k, value) in variables.resident:
+    for value, column in at_cut(variables.away, k):
+        if (k, value) in variables.resident:
             variables.builder.row([(column, 1.0), (variables.resident[k, value], 1.0)], upper=1.0)
 
 
 def capacity(variables: Variables, k: int) -> None:
     """sum_v m_v A[k,v] <= capacity of far memory."""
     assert variables.moving is not None
-    sizes = variables.outline.problem.sizes
+    sizes = variables.relaxed.problem.sizes
     limit = variables.moving.far.capacity_bytes
     unit = max(1, variables.budget_bytes)
-    terms = [(c, sizes[v] / unit) for (at, v), c in variables.away.items() if at == k]
+    terms = [(column, sizes[value] / unit) for value, column in at_cut(variables.away, k)]
     variables.builder.row(terms, upper=limit / unit)
 
 
@@ -60,7 +58,7 @@ def stores(variables: Variables, k: int) -> None:
     Values made from an instant on can only have left after it.
     """
     assert variables.moving is not None
-    far, producers = variables.moving.far, variables.outline.problem.producers
+    far, producers = variables.moving.far, variables.relaxed.problem.producers
     starts = [op for op, _ in variables.moving.waits.before] if k == 0 else [0]
     for start in starts:
         wanted = _away(variables, k, far.store_s, lambda v, start=start: producers[v] >= start)
@@ -71,11 +69,11 @@ def stores(variables: Variables, k: int) -> None:
 def loads(variables: Variables, k: int) -> None:
     """sum_v in_v A[k,v] <= the time that is left; at the last cut, until any instant.
 
-    Inputs of a first computation before an instant have come back by then, unless computed again:
-    then R[k,i] lifts the row by it.
+    An input that a first computation reads before an instant has come back by then, unless it is
+    computed again. Then R[k,i] raises the row's bound by its time.
     """
     assert variables.moving is not None
-    far, ops = variables.moving.far, variables.outline.ops
+    far, ops = variables.moving.far, variables.relaxed.ops
     everything = _away(variables, k, far.load_s, lambda _: True)
     left, constant = _time(variables, variables.cuts[k], ops)
     variables.builder.row([*everything, *left], upper=constant)
@@ -86,9 +84,9 @@ def loads(variables: Variables, k: int) -> None:
         early = {value for value, reader in due.items() if reader < end}
         wanted = _away(variables, k, far.load_s, early.__contains__)
         lifted: dict[int, float] = {}
-        for (at, value), _ in variables.away.items():
-            made = variables.computed.get((k, variables.outline.problem.producers[value]))
-            if at == k and value in early and made is not None:
+        for value, _ in at_cut(variables.away, k):
+            made = variables.computed.get((k, variables.relaxed.problem.producers[value]))
+            if value in early and made is not None:
                 lifted[made] = lifted.get(made, 0.0) - _percent(variables, value, far.load_s)
         passed, constant = _time(variables, variables.cuts[k], end)
         for column, coefficient in passed:
@@ -102,50 +100,50 @@ def _away(
     """Time that the values which are away at a cut take of the link."""
     return [
         (column, _percent(variables, value, took))
-        for (at, value), column in variables.away.items()
-        if at == k and counts(value)
+        for value, column in at_cut(variables.away, k)
+        if counts(value)
     ]
 
 
 def _percent(variables: Variables, value: int, took: Callable[[int], float]) -> float:
     """How long a transfer takes, in the program's unit of cost."""
-    problem = variables.outline.problem
+    problem = variables.relaxed.problem
     return took(problem.sizes[value]) / problem.cost_unit_s * variables.cost(1)
 
 
 def _first_readers(variables: Variables, cut: int) -> dict[int, int]:
     """For each value made before a cut, the first op from there on that must run and reads it."""
-    outline = variables.outline
+    relaxed = variables.relaxed
     found: dict[int, int] = {}
-    for op in range(cut, outline.ops):
-        for value in outline.first_reads[op] if outline.problem.required[op] else ():
+    for op in range(cut, relaxed.ops):
+        for value in relaxed.first_reads[op] if relaxed.problem.required[op] else ():
             found.setdefault(value, op)
     return found
 
 
 def _time(variables: Variables, start: int, end: int) -> tuple[Terms, float]:
-    """At least the time from the first computation of one op to that of another.
+    """At least the time between the first computations of two ops.
 
     Terms to be subtracted, as `row` takes them, and a constant. `start` and `end` are cuts, or
     one of the instants at which pieces of waits begin, or the ends of the step.
     """
     assert variables.moving is not None
-    outline, waits, cuts = variables.outline, variables.moving.waits, variables.cuts
+    relaxed, waits, cuts = variables.relaxed, variables.moving.waits, variables.cuts
     columns: list[int] = [column for op, column in waits.before if start <= op < end]
     inner = [k for k, (first, last) in enumerate(pairwise(cuts)) if start <= first and last <= end]
     columns += [waits.between[k] for k in inner]
     columns += [column for op, column in waits.after if start <= op < end]
     terms = [(column, -1.0) for column in columns]
     constant = sum(
-        variables.cost(outline.first_cost[op])
+        variables.cost(relaxed.first_cost[op])
         for op in range(start, min(end, cuts[0]))
-        if outline.problem.required[op]
+        if relaxed.problem.required[op]
     )
     windows = _windows(cuts, start, end)
     for (window, op), column in variables.computed.items():
-        anywhere = op < cuts[window] or not outline.problem.required[op]
+        anywhere = op < cuts[window] or not relaxed.problem.required[op]
         if window in windows and (anywhere or start <= op < end):
-            cost = outline.again_cost[op] if op < cuts[window] else outline.first_cost[op]
+            cost = relaxed.again_cost[op] if op < cuts[window] else relaxed.first_cost[op]
             terms.append((column, -variables.cost(cost)))
     terms += [(column, -cost) for column, cost in variables.extra_costs]
     return terms, constant

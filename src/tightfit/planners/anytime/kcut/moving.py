@@ -21,7 +21,7 @@ class Movable:
 
 
 @dataclass(frozen=True)
-class Waits:
+class WaitColumns:
     """Waits as columns: by piece of the time before the first cut, between cuts, after the last."""
 
     # before, after: the op at whose first computation a piece begins, and the column
@@ -31,22 +31,22 @@ class Waits:
 
 
 @dataclass(frozen=True)
-class Moving:
+class MoveColumns:
     """The additional columns of a program with far memory."""
 
     far: Far  # far memory
     # The value is in far memory only while the cut's op runs, and will be loaded
     away: Mapping[tuple[int, int], int]
-    waits: Waits  # the time of the step that no op accounts for
+    waits: WaitColumns  # the time of the step that no op accounts for
 
 
-def waits_of(builder: ProgramBuilder, ops: int, cuts: Sequence[int]) -> Waits:
+def waits_of(builder: ProgramBuilder, ops: int, cuts: Sequence[int]) -> WaitColumns:
     """Add the columns of waits to a program of so many ops."""
 
     def column() -> int:
         return builder.real(lower=0.0, upper=_LONGEST, cost=1.0)
 
-    return Waits(
+    return WaitColumns(
         before=tuple((op, column()) for op in _instants(0, cuts[0])),
         between=tuple(column() for _ in range(len(cuts) - 1)),
         after=tuple((op, column()) for op in _instants(cuts[-1], ops)),

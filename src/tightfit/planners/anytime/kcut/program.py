@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tightfit.planners.anytime.kcut.constraints import FAMILIES
 from tightfit.planners.anytime.kcut.link import LINK_FAMILIES
 from tightfit.planners.anytime.kcut.moving import Movable
 from tightfit.planners.anytime.kcut.variables import COST_UNITS, Allowed, Variables
-from tightfit.planners.anytime.relaxation import Outline
+from tightfit.planners.anytime.relaxation import RelaxedProblem
 from tightfit.planners.solvers import LinearProgram, Solution, grains, within_reach
+
+Key = TypeVar("Key", bound=tuple[int, ...])
 
 
 @dataclass(frozen=True)
@@ -21,38 +24,35 @@ class CutProgram:
     program: LinearProgram
 
     def overhead(self, objective: float) -> float:
-        """Turn an objective or a bound on it into an overhead (a fraction)."""
         return (objective + self.variables.constant) / COST_UNITS - 1.0
 
     def chosen_alternatives(self, solution: Solution) -> dict[int, int]:
         """The alternatives of first computations in a solution."""
-        assert solution.values is not None
-        values = solution.values
-        return {op: way for (op, way), c in self.variables.chosen.items() if values[c] > 0.5}
+        return dict(_set_in(solution, self.variables.chosen))
 
     def chosen_again(self, solution: Solution, k: int) -> dict[int, int]:
         """The alternatives of ops that run again in window k of a solution."""
-        assert solution.values is not None
-        values = solution.values
-        again = self.variables.chosen_again
-        return {op: way for (at, op, way), c in again.items() if at == k and values[c] > 0.5}
+        again = _set_in(solution, self.variables.chosen_again)
+        return {op: way for window, op, way in again if window == k}
 
     def residents(self, solution: Solution, k: int) -> set[int]:
         """The values alive at cut k in a solution."""
-        assert solution.values is not None
-        values = solution.values
-        resident = self.variables.resident
-        return {v for (cut, v), column in resident.items() if cut == k and values[column] > 0.5}
+        return {v for cut, v in _set_in(solution, self.variables.resident) if cut == k}
 
     def away(self, solution: Solution, k: int) -> set[int]:
         """The values in far memory at cut k in a solution."""
-        assert solution.values is not None
-        values = solution.values
-        return {v for (cut, v), c in self.variables.away.items() if cut == k and values[c] > 0.5}
+        return {v for cut, v in _set_in(solution, self.variables.away) if cut == k}
+
+
+def _set_in(solution: Solution, columns: Mapping[Key, int]) -> list[Key]:
+    """Return the keys of the binary columns that are 1 in a solution."""
+    values = solution.values
+    assert values is not None
+    return [key for key, column in columns.items() if values[column] > 0.5]
 
 
 def cut_program(
-    outline: Outline,
+    relaxed: RelaxedProblem,
     budget_bytes: int,
     cuts: Sequence[int],
     *,
@@ -66,12 +66,12 @@ def cut_program(
     restriction makes the optimum no bound, but a good seed of large graphs. `movable`: values that
     may be moved to far memory; None: none.
     """
-    variables = Variables(outline, budget_bytes, cuts, allowed, movable)
+    variables = Variables(relaxed, budget_bytes, cuts, allowed, movable)
     families = FAMILIES if movable is None else (*FAMILIES, *LINK_FAMILIES)
     for k in range(len(variables.cuts)):
         for family in families:
             family(variables, k)
-    sizes = [s for value, s in enumerate(outline.problem.sizes) if outline.rewritable[value]]
+    sizes = [s for value, s in enumerate(relaxed.problem.sizes) if relaxed.rewritable[value]]
     found = [variables.units(grain) for grain in grains(sizes, budget_bytes)]
     program = within_reach(variables.builder.build(), found)
     return CutProgram(variables=variables, program=program)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
+from typing import TypeVar
 
-from tightfit.planners.anytime.kcut.moving import Movable, Moving, waits_of
-from tightfit.planners.anytime.relaxation import Outline
+from tightfit.planners.anytime.kcut.moving import Movable, MoveColumns, waits_of
+from tightfit.planners.anytime.relaxation import RelaxedProblem
 from tightfit.planners.solvers import ProgramBuilder
 
 BUDGET_UNITS = 1000.0
@@ -23,6 +24,14 @@ Allowed = Sequence[Collection[int] | None]
 """Per window the ops that may be computed again in it (None: all)."""
 
 
+Columns = TypeVar("Columns")
+
+
+def at_cut(columns: Mapping[tuple[int, int], Columns], k: int) -> list[tuple[int, Columns]]:
+    """Return the entries of one cut or window, by the value, op or alternative that they are of."""
+    return [(key, found) for (cut, key), found in columns.items() if cut == k]
+
+
 class Variables:
     """The columns of the program; ops and values are the engine's. All but waits are binary.
 
@@ -32,28 +41,28 @@ class Variables:
     is alive while the cut's op runs. `computed` (dict of (window, op) to column): the op runs in
     the window. `later` (dict of (cut, op) to column): the op runs at the cut or at any time after
     it; in the last window that is `computed`. `chosen` (dict of (op, alternative) to column): the
-    first computation takes the alternative; only where alternatives read differently. Of an
-    optional op before the first cut: it has run so before that. `branches`: for each of the linked
-    choices: which branch is taken. `chosen_again` (dict of (window, op, alternative) to column): an
-    op that runs again in the window does so by the alternative, at least once; only where
-    alternatives read differently. `running` (dict of (cut, alternative) to list of (column,
-    bytes)): how the cut's op runs, and the bytes of its results and workspace then. Only for a
-    required op with several variants of which the cheaper need more bytes. `made_before`: an
-    optional op before the first cut has run. `moving`: values away at the cuts, and the time that
-    no other column accounts for. `extra_costs` (list of (column, cost)): costs of columns other
-    than `computed` and those of `moving`. `constant`: cost of the required first computations
+    first computation takes the alternative; only where alternatives read differently. For an
+    optional op before the first cut it means that the op has run by this alternative. `branches`:
+    for each of the linked choices: which branch is taken. `chosen_again` (dict of (window, op,
+    alternative) to column): an op that runs again in the window does so by the alternative, at
+    least once; only where alternatives read differently. `running` (dict of (cut, alternative) to
+    list of (column, bytes)): how the cut's op runs, and the bytes of its results and workspace
+    then. Only for a required op with several variants of which the cheaper need more bytes.
+    `made_before`: an optional op before the first cut has run. `moving`: values away at the cuts,
+    and the time that no other column accounts for. `extra_costs` (list of (column, cost)): costs of
+    all columns except `computed` and `moving`. `constant`: cost of the required first computations
     before the first cut.
     """
 
     def __init__(
         self,
-        outline: Outline,
+        relaxed: RelaxedProblem,
         budget_bytes: int,
         cuts: Sequence[int],
         allowed: Allowed | None = None,
         movable: Movable | None = None,
     ) -> None:
-        self.outline = outline
+        self.relaxed = relaxed
         self.budget_bytes = budget_bytes
         self.cuts = tuple(cuts)
         self.builder = ProgramBuilder()
@@ -65,7 +74,7 @@ class Variables:
         self.running: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self.made_before: dict[int, int] = {}
         self.extra_costs: list[tuple[int, float]] = []
-        self.branches = [[self.builder.binary() for _ in c] for c in outline.problem.choices]
+        self.branches = [[self.builder.binary() for _ in c] for c in relaxed.problem.choices]
         self._add_chosen()
         self._add_made_before()
         for k in range(len(self.cuts)):
@@ -75,14 +84,14 @@ class Variables:
             self._add_chosen_again(k)
         for k in range(len(self.cuts) - 1):
             self._add_later(k)
-        self.moving: Moving | None = None
+        self.moving: MoveColumns | None = None
         if movable is not None:
-            waits = waits_of(self.builder, outline.ops, self.cuts)
-            self.moving = Moving(movable.far, MappingProxyType(self._away(movable)), waits)
+            waits = waits_of(self.builder, relaxed.ops, self.cuts)
+            self.moving = MoveColumns(movable.far, MappingProxyType(self._away(movable)), waits)
         self.constant = sum(
-            self.cost(outline.first_cost[op])
+            self.cost(relaxed.first_cost[op])
             for op in range(self.cuts[0])
-            if outline.problem.required[op]
+            if relaxed.problem.required[op]
         )
 
     @property
@@ -96,51 +105,54 @@ class Variables:
 
     def cost(self, units: int) -> float:
         """A cost of the engine in the program's unit."""
-        return COST_UNITS * units / max(1, self.outline.problem.baseline_cost)
+        return COST_UNITS * units / max(1, self.relaxed.problem.baseline_cost)
 
     def window(self, k: int) -> tuple[int, int]:
         """First op of window k and the first op after it."""
-        return self.cuts[k], self.cuts[k + 1] if k + 1 < len(self.cuts) else self.outline.ops
+        return self.cuts[k], self.cuts[k + 1] if k + 1 < len(self.cuts) else self.relaxed.ops
 
     def _add_chosen(self) -> None:
-        outline = self.outline
-        for op in range(outline.ops):
-            if not outline.has_choice(op):
+        relaxed = self.relaxed
+        for op in range(relaxed.ops):
+            if not relaxed.has_choice(op):
                 continue
-            for number, way in outline.first_alternatives(op):
-                extra = way.cost - outline.first_cost[op]
+            for number, way in relaxed.first_alternatives(op):
+                extra = way.cost - relaxed.first_cost[op]
                 self.chosen[op, number] = self._extra(self.cost(extra))
 
     def _add_made_before(self) -> None:
-        outline = self.outline
+        relaxed = self.relaxed
         for op in range(self.cuts[0]):
-            if not outline.problem.required[op]:
-                self.made_before[op] = self._extra(self.cost(outline.first_cost[op]))
+            if not relaxed.problem.required[op]:
+                self.made_before[op] = self._extra(self.cost(relaxed.first_cost[op]))
 
     def _add_resident(self, k: int) -> None:
         """For values that exist at the cut and may be read after it; 1 if they must be there."""
-        outline, cut = self.outline, self.cuts[k]
-        needed = set(outline.first_reads[cut]) if outline.problem.required[cut] else set[int]()
-        for value, producer in enumerate(outline.problem.producers):
+        relaxed, cut = self.relaxed, self.cuts[k]
+        needed = self._needed_at(cut)
+        for value, producer in enumerate(relaxed.problem.producers):
             if producer >= cut:
                 continue
-            useful = outline.last_reader[value] >= cut or outline.recomputable[producer]
-            if outline.kept(value, cut) or value in needed:
+            useful = relaxed.last_reader[value] >= cut or relaxed.recomputable[producer]
+            if relaxed.kept(value, cut) or value in needed:
                 self.resident[k, value] = self.builder.binary(lower=1.0)
             elif useful:
                 self.resident[k, value] = self.builder.binary()
 
     def _away(self, movable: Movable) -> dict[tuple[int, int], int]:
         """For values that may be moved and that something reads from a cut on."""
-        outline = self.outline
+        relaxed = self.relaxed
         away: dict[tuple[int, int], int] = {}
         for k, cut in enumerate(self.cuts):
-            needed = set(outline.first_reads[cut]) if outline.problem.required[cut] else set[int]()
-            for value in sorted(movable.values - needed):
-                made = outline.problem.producers[value] < cut
-                if made and outline.last_reader[value] >= cut and not outline.kept(value, cut):
+            for value in sorted(movable.values - self._needed_at(cut)):
+                made = relaxed.problem.producers[value] < cut
+                if made and relaxed.last_reader[value] >= cut and not relaxed.kept(value, cut):
                     away[k, value] = self.builder.binary()
         return away
+
+    def _needed_at(self, cut: int) -> set[int]:
+        """The values that the first computation of a cut's op surely reads."""
+        return set(self.relaxed.first_reads[cut]) if self.relaxed.problem.required[cut] else set()
 
     def _extra(self, cost: float) -> int:
         """Add a binary whose cost is time that `computed` does not account for."""
@@ -149,50 +161,50 @@ class Variables:
         return column
 
     def _add_running(self, k: int) -> None:
-        outline, cut = self.outline, self.cuts[k]
-        ways = outline.running(cut)
-        if not outline.problem.required[cut] or len(ways) < 2:
+        relaxed, cut = self.relaxed, self.cuts[k]
+        ways = relaxed.running(cut)
+        if not relaxed.problem.required[cut] or len(ways) < 2:
             return
         for number, cost, size in ways:
-            least = self.outline.problem.alternatives[cut][number].cost
-            known = least if outline.has_choice(cut) else outline.first_cost[cut]
+            least = relaxed.problem.alternatives[cut][number].cost
+            known = least if relaxed.has_choice(cut) else relaxed.first_cost[cut]
             column = self._extra(self.cost(cost - known))
             self.running.setdefault((k, number), []).append((column, size))
 
     def _add_computed(self, k: int, allowed: Collection[int] | None) -> None:
         """1 for required first computations, free for possible recomputations."""
-        outline = self.outline
+        relaxed = self.relaxed
         first, end = self.window(k)
         programs = self._programs(first, end)
         for op in range(end):
             if op >= first:
-                cost = self.cost(outline.first_cost[op])
-                lower = 1.0 if outline.problem.required[op] else 0.0
+                cost = self.cost(relaxed.first_cost[op])
+                lower = 1.0 if relaxed.problem.required[op] else 0.0
                 self.computed[k, op] = self.builder.binary(lower=lower, cost=cost)
-            elif outline.recomputable[op] and outline.problem.programs[op] in programs:
-                cost = self.cost(outline.again_cost[op])
+            elif relaxed.recomputable[op] and relaxed.problem.programs[op] in programs:
+                cost = self.cost(relaxed.again_cost[op])
                 upper = 1.0 if allowed is None or op in allowed else 0.0
                 self.computed[k, op] = self.builder.binary(upper=upper, cost=cost)
 
     def _add_chosen_again(self, k: int) -> None:
-        outline = self.outline
+        relaxed = self.relaxed
         for op in range(self.cuts[k]):
-            if (k, op) not in self.computed or not outline.has_choice_again(op):
+            if (k, op) not in self.computed or not relaxed.has_choice_again(op):
                 continue
-            for number, way in outline.again_alternatives(op):
-                extra = self.cost(way.cost - outline.again_cost[op])
+            for number, way in relaxed.again_alternatives(op):
+                extra = self.cost(way.cost - relaxed.again_cost[op])
                 self.chosen_again[k, op, number] = self._extra(extra)
 
     def _programs(self, first: int, end: int) -> set[int]:
         """The programs entered from op `first` to `end`, before which others may run again."""
-        problem = self.outline.problem
-        last = problem.segments[min(end, self.outline.ops - 1)]
+        problem = self.relaxed.problem
+        last = problem.segments[min(end, self.relaxed.ops - 1)]
         return {problem.segment_programs[s] for s in range(problem.segments[first], last + 1)}
 
     def _add_later(self, k: int) -> None:
-        outline = self.outline
-        for op in range(outline.ops):
-            if op < self.cuts[k] and not outline.recomputable[op]:
+        relaxed = self.relaxed
+        for op in range(relaxed.ops):
+            if op < self.cuts[k] and not relaxed.recomputable[op]:
                 continue
-            required = op >= self.cuts[k] and outline.problem.required[op]
+            required = op >= self.cuts[k] and relaxed.problem.required[op]
             self.later[k, op] = self.builder.binary(lower=1.0 if required else 0.0)

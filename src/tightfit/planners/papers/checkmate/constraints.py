@@ -28,7 +28,7 @@ def inputs_are_there(variables: Variables) -> None:
 
 def residency_has_a_source(variables: Variables) -> None:
     """S[t,i] <= R[t-1,i] + S[t-1,i] (equation 1c); tangents appear at their segment's entry."""
-    limits = [stage.limit for stage in variables.stages] + [len(variables.problem.nodes)]
+    limits = variables.limits
     for (stage, value), column in variables.resident.items():
         stored = variables.problem.values[value]
         appears = stored.producer is None and limits[stage] == stored.begins
@@ -78,21 +78,10 @@ def workspace(variables: Variables) -> None:
             variables.builder.row(terms, upper=CAPACITY_UNITS, group=stage)
 
 
-def _hazards(variables: Variables, stage: int, value: ValueId, node: int) -> list[int]:
-    """The columns that forbid freeing: S of the next stage and R of later readers (equation 5)."""
-    later = [
-        variables.computed[stage, reader]
-        for reader in variables.readers[stage].get(value, ())
-        if reader > node
-    ]
-    following = variables.resident.get((stage + 1, value))
-    return later if following is None else [*later, following]
-
-
 def free_if_safe(variables: Variables) -> None:
     """1 - FREE[t,i,k] <= hazards[t,i,k] (equation 6b): values that can be freed are freed."""
     for (stage, value, node), free in variables.freed.items():
-        hazards = _hazards(variables, stage, value, node)
+        hazards = variables.hazards(stage, value, node)
         computed = variables.computed[stage, node]
         terms = [(computed, 1.0), (free, -1.0), *((c, -1.0) for c in hazards)]
         variables.builder.row(terms, upper=0.0, group=stage)
@@ -131,14 +120,13 @@ def _later_readers(variables: Variables, stage: int, value: ValueId) -> list[tup
 
 def boundary_memory(variables: Variables) -> None:
     """sum M_i S[t,i] + outside <= budget where control returns to user code (not in the paper)."""
-    limits = [stage.limit for stage in variables.stages] + [len(variables.problem.nodes)]
     for crossing in variables.problem.crossings:
         if not crossing.outside_bytes:
             continue
+        stage = variables.limits.index(crossing.stage)
         terms = [
             (variables.resident[stage, value], variables.units(stored.size_bytes))
             for value, stored in variables.problem.values.items()
-            for stage in [limits.index(crossing.stage)]
             if (stage, value) in variables.resident and value not in crossing.tangents
         ]
         room = CAPACITY_UNITS - variables.units(crossing.outside_bytes)

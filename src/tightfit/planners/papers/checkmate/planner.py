@@ -14,8 +14,8 @@ from tightfit.planners.outcomes import NO_PLAN_HERE, Bound, finish, no_plan, sim
 from tightfit.planners.papers.checkmate.program import CheckmateProgram, build_program
 from tightfit.planners.papers.checkmate.rounding import ROUNDING_SHARE, rounded_schedules
 from tightfit.planners.papers.checkmate.variables import frontier_stages, split_stages
-from tightfit.planners.papers.stages.easy import easy_answer
-from tightfit.planners.papers.stages.scale import COST_UNITS, objective_of, overhead_of
+from tightfit.planners.papers.stages.easy import begin
+from tightfit.planners.papers.stages.scale import COST_UNITS, describe, objective_of, overhead_of
 from tightfit.planners.papers.stages.schedule import recompute, residency_of, without_waste
 from tightfit.planners.papers.stages.staged import Stage, Staged, staged, without_choice
 from tightfit.planners.registry import DEFAULT, plan_with
@@ -33,12 +33,10 @@ def plan_checkmate(task: Task, limits: Limits, progress: Progress, option: str =
 
     With ``"split"`` a value may be computed twice before a backward op (section 4.10).
     """
-    problem = staged(task)
-    stages = split_stages(problem) if option == "split" else frontier_stages(problem)
-    started = time.perf_counter()
-    easy = easy_answer(task, problem, limits, started)
+    started, problem, easy = begin(task, limits)
     if easy is not None:
         return easy
+    stages = split_stages(problem) if option == "split" else frontier_stages(problem)
     return _Search(task, problem, stages, limits, progress, started).run(None)
 
 
@@ -47,9 +45,7 @@ def plan_checkmate_plus(task: Task, limits: Limits, progress: Progress) -> Outco
 
     The default planner is asked for the same implementations of ops as Checkmate's program has.
     """
-    problem = staged(task)
-    started = time.perf_counter()
-    easy = easy_answer(task, problem, limits, started)
+    started, problem, easy = begin(task, limits)
     if easy is not None:
         return easy
     share = msgspec.structs.replace(limits, seconds=_BORROWED_SHARE * limits.seconds)
@@ -59,7 +55,7 @@ def plan_checkmate_plus(task: Task, limits: Limits, progress: Progress) -> Outco
         return _infeasible(task, lent)
     start = None
     if lent.plan is not None:
-        computes = [step for step in lent.plan.instructions if isinstance(step, Compute)]
+        computes = lent.plan.computes
         problem = staged(task, order=list(dict.fromkeys(step.op for step in computes)))
         start = recompute(problem, residency_of(problem, computes))
     search = _Search(task, problem, frontier_stages(problem), limits, progress, started)
@@ -76,16 +72,15 @@ def _infeasible(task: Task, lent: Outcome) -> Outcome:
 
 def plan_checkmate_rounding(task: Task, limits: Limits, progress: Progress) -> Outcome:
     """Round Checkmate's relaxation in two phases; its value at the full budget is the bound."""
-    problem = staged(task)
-    started = time.perf_counter()
-    easy = easy_answer(task, problem, limits, started)
+    started, problem, easy = begin(task, limits)
     if easy is not None:
         return easy
     search = _Search(task, problem, frontier_stages(problem), limits, progress, started)
     capacity = int(ROUNDING_SHARE * problem.capacity_bytes)
     reserved = msgspec.structs.replace(problem, capacity_bytes=capacity)
-    search.round(build_program(reserved, search.stages), _DRAWS)
-    infeasible = not search.relax(build_program(problem, search.stages), _DRAWS // 10)
+    tightened = build_program(reserved, search.stages)
+    search.round_relaxation(tightened, search.solve_relaxation(tightened), _DRAWS)
+    infeasible = not search.relax(build_program(problem, search.stages))
     return search.outcome(infeasible=infeasible)
 
 
@@ -117,11 +112,9 @@ class _Search:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the limit."""
         return self.limits.seconds - (time.perf_counter() - self.started)
 
     def borrow_bound(self, lent: Outcome) -> None:
-        """Take over the default planner's bound."""
         self.bound, self.bound_source = lent.bound, f"borrowed from {DEFAULT}: {lent.bound_source}"
 
     def consider(self, computes: list[Compute]) -> int:
@@ -148,19 +141,15 @@ class _Search:
                 self.repair(excess)
         infeasible = solution.status == "infeasible"
         if self.best is None and not infeasible:
-            infeasible = not self.relax(model, _DRAWS // 10)
+            infeasible = not self.relax(model)
         return self.outcome(infeasible=infeasible)
 
-    def relax(self, model: CheckmateProgram, draws: int) -> bool:
+    def relax(self, model: CheckmateProgram) -> bool:
         """Solve the relaxation for a bound and round it; False if it proves infeasibility."""
         solution = self.solve_relaxation(model)
         self.raise_bound(solution)
-        self.round_relaxation(model, solution, draws)
+        self.round_relaxation(model, solution, _DRAWS // 10)
         return solution.status != "infeasible"
-
-    def round(self, model: CheckmateProgram, draws: int) -> None:
-        """Solve the relaxation of a tightened program, only to round it."""
-        self.round_relaxation(model, self.solve_relaxation(model), draws)
 
     def round_relaxation(self, model: CheckmateProgram, solution: Solution, draws: int) -> None:
         """Consider the roundings of a relaxation until time is up."""
@@ -181,7 +170,7 @@ class _Search:
             model.settled,
             start=start,
             progress=self.progress,
-            describe=_describe,
+            describe=describe,
         )
         self.raise_bound(solution)
         return solution
@@ -202,13 +191,8 @@ class _Search:
             self.bound, self.bound_source = found, _SOURCE
 
     def solve_relaxation(self, model: CheckmateProgram) -> Solution:
-        """Solve the relaxation in the time left."""
-        return solve(
-            model.program,
-            self.options(relax=True),
-            progress=self.progress,
-            describe=_describe,
-        )
+        options = self.options(relax=True)
+        return solve(model.program, options, progress=self.progress, describe=describe)
 
     def options(self, share: float = 1.0, *, relax: bool = False) -> SolveOptions:
         """The rest of the limits, for the solver."""
@@ -226,16 +210,11 @@ class _Search:
         """Turn the best schedule and the bound into an outcome."""
         if self.best is not None:
             base_cost_s = self.problem.base_cost_s
-            bound = 0.0
-            if base_cost_s > 0:
-                bound = min(self.bound, self.best_cost_s / base_cost_s - 1.0)
-            return finish(
-                self.task,
-                self.best,
-                bound=Bound(bound, self.bound_source),
-                started=self.started,
-                gap=self.limits.gap,
-            )
+            own = self.best_cost_s / base_cost_s - 1.0 if base_cost_s > 0 else 0.0
+            bound = min(self.bound, own)
+            proven = Bound(bound, self.bound_source)
+            gap = self.limits.gap
+            return finish(self.task, self.best, bound=proven, started=self.started, gap=gap)
         return no_plan(
             started=self.started,
             proven=False,
@@ -243,7 +222,3 @@ class _Search:
             bound_source=self.bound_source,
             note=NO_PLAN_HERE if infeasible else "",
         )
-
-
-def _describe(objective: float, bound: float) -> str:
-    return f"overhead {overhead_of(objective):.4f}, bound {overhead_of(bound):.4f}"

@@ -13,7 +13,7 @@ from tightfit.graph.ir import Graph, OpId
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.plan.verify import verify
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.outcomes import finish, no_plan, planned
+from tightfit.planners.outcomes import finish, no_plan, plan_of
 from tightfit.planners.papers.checkmate.planner import plan_checkmate
 from tightfit.progress import Progress
 
@@ -24,8 +24,7 @@ def plan_checkmate_o(task: Task, limits: Limits, progress: Progress) -> Outcome:
     found = plan_checkmate(task, limits, progress)
     if found.plan is None:
         return no_plan(started=started, proven=False, bound=-1.0, note=found.note)
-    computes = [step for step in found.plan.instructions if isinstance(step, Compute)]
-    computes = _cheaper(task, computes, started + limits.seconds)
+    computes = _cheaper(task, found.plan.computes, started + limits.seconds)
     return finish(task, computes, started=started, gap=limits.gap)
 
 
@@ -52,8 +51,7 @@ def _cheaper(task: Task, computes: list[Compute], deadline: float) -> list[Compu
 
 def _cheaper_than(graph: Graph, compute: Compute, use: str) -> list[Compute]:
     op = graph.ops[compute.op]
-    own = op.alternatives[compute.alternative]
-    now_s = own.variants[compute.variant].cost_s
+    own, now_s = compute.way(graph), compute.cost_s(graph)
     ways = [
         (variant.cost_s, Compute(op.id, number, index))
         for number, way in enumerate(op.alternatives)
@@ -66,7 +64,7 @@ def _cheaper_than(graph: Graph, compute: Compute, use: str) -> list[Compute]:
 
 def _is_within(task: Task, computes: list[Compute]) -> bool:
     try:
-        verify(planned(task, computes), task.graph)
+        verify(plan_of(task, computes), task.graph)
     except InvalidPlan:  # a value does not exist, such as a mask, or the budget is exceeded
         return False
     return True

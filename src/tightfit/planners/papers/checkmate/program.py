@@ -14,12 +14,7 @@ from tightfit.planners.papers.checkmate.variables import Variables
 from tightfit.planners.papers.stages.scale import grains_of
 from tightfit.planners.papers.stages.schedule import stages_of
 from tightfit.planners.papers.stages.staged import Stage, Staged
-from tightfit.planners.solvers import (
-    LinearProgram,
-    ProgramBuilder,
-    settle_equations,
-    within_reach,
-)
+from tightfit.planners.solvers import LinearProgram, ProgramBuilder, settle_equations, within_reach
 from tightfit.planners.solvers.program import Floats
 
 
@@ -100,17 +95,12 @@ class CheckmateProgram:
         for (stage, value, node), column in variables.freed.items():
             if values[variables.computed[stage, node]] < 0.5:
                 continue
-            needed = [variables.resident.get((stage + 1, value))]
-            needed += [
-                variables.computed[stage, reader]
-                for reader in variables.readers[stage].get(value, ())
-                if reader > node
-            ]
+            needed = variables.hazards(stage, value, node)
             resident = variables.resident.get((stage, value))
             second = variables.problem.values[value].producer == node and resident is not None
             if second and values[resident]:
                 needed = []
-            values[column] = float(not any(values[c] for c in needed if c is not None))
+            values[column] = float(not any(values[c] for c in needed))
 
 
 def build_program(problem: Staged, stages: Sequence[Stage]) -> CheckmateProgram:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from tightfit.graph.ir import ValueId
-from tightfit.planners.papers.stages.scale import CAPACITY_UNITS, in_capacities, in_percent
-from tightfit.planners.papers.stages.schedule import last_uses
+from tightfit.planners.papers.stages.scale import CAPACITY_UNITS, Scaled
+from tightfit.planners.papers.stages.schedule import last_uses, useful_until
 from tightfit.planners.papers.stages.staged import Implementation, Stage, Staged
 from tightfit.planners.solvers import ProgramBuilder
 
@@ -32,7 +32,7 @@ def split_stages(problem: Staged) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
-class Variables:
+class Variables(Scaled):
     """The columns of the program over a list of stages.
 
     `stages`: rows of R and S. `builder`: where the columns are added, and the constraints after
@@ -46,8 +46,10 @@ class Variables:
     """
 
     def __init__(self, problem: Staged, stages: Sequence[Stage], builder: ProgramBuilder) -> None:
-        self.problem = problem
+        super().__init__(problem)
         self.stages = stages
+        # Nodes below which may run again in each stage; all of them at the end
+        self.limits = [*(stage.limit for stage in stages), len(problem.nodes)]
         self.builder = builder
         self.computed: dict[tuple[int, int], int] = {}
         self.resident: dict[tuple[int, ValueId], int] = {}
@@ -61,9 +63,7 @@ class Variables:
 
     def way(self, stage: int, node: int) -> Implementation:
         """How a node is computed in a stage: its first way at the frontier, else again."""
-        way = self.problem.nodes[node].way(self.stages[stage].first == node)
-        assert way is not None
-        return way
+        return self.problem.nodes[node].way(self.stages[stage].first == node)
 
     @cached_property
     def nodes(self) -> list[list[int]]:
@@ -106,13 +106,15 @@ class Variables:
         makes = self.problem.makes(producer, self.stages[stage].first == producer, value)
         return self.writer(stage, value) if makes else None
 
-    def units(self, size_bytes: int) -> float:
-        """Bytes in the program's unit."""
-        return in_capacities(self.problem, size_bytes)
-
-    def cost(self, cost_s: float) -> float:
-        """Seconds in the program's unit."""
-        return in_percent(self.problem, cost_s)
+    def hazards(self, stage: int, value: ValueId, node: int) -> list[int]:
+        """The columns that forbid freeing: S of the next stage and R of later readers (5)."""
+        later = [
+            self.computed[stage, reader]
+            for reader in self.readers[stage].get(value, ())
+            if reader > node
+        ]
+        following = self.resident.get((stage + 1, value))
+        return later if following is None else [*later, following]
 
     def _add_computed(self) -> None:
         last = last_uses(self.problem)
@@ -121,11 +123,7 @@ class Variables:
                 again = self.problem.nodes[node].again
                 if again is None or not self.problem.may_recompute(node, kind.limit):
                     continue
-                useful = max(
-                    (last[v] for v in again.writes if self.problem.values[v].recoverable),
-                    default=-1,
-                )
-                if useful >= kind.limit:
+                if useful_until(self.problem, again, last) >= kind.limit:
                     cost = self.cost(again.cost_s)
                     self.computed[stage, node] = self.builder.binary(cost=cost)
             if kind.first is not None:
@@ -134,10 +132,9 @@ class Variables:
 
     def _add_resident(self) -> None:
         last = last_uses(self.problem)
-        limits = [stage.limit for stage in self.stages] + [len(self.problem.nodes)]
         for value, stored in self.problem.values.items():
-            for stage, limit in enumerate(limits):
-                forced = stored.begins <= limit < stored.forced_until
+            for stage, limit in enumerate(self.limits):
+                forced = self.is_forced(stage, value)
                 possible = stored.begins <= limit < stored.ends and limit <= last[value]
                 if forced or possible:
                     self.resident[stage, value] = self.builder.binary(lower=float(forced))
@@ -167,9 +164,8 @@ class Variables:
 
     def is_forced(self, stage: int, value: ValueId) -> bool:
         """Whether the value is surely resident when the stage begins."""
-        limit = self.stages[stage].limit if stage < len(self.stages) else len(self.problem.nodes)
         stored = self.problem.values[value]
-        return stored.begins <= limit < stored.forced_until
+        return stored.begins <= self.limits[stage] < stored.forced_until
 
     def _add_used(self, stage: int) -> None:
         for node in self.nodes[stage]:

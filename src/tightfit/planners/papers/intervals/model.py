@@ -19,11 +19,14 @@ from ortools.sat.python import cp_model
 from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute
 from tightfit.planners.papers.intervals.planner import IntervalReport, IntervalTask
-from tightfit.planners.papers.stages.schedule import last_uses
+from tightfit.planners.papers.stages.schedule import last_uses, useful_until
 from tightfit.planners.papers.stages.staged import Implementation, Staged
 
 _COST_UNITS = 10**7
 """The cost of a step without recomputation in the model's unit; costs are rounded down."""
+
+_RETENTIONS = (2, 3, 4)
+"""Intervals per value (the paper's C): more are tried only where fewer are proven too few."""
 
 Report = Callable[[bytes], None]
 
@@ -94,10 +97,7 @@ class IntervalModel:
             always = self.model.new_constant(1)
             chosen = [Instance(node.first, first, always)]
             if node.again is not None:
-                useful = max(
-                    (last[v] for v in node.again.writes if self.problem.values[v].recoverable),
-                    default=-1,
-                )
+                useful = useful_until(self.problem, node.again, last)
                 events = [
                     node_event(stage, number)
                     for stage in range(number + 1, useful + 1)
@@ -116,7 +116,7 @@ class IntervalModel:
             for position, instance in enumerate(chosen):
                 for value in instance.way.writes:
                     self._retain(value, instance, is_first=position == 0)
-                self._occupy(instance.start, 1, instance.active, instance.way.workspace_bytes)
+                self._occupy(instance.start, instance.active, instance.way.workspace_bytes)
         for crossing in self.problem.crossings:
             for value in crossing.tangents:
                 start = self.model.new_constant(entry_event(crossing.stage) + 1)
@@ -127,7 +127,7 @@ class IntervalModel:
         if is_first or stored.recoverable:
             self._retain_from(value, instance, instance.start, instance.active)
         else:
-            self._occupy(instance.start, 1, instance.active, stored.size_bytes)
+            self._occupy(instance.start, instance.active, stored.size_bytes)
 
     def _retain_from(
         self, value: ValueId, instance: Instance | None, start: Any, active: Any
@@ -141,19 +141,19 @@ class IntervalModel:
             end = self.model.new_int_var(0, self.horizon, "")
         length = self.model.new_int_var(1, self.horizon, "")
         if stored.size_bytes:
-            always = active is None
             interval = (
                 self.model.new_interval_var(start, length, end, "")
-                if always
+                if active is None
                 else self.model.new_optional_interval_var(start, length, end, active, "")
             )
             self.intervals.append(interval)
             self.demands.append(stored.size_bytes // self.unit)
         self.retained[value].append(Retention(instance, start, end))
 
-    def _occupy(self, start: Any, length: int, active: Any, size_bytes: int) -> None:
+    def _occupy(self, start: Any, active: Any, size_bytes: int) -> None:
+        """Take memory during one event."""
         if size_bytes:
-            interval = self.model.new_optional_fixed_size_interval_var(start, length, active, "")
+            interval = self.model.new_optional_fixed_size_interval_var(start, 1, active, "")
             self.intervals.append(interval)
             self.demands.append(size_bytes // self.unit)
 
@@ -190,7 +190,7 @@ class IntervalModel:
         always = self.model.new_constant(1)
         for crossing in self.problem.crossings:
             start = self.model.new_constant(entry_event(crossing.stage))
-            self._occupy(start, 1, always, crossing.outside_bytes)
+            self._occupy(start, always, crossing.outside_bytes)
 
     def capacity(self) -> int:
         """The budget in the model's unit."""
@@ -241,7 +241,6 @@ class _SolutionReporter(cp_model.CpSolverSolutionCallback):
         self._report = report
 
     def on_solution_callback(self) -> None:
-        """Called by the solver."""
         computes = self._model.computes(self.value)
         self._report(msgspec.msgpack.encode(IntervalReport(status="feasible", computes=computes)))
 
@@ -251,7 +250,7 @@ def serve(payload: bytes, report: Report) -> None:
     task = msgspec.msgpack.decode(payload, type=IntervalTask)
     started = time.perf_counter()
     status, bound = "unknown", 0.0
-    for retentions in range(task.least_retentions, task.most_retentions + 1):
+    for retentions in _RETENTIONS:
         model = IntervalModel(task.problem, retentions)
         status = _reach_capacity(model, task, started)
         if status == "feasible":
@@ -263,11 +262,11 @@ def serve(payload: bytes, report: Report) -> None:
 
 def _solver(task: IntervalTask, seconds: float) -> Any:
     solver = cp_model.CpSolver()
-    solver.parameters.num_workers = max(1, task.workers)
-    solver.parameters.random_seed = task.seed
+    solver.parameters.num_workers = max(1, task.limits.workers)
+    solver.parameters.random_seed = task.limits.seed
     solver.parameters.max_time_in_seconds = max(0.1, seconds)
-    solver.parameters.absolute_gap_limit = task.gap * _COST_UNITS
-    if task.workers <= 1:
+    solver.parameters.absolute_gap_limit = task.limits.gap * _COST_UNITS
+    if task.limits.workers <= 1:
         solver.parameters.interleave_search = True
     return solver
 
@@ -280,7 +279,7 @@ def _reach_capacity(model: IntervalModel, task: IntervalTask, started: float) ->
     model.model.add(excess >= peak - model.capacity())
     model.hint_nothing_recomputed()
     model.model.minimize(excess)
-    solver = _solver(task, (task.seconds - (time.perf_counter() - started)) / 2)
+    solver = _solver(task, (task.limits.seconds - (time.perf_counter() - started)) / 2)
     solver.parameters.absolute_gap_limit = 0.0
     answer = solver.solve(model.model)
     assert answer != cp_model.MODEL_INVALID, model.model.validate()
@@ -298,7 +297,7 @@ def _minimise_cost(
 ) -> tuple[str, float]:
     """Minimise recomputation within the capacity (phase two)."""
     model.model.minimize(model.recomputation_cost())
-    solver = _solver(task, task.seconds - (time.perf_counter() - started))
+    solver = _solver(task, task.limits.seconds - (time.perf_counter() - started))
     answer = solver.solve(model.model, _SolutionReporter(model, report))
     assert answer != cp_model.MODEL_INVALID, model.model.validate()
     if answer == cp_model.INFEASIBLE:

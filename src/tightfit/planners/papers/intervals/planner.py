@@ -19,27 +19,17 @@ from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.child import run_in_child
 from tightfit.planners.outcomes import NO_PLAN_HERE, Bound, finish, no_plan, simulated
-from tightfit.planners.papers.stages.easy import easy_answer
+from tightfit.planners.papers.stages.easy import begin
 from tightfit.planners.papers.stages.schedule import without_waste
-from tightfit.planners.papers.stages.staged import Staged, staged
+from tightfit.planners.papers.stages.staged import Staged
 from tightfit.progress import Progress, shown
-
-_LEAST_RETENTIONS, _MOST_RETENTIONS = 2, 4
-"""Intervals per value (the paper's C): more are tried only where fewer are proven too few."""
 
 _SOURCE = "retention intervals (their own search space)"
 
 
 class IntervalTask(msgspec.Struct, frozen=True, kw_only=True):
-    """The request to the child process."""
-
     problem: Staged
-    least_retentions: int
-    most_retentions: int
-    seconds: float
-    gap: float
-    seed: int
-    workers: int
+    limits: Limits
 
 
 class IntervalReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,24 +45,15 @@ def plan_intervals(task: Task, limits: Limits, progress: Progress) -> Outcome:
 
     Raises `MissingExtra` if OR-Tools is not installed.
     """
-    started = time.perf_counter()
     if importlib.util.find_spec("ortools") is None:
         raise MissingExtra("planner 'intervals' needs ortools: pip install tightfit[cpsat]")
-    problem = staged(task)
-    easy = easy_answer(task, problem, limits, started)
+    started, problem, easy = begin(task, limits)
     if easy is not None:
         return easy
     best = _Best(task, problem, progress)
     left = limits.seconds - (time.perf_counter() - started)
-    request = IntervalTask(
-        problem=problem,
-        least_retentions=_LEAST_RETENTIONS,
-        most_retentions=_MOST_RETENTIONS,
-        seconds=left,
-        gap=limits.gap,
-        seed=limits.seed,
-        workers=limits.workers,
-    )
+    own = msgspec.structs.replace(limits, seconds=left)
+    request = IntervalTask(problem=problem, limits=own)
     with (
         contextlib.suppress(KeyboardInterrupt),
         shown(progress, f"retention intervals: {len(problem.nodes)} ops", at_most_s=left),
@@ -125,10 +106,5 @@ class _Best:
             )
         base = self.problem.base_cost_s
         overhead = self.cost_s / base - 1.0 if base > 0 else 0.0
-        return finish(
-            self.task,
-            self.computes,
-            bound=Bound(min(self.bound, overhead), _SOURCE),
-            started=started,
-            gap=limits.gap,
-        )
+        bound = Bound(min(self.bound, overhead), _SOURCE)
+        return finish(self.task, self.computes, bound=bound, started=started, gap=limits.gap)

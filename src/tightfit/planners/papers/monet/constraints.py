@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tightfit.graph.ir import ValueId
 from tightfit.planners.papers.monet.variables import Variables
 from tightfit.planners.papers.stages.scale import CAPACITY_UNITS
-
-Terms = list[tuple[int, float]]
+from tightfit.planners.papers.stages.staged import Implementation
+from tightfit.planners.solvers.program import Terms
 
 
 def forward_memory(variables: Variables) -> None:
@@ -17,13 +17,24 @@ def forward_memory(variables: Variables) -> None:
         terms, constant = _forward_held(variables, node)
         ways = variables.implementations.first[node]
         constant += sum(variables.size(value) for value in ways[0].writes)
-        if len(ways) == 1:
-            constant += variables.units(ways[0].workspace_bytes)
-        for number, way in enumerate(ways if len(ways) > 1 else ()):
-            column = variables.chosen[0, node, number]
-            terms.append((column, variables.units(way.workspace_bytes)))
+        working, own = _workspace(variables, 0, node, ways)
+        terms += working
+        constant += own
         terms.extend(_taken_over(variables, 0, node))
         variables.builder.row(terms, upper=CAPACITY_UNITS - constant)
+
+
+def _workspace(
+    variables: Variables, stage: int, node: int, ways: Sequence[Implementation]
+) -> tuple[Terms, float]:
+    """c_i: columns of the implementations, or a constant where there is only one."""
+    if len(ways) == 1:
+        return [], variables.units(ways[0].workspace_bytes)
+    terms = [
+        (variables.chosen[stage, node, number], variables.units(way.workspace_bytes))
+        for number, way in enumerate(ways)
+    ]
+    return terms, 0.0
 
 
 def _taken_over(variables: Variables, stage: int, node: int) -> Terms:
@@ -139,14 +150,10 @@ def recomputation_memory(variables: Variables) -> None:
             if not sure:
                 own += variables.size(value)
                 terms.extend((column, -factor * variables.size(value)) for column, factor in after)
-        if len(ways) == 1:
-            own += variables.units(ways[0].workspace_bytes)
-        for number, way in enumerate(ways if len(ways) > 1 else ()):
-            column = variables.chosen[stage, node, number]
-            terms.append((column, variables.units(way.workspace_bytes)))
-        terms.append((recomputed, own))
+        working, constant = _workspace(variables, stage, node, ways)
+        terms += [*working, (recomputed, own + constant)]
         terms.extend(_taken_over(variables, stage, node))
-        room = CAPACITY_UNITS - variables.gradients(stage)
+        room = CAPACITY_UNITS - variables.gradients[stage]
         variables.builder.row(_merged(terms), upper=room, group=stage)
 
 
@@ -155,15 +162,11 @@ def backward_memory(variables: Variables) -> None:
     for stage in range(1, variables.backward + 1):
         node = variables.node_of(stage)
         ways = variables.implementations.first[node]
-        constant = variables.gradients(stage)
+        constant = variables.gradients[stage]
         constant += sum(variables.size(value) for value in ways[0].writes)
-        terms: Terms = [(variables.held[stage, variables.forward], 1.0)]
-        if len(ways) == 1:
-            constant += variables.units(ways[0].workspace_bytes)
-        for number, way in enumerate(ways if len(ways) > 1 else ()):
-            column = variables.chosen[stage, node, number]
-            terms.append((column, variables.units(way.workspace_bytes)))
-        variables.builder.row(terms, upper=CAPACITY_UNITS - constant, group=stage)
+        working, own = _workspace(variables, stage, node, ways)
+        terms = [(variables.held[stage, variables.forward], 1.0), *working]
+        variables.builder.row(terms, upper=CAPACITY_UNITS - (constant + own), group=stage)
 
 
 def recomputed_inputs(variables: Variables) -> None:
@@ -280,7 +283,7 @@ def boundary_memory(variables: Variables) -> None:
         else:
             stage = crossing.stage - variables.forward + 1
             held = -sum(variables.size(value) for value in crossing.tangents)
-            held += variables.gradients(stage) if stage <= variables.backward else -held
+            held += variables.gradients[stage] if stage <= variables.backward else -held
             terms = [
                 (variables.stored[stage, value], variables.size(value))
                 for value in variables.forward_values

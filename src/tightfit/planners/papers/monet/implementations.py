@@ -25,6 +25,9 @@ class Implementations:
     first: tuple[tuple[Implementation, ...], ...]
     again: tuple[tuple[Implementation, ...], ...]
 
+    def ways(self, node: int, *, again: bool) -> tuple[Implementation, ...]:
+        return self.again[node] if again else self.first[node]
+
 
 def single_implementations(problem: Staged) -> Implementations:
     """Return one implementation per op: MONeT-NoOp."""
@@ -38,8 +41,8 @@ def all_implementations(graph: Graph, problem: Staged) -> Implementations:
     """Return all implementations that serve: MONeT.
 
     Those with just the results of the default, of values that the nodes make; none that writes over
-    its input, or that is linked to one of another op. Of those with equal inputs a more expensive
-    one only if it needs less workspace.
+    its input, or that is linked to one of another op. Among implementations with equal inputs, a
+    more expensive one stays only if it needs less workspace.
     """
     linked = {pair for choice in graph.choices for branch in choice.branches for pair in branch}
     usable = usable_again(graph, [node.first.compute for node in problem.nodes])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 import msgspec
@@ -18,10 +17,10 @@ from tightfit.planners.papers.monet.implementations import (
 )
 from tightfit.planners.papers.monet.program import MonetProgram, build_program
 from tightfit.planners.papers.monet.variables import LocalBound
-from tightfit.planners.papers.stages.easy import easy_answer
-from tightfit.planners.papers.stages.scale import COST_UNITS, overhead_of
+from tightfit.planners.papers.stages.easy import begin
+from tightfit.planners.papers.stages.scale import COST_UNITS, describe, overhead_of
 from tightfit.planners.papers.stages.schedule import without_waste
-from tightfit.planners.papers.stages.staged import Staged, staged
+from tightfit.planners.papers.stages.staged import Staged
 from tightfit.planners.solvers import Solution, SolveOptions, solve_by_rows
 from tightfit.progress import Progress
 
@@ -34,9 +33,7 @@ def plan_monet(task: Task, limits: Limits, progress: Progress, option: str = "ti
     With ``"loose"`` local memory has the looser bound (appendix B, first).
     """
     local_bound: LocalBound = "loose" if option == "loose" else "tight"
-    started = time.perf_counter()
-    problem = staged(task)
-    easy = easy_answer(task, problem, limits, started)
+    started, problem, easy = begin(task, limits)
     if easy is not None:
         return easy
     model = build_program(problem, single_implementations(problem), local_bound)
@@ -50,22 +47,12 @@ def plan_monet(task: Task, limits: Limits, progress: Progress, option: str = "ti
         model = build_program(lowered, single_implementations(lowered), local_bound)
         again = _solve(model, limits, progress, started)
         computes, _ = _fitting(task, problem, model, again)
-    if computes is None:
-        return no_plan(
-            started=started,
-            proven=False,
-            bound=bound,
-            bound_source=_SOURCE,
-            note=NO_PLAN_HERE if infeasible else "",
-        )
-    return finish(task, computes, bound=Bound(bound, _SOURCE), started=started, gap=limits.gap)
+    return _outcome(task, computes, bound, limits, started, infeasible=infeasible)
 
 
 def plan_monet_all(task: Task, limits: Limits, progress: Progress) -> Outcome:
     """Solve MONeT's program: which nodes to recompute, and how (section 4)."""
-    started = time.perf_counter()
-    problem = staged(task)
-    easy = easy_answer(task, problem, limits, started)
+    started, problem, easy = begin(task, limits)
     if easy is not None and easy.plan is None:
         return easy
     if problem.capacity_bytes <= 0:  # no value takes room
@@ -73,22 +60,32 @@ def plan_monet_all(task: Task, limits: Limits, progress: Progress) -> Outcome:
     ways = all_implementations(task.graph, problem)
     model = build_program(reading_any(problem, ways), ways)
     solution = _solve(model, limits, progress, started)
-    bound = math.inf if solution.status == "infeasible" else solution.bound / COST_UNITS - 1.0
+    infeasible = solution.status == "infeasible"
+    bound = -1.0 if infeasible else solution.bound / COST_UNITS - 1.0
     computes = None
     if solution.values is not None:
         computes = model.computes(model.settled(solution.values))
     if computes is None and easy is not None:
         return finish(task, keep_everything(task.graph), started=started, gap=limits.gap)
-    if computes is None or simulated(task, computes).peak_bytes > task.budget_bytes:
-        infeasible = solution.status == "infeasible"
-        return no_plan(
-            started=started,
-            proven=False,
-            bound=-1.0 if infeasible else bound,
-            bound_source=_SOURCE,
-            note=NO_PLAN_HERE if infeasible else "",
-        )
-    return finish(task, computes, bound=Bound(bound, _SOURCE), started=started, gap=limits.gap)
+    if computes is not None and simulated(task, computes).peak_bytes > task.budget_bytes:
+        computes = None
+    return _outcome(task, computes, bound, limits, started, infeasible=infeasible)
+
+
+def _outcome(
+    task: Task,
+    computes: list[Compute] | None,
+    bound: float,
+    limits: Limits,
+    started: float,
+    *,
+    infeasible: bool,
+) -> Outcome:
+    """Return the outcome of a schedule that fits, or of a program without a solution that does."""
+    if computes is not None:
+        return finish(task, computes, bound=Bound(bound, _SOURCE), started=started, gap=limits.gap)
+    note = NO_PLAN_HERE if infeasible else ""
+    return no_plan(started=started, proven=False, bound=bound, bound_source=_SOURCE, note=note)
 
 
 def _solve(model: MonetProgram, limits: Limits, progress: Progress, started: float) -> Solution:
@@ -100,11 +97,7 @@ def _solve(model: MonetProgram, limits: Limits, progress: Progress, started: flo
         solver=limits.solver,
     )
     return solve_by_rows(
-        model.program,
-        options,
-        model.settled,
-        progress=progress,
-        describe=_describe,
+        model.program, options, model.settled, progress=progress, describe=describe
     )
 
 
@@ -117,7 +110,3 @@ def _fitting(
     computes = without_waste(problem, model.computes(solution.values))
     excess = simulated(task, computes).peak_bytes - task.budget_bytes
     return (computes if excess <= 0 else None), excess
-
-
-def _describe(objective: float, bound: float) -> str:
-    return f"overhead {overhead_of(objective):.4f}, bound {overhead_of(bound):.4f}"

@@ -13,12 +13,7 @@ from tightfit.planners.papers.monet.implementations import Implementations
 from tightfit.planners.papers.monet.variables import LocalBound, Variables
 from tightfit.planners.papers.stages.scale import grains_of
 from tightfit.planners.papers.stages.staged import Implementation, Staged
-from tightfit.planners.solvers import (
-    LinearProgram,
-    ProgramBuilder,
-    settle_equations,
-    within_reach,
-)
+from tightfit.planners.solvers import LinearProgram, ProgramBuilder, settle_equations, within_reach
 from tightfit.planners.solvers.program import Floats
 
 
@@ -91,21 +86,17 @@ class MonetProgram:
         self, settled: Floats, values: Floats, stage: int, node: int, *, again: bool
     ) -> None:
         """Set the delta of the implementation that the values choose."""
-        implementations = self.variables.implementations
-        ways = (implementations.again if again else implementations.first)[node]
+        ways = self.variables.implementations.ways(node, again=again)
         chosen = self._way(values, stage, node, again=again)
         for number, way in enumerate(ways if len(ways) > 1 else ()):
             settled[self.variables.chosen[stage, node, number]] = float(way is chosen)
 
     def _way(self, values: Floats, stage: int, node: int, *, again: bool) -> Implementation:
-        implementations = self.variables.implementations
-        ways = (implementations.again if again else implementations.first)[node]
+        ways = self.variables.implementations.ways(node, again=again)
         if len(ways) == 1:
             return ways[0]
         chosen = self.variables.chosen
-        return max(enumerate(ways), key=lambda numbered: values[chosen[stage, node, numbered[0]]])[
-            1
-        ]
+        return ways[max(range(len(ways)), key=lambda n: values[chosen[stage, node, n]])]
 
 
 def build_program(

@@ -9,8 +9,8 @@ from typing import Literal
 from tightfit.errors import BadInput
 from tightfit.graph.ir import ValueId
 from tightfit.planners.papers.monet.implementations import Implementations
-from tightfit.planners.papers.stages.scale import CAPACITY_UNITS, in_capacities, in_percent
-from tightfit.planners.papers.stages.schedule import last_uses
+from tightfit.planners.papers.stages.scale import CAPACITY_UNITS, Scaled
+from tightfit.planners.papers.stages.schedule import last_uses, useful_until
 from tightfit.planners.papers.stages.staged import Implementation, Staged
 from tightfit.planners.solvers import ProgramBuilder
 
@@ -18,7 +18,7 @@ LocalBound = Literal["tight", "loose"]
 """Which bound on local memory (appendix B): of nodes that may still be recomputed, or of all."""
 
 
-class Variables:
+class Variables(Scaled):
     """The columns of the program and the sets its constraints speak of.
 
     `problem`: a forward pass followed by a backward pass. `implementations`: the ways to compute
@@ -43,7 +43,7 @@ class Variables:
         builder: ProgramBuilder,
         local_bound: LocalBound = "tight",
     ) -> None:
-        self.problem = problem
+        super().__init__(problem)
         self.implementations = implementations
         self.builder = builder
         self.local_bound: LocalBound = local_bound
@@ -66,13 +66,12 @@ class Variables:
 
     @cached_property
     def forward(self) -> int:
-        """The number of forward nodes."""
         nodes = self.problem.nodes
         return next((i for i, node in enumerate(nodes) if not node.is_forward), len(nodes))
 
     @cached_property
     def backward(self) -> int:
-        """The number of backward nodes, which is that of stages after the forward pass."""
+        """The number of backward nodes: one for each stage after the forward pass."""
         return len(self.problem.nodes) - self.forward
 
     def node_of(self, stage: int) -> int:
@@ -86,7 +85,6 @@ class Variables:
         return [value for writes in made for value in writes]
 
     def producer(self, value: ValueId) -> int:
-        """The forward node that makes a value."""
         producer = self.problem.values[value].producer
         assert producer is not None
         return producer
@@ -94,9 +92,9 @@ class Variables:
     def overwriting(self, stage: int, node: int) -> list[tuple[ValueId, int]]:
         """The values that implementations of a forward node overwrite in a stage, with their q.
 
-        q is the delta of that implementation, or r where there is no other.
+        q is delta of the implementation, or r where it is the only one.
         """
-        ways = (self.implementations.again if stage else self.implementations.first)[node]
+        ways = self.implementations.ways(node, again=stage > 0)
         if len(ways) == 1 and stage == 0:
             return []  # a node always computed first in place is no node here (`staged` says so)
         return [
@@ -112,14 +110,6 @@ class Variables:
         """The bytes of a value in the program's unit."""
         return self.units(self.problem.values[value].size_bytes)
 
-    def units(self, size_bytes: int) -> float:
-        """Bytes in the program's unit."""
-        return in_capacities(self.problem, size_bytes)
-
-    def cost(self, cost_s: float) -> float:
-        """Seconds in the program's unit."""
-        return in_percent(self.problem, cost_s)
-
     def is_forced(self, stage: int, value: ValueId) -> bool:
         """Whether the value is kept when the stage begins."""
         stored = self.problem.values[value]
@@ -134,12 +124,9 @@ class Variables:
     def _forward_set(self) -> frozenset[ValueId]:
         return frozenset(self.forward_values)
 
-    def gradients(self, stage: int) -> float:
-        """Units of backward values and tangents alive when a stage runs, without its results."""
-        return self._gradients[stage]
-
     @cached_property
-    def _gradients(self) -> list[float]:
+    def gradients(self) -> list[float]:
+        """For each stage, units of backward values and tangents alive, without its results."""
         values = self.problem.values
         last = dict.fromkeys(values, -1)
         for node in range(self.forward, len(self.problem.nodes)):
@@ -164,9 +151,6 @@ class Variables:
         limit = self.forward
         if stage > 0 and self.local_bound == "tight":
             limit = self.deepest[stage] + 1
-        return self._local_values(node, limit)
-
-    def _local_values(self, node: int, limit: int) -> list[ValueId]:
         values = self.problem.values
         found = dict.fromkeys(
             value
@@ -201,8 +185,7 @@ class Variables:
             again = self.problem.nodes[node].again
             if again is None:
                 continue
-            values = [v for v in again.writes if self.problem.values[v].recoverable]
-            useful = max((last[value] for value in values), default=-1)
+            useful = useful_until(self.problem, again, last)
             for stage in range(1, self.backward + 1):
                 frontier = self.node_of(stage)
                 if frontier <= useful and self.problem.may_recompute(node, frontier):
@@ -210,7 +193,7 @@ class Variables:
 
     def add_held(self, stage: int, node: int) -> int:
         """Add the running sum of stored bytes while a stage is about to reach a node."""
-        room = CAPACITY_UNITS - self.gradients(stage)
+        room = CAPACITY_UNITS - self.gradients[stage]
         self.held[stage, node] = self.builder.real(lower=0.0, upper=room)
         return self.held[stage, node]
 
@@ -240,24 +223,20 @@ class Variables:
             self.recomputed[stage, node] = self.builder.binary(cost=cost)
 
     def _add_chosen(self) -> None:
-        for node, ways in enumerate(self.implementations.first):
-            if len(ways) > 1:
-                stage = max(0, node - self.forward + 1)
-                for number, way in enumerate(ways):
-                    column = self.builder.binary(cost=self.cost(way.cost_s))
-                    self.chosen[stage, node, number] = column
-        for stage, node in self.recomputed:
-            ways = self.implementations.again[node]
-            if len(ways) > 1:
-                for number, way in enumerate(ways):
-                    column = self.builder.binary(cost=self.cost(way.cost_s))
-                    self.chosen[stage, node, number] = column
+        first = [
+            (max(0, node - self.forward + 1), node, ways)
+            for node, ways in enumerate(self.implementations.first)
+        ]
+        again = [(stage, node, self.implementations.again[node]) for stage, node in self.recomputed]
+        for stage, node, ways in (*first, *again):
+            for number, way in enumerate(ways if len(ways) > 1 else ()):
+                column = self.builder.binary(cost=self.cost(way.cost_s))
+                self.chosen[stage, node, number] = column
 
     def _add_remaining(self) -> None:
         for stage, node in self.recomputed:
             for value, _ in self.overwriting(stage, node):
-                producer = self.problem.values[value].producer
-                made = producer is not None and (stage, producer) in self.recomputed
+                made = (stage, self.problem.values[value].producer) in self.recomputed
                 if made and (stage, value) not in self.remaining:
                     self.remaining[stage, value] = self.builder.binary()
 

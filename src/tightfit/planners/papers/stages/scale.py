@@ -14,26 +14,36 @@ COST_UNITS = 100.0
 """The cost of a step without recomputation in a program's unit: percent."""
 
 
-def in_capacities(problem: Staged, size_bytes: int) -> float:
-    """Return bytes in thousandths of the capacity."""
-    return size_bytes * CAPACITY_UNITS / problem.capacity_bytes
+class Scaled:
+    """A staged problem in a program's units."""
 
+    def __init__(self, problem: Staged) -> None:
+        self.problem = problem
+        self._base_cost_s = problem.base_cost_s
 
-def in_percent(problem: Staged, cost_s: float) -> float:
-    """Return seconds in percent of a step without recomputation."""
-    base = problem.base_cost_s
-    return COST_UNITS * cost_s / base if base > 0 else 0.0
+    def units(self, size_bytes: int) -> float:
+        """Return bytes in thousandths of the capacity."""
+        return size_bytes * CAPACITY_UNITS / self.problem.capacity_bytes
+
+    def cost(self, cost_s: float) -> float:
+        """Return seconds in percent of a step without recomputation."""
+        return COST_UNITS * cost_s / self._base_cost_s if self._base_cost_s > 0 else 0.0
 
 
 def overhead_of(objective: float) -> float:
     """Return the overhead (a fraction) of an objective.
 
-    It is the sum of costs in percent of a step without recomputation: sum_t sum_i C_i R[t,i] in
-    Checkmate (equation 1a), the columns of r and delta in MONeT (equation 9).
+    An objective is a sum of costs in percent of a step without recomputation. In Checkmate that is
+    sum_t sum_i C_i R[t,i] (equation 1a), in MONeT the columns of r and delta (equation 9).
     """
     if not math.isfinite(objective):
         return math.inf if objective > 0 else 0.0
     return max(0.0, objective / COST_UNITS - 1.0)
+
+
+def describe(objective: float, bound: float) -> str:
+    """Return the state of a solver for people."""
+    return f"overhead {overhead_of(objective):.4f}, bound {overhead_of(bound):.4f}"
 
 
 def objective_of(overhead: float) -> float:

@@ -7,25 +7,30 @@ recomputation for a given S is a traversal per stage (Checkmate, section 5.1.1).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tightfit.errors import BadInput
 from tightfit.graph.changes import bits
 from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute
-from tightfit.planners.papers.stages.staged import Residency, Staged
+from tightfit.planners.papers.stages.staged import Implementation, Residency, Staged
+
+
+def hold(rows: Residency, value: ValueId, first: int, last: int) -> None:
+    """Add a value to those resident when stages `first` to `last`, both included, begin."""
+    for stage in range(first, min(last + 1, len(rows))):
+        rows[stage] |= 1 << value
 
 
 def kept_residency(problem: Staged) -> Residency:
     rows = [0] * (len(problem.nodes) + 1)
     for value, stored in problem.values.items():
-        for stage in range(stored.begins, min(stored.forced_until, len(rows))):
-            rows[stage] |= 1 << value
+        hold(rows, value, stored.begins, stored.forced_until - 1)
     return rows
 
 
 def forced_residency(problem: Staged) -> Residency:
-    """Return the residency of kept values and of those that cannot be computed again.
+    """Return the residency of kept values and of values that cannot be computed again.
 
     A value that is not recoverable stays from its first computation to its last possible reader.
     """
@@ -33,8 +38,7 @@ def forced_residency(problem: Staged) -> Residency:
     last = last_uses(problem)
     for value, stored in problem.values.items():
         if not stored.recoverable:
-            for stage in range(stored.begins, min(last[value] + 1, stored.ends)):
-                rows[stage] |= 1 << value
+            hold(rows, value, stored.begins, min(last[value], stored.ends - 1))
     return rows
 
 
@@ -52,16 +56,24 @@ def last_uses(problem: Staged, *, forward_again: bool = False) -> dict[ValueId, 
         again = problem.nodes[node].again
         if again is None or (forward_again and not problem.nodes[node].is_forward):
             continue
-        useful = max((last[v] for v in again.writes if problem.values[v].recoverable), default=-1)
+        useful = useful_until(problem, again, last)
         for value in again.reads:
             last[value] = max(last[value], useful)
     return last
 
 
+def useful_until(problem: Staged, again: Implementation, last: Mapping[ValueId, int]) -> int:
+    """Return the last stage in which a later computation can have a use (-1: none).
+
+    `last`: for each value the last stage in which a node can have a use for it.
+    """
+    return max((last[v] for v in again.writes if problem.values[v].recoverable), default=-1)
+
+
 def recompute(problem: Staged, residency: Sequence[int], *, ahead: bool = True) -> list[Compute]:
     """Return the computes of the least recomputation for a given residency.
 
-    `residency`: n + 1 bit sets of values; those that cannot be dropped are added. `ahead`: what to
+    `residency`: n + 1 bit sets of values; values that cannot be dropped are added. `ahead`: what to
     do where a value becomes resident: True computes it in the stage before, as Checkmate's S means
     it; False reads S as a wish, met by values resident anyway. Raises `BadInput` if a needed value
     is neither resident nor recoverable.
@@ -73,10 +85,7 @@ def recompute(problem: Staged, residency: Sequence[int], *, ahead: bool = True) 
     for stage in range(len(problem.nodes)):
         starts = rows[stage + 1] & ~resident if ahead else 0
         chosen, made = _stage_nodes(problem, stage, resident, starts)
-        for node in chosen:
-            way = problem.nodes[node].way(node == stage)
-            assert way is not None
-            computes.append(way.compute)
+        computes += [problem.nodes[node].way(node == stage).compute for node in chosen]
         resident = rows[stage + 1] & (resident | made | forced[stage + 1])
     return computes
 
@@ -96,7 +105,6 @@ def _stage_nodes(problem: Staged, stage: int, resident: int, starts: int) -> tup
             continue
         chosen.append(node)
         way = problem.nodes[node].way(node == stage)
-        assert way is not None
         for value in way.writes:
             if problem.makes(node, node == stage, value):
                 made |= 1 << value
@@ -147,7 +155,8 @@ def residency_of(problem: Staged, computes: Sequence[Compute]) -> Residency:
     stages = stages_of(problem, computes)
     for stage in range(count - 1, -1, -1):
         for node in reversed(stages[stage]):
-            way = problem.nodes[node].way(node == stage) or problem.nodes[node].first
+            again = problem.nodes[node].again
+            way = problem.nodes[node].first if node == stage or again is None else again
             for value in way.writes:
                 if node == stage or problem.values[value].recoverable:
                     alive &= ~(1 << value)
@@ -174,10 +183,8 @@ def without_waste(problem: Staged, computes: Sequence[Compute]) -> list[Compute]
             if problem.makes(node, is_first, value)
         }
         if is_first or made & needed:
-            way = problem.nodes[node].way(is_first)
-            assert way is not None
             needed.difference_update(made)
-            needed.update(way.reads)
+            needed.update(problem.nodes[node].way(is_first).reads)
             useful.append(compute)
     useful.reverse()
     return useful

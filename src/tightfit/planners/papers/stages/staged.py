@@ -58,12 +58,15 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     is_forward: bool
     program: int
 
-    def way(self, is_first: bool) -> Implementation | None:
-        """The way that serves the first or a later computation."""
-        return self.first if is_first else self.again
+    def way(self, is_first: bool) -> Implementation:
+        """The way that serves the first computation, or a later one where there is any."""
+        if is_first:
+            return self.first
+        assert self.again is not None
+        return self.again
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
+class StoredValue(msgspec.Struct, frozen=True, kw_only=True):
     """A value: its bytes and when it must or may be resident."""
 
     size_bytes: int
@@ -96,7 +99,7 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True):
     """A planning problem in the papers' terms (see the module's text)."""
 
     nodes: tuple[Node, ...]  # in the order of their first computations
-    values: Mapping[ValueId, Stored]  # every value that is not resident the whole step
+    values: Mapping[ValueId, StoredValue]  # every value that is not resident the whole step
     capacity_bytes: int  # the budget less constants and reserved random-number states
     crossings: tuple[Crossing, ...]  # where segments are entered
 
@@ -106,7 +109,6 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True):
         return sum(node.first.cost_s for node in self.nodes)
 
     def size(self, values: Iterator[ValueId] | Sequence[ValueId]) -> int:
-        """The bytes of several values."""
         return sum(self.values[value].size_bytes for value in values)
 
     def may_recompute(self, node: int, stage: int) -> bool:
@@ -147,16 +149,15 @@ def staged(task: Task, order: Sequence[OpId] = ()) -> Staged:
     nodes = tuple(_node(graph, compute, usable) for compute in firsts)
     crossings = _crossings(graph, firsts)
     ends = _segment_ends(graph, firsts)
-    values: dict[ValueId, Stored] = {}
+    values: dict[ValueId, StoredValue] = {}
     for index, node in enumerate(nodes):
         for value in node.first.writes:
             end = ends[graph.ops[node.first.compute.op].segment]
-            values[value] = _stored(task, nodes, index, value, end, len(firsts))
+            values[value] = _stored_value(task, nodes, index, value, end, len(firsts))
     for crossing in crossings:
         for value in crossing.tangents:
-            size = graph.values[value].size_bytes
-            values[value] = Stored(
-                size_bytes=size,
+            values[value] = StoredValue(
+                size_bytes=graph.values[value].size_bytes,
                 producer=None,
                 begins=crossing.stage,
                 forced_until=crossing.stage + 1,
@@ -178,15 +179,14 @@ def staged(task: Task, order: Sequence[OpId] = ()) -> Staged:
 
 def usable_again(graph: Graph, order: Sequence[Compute]) -> set[ValueId]:
     """The values a later computation may read: made by nodes, or constant and never replaced."""
-    made = {v for c in order for v in graph.ops[c.op].alternatives[c.alternative].writes}
+    made = {v for compute in order for v in compute.way(graph).writes}
     given = {v.id for v in graph.values if v.is_constant or v.role == "tangent"}
     return (made | given) - {v.replaces for v in graph.values if v.replaces is not None}
 
 
 def _node(graph: Graph, compute: Compute, usable: set[ValueId]) -> Node:
     op = graph.ops[compute.op]
-    default = op.alternatives[compute.alternative]
-    if default.overwrites is not None:
+    if compute.way(graph).overwrites is not None:
         raise BadInput(
             f"the only first implementation of op {op.id} ({op.target}) in "
             f"{op.module or 'the model'} that this planner may use writes over its input. "
@@ -277,18 +277,18 @@ def _segment_ends(graph: Graph, order: Sequence[Compute]) -> list[int]:
     ]
 
 
-def _stored(
+def _stored_value(
     task: Task, nodes: Sequence[Node], producer: int, value: ValueId, segment_end: int, count: int
-) -> Stored:
+) -> StoredValue:
     info = task.graph.values[value]
     forced = producer + 1
     ends = count + 1
-    if info.fate == "returned" or (info.fate == "handed_over" and task.gradients == "fresh"):
+    if info.stays_to_end(task.gradients):
         forced = count + 1
     elif info.fate == "written_back":
         forced = ends = segment_end
     again = nodes[producer].again
-    return Stored(
+    return StoredValue(
         size_bytes=info.size_bytes,
         producer=producer,
         begins=producer + 1,
@@ -298,7 +298,9 @@ def _stored(
     )
 
 
-def _keep_foreign(values: dict[ValueId, Stored], nodes: Sequence[Node]) -> dict[ValueId, Stored]:
+def _keep_foreign(
+    values: dict[ValueId, StoredValue], nodes: Sequence[Node]
+) -> dict[ValueId, StoredValue]:
     """Clear `recoverable` where a reader is of another program."""
     foreign: set[ValueId] = set()
     for node in nodes:
@@ -331,7 +333,7 @@ def without_choice(graph: Graph, problem: Staged) -> Graph:
 
 
 def _alternative(graph: Graph, way: Implementation, use: Use) -> Alternative:
-    chosen = graph.ops[way.compute.op].alternatives[way.compute.alternative]
+    chosen = way.compute.way(graph)
     return msgspec.structs.replace(
         chosen, use=use, variants=(chosen.variants[way.compute.variant],)
     )

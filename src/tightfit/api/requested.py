@@ -9,7 +9,7 @@ from tightfit.units import parse_bytes
 MINIMUM = "minimum"
 
 
-def asked_bytes(budget: int | str | None, budget_ratio: float | None) -> int | None:
+def requested_bytes(budget: int | str | None, budget_ratio: float | None) -> int | None:
     """Return the bytes asked for; None if they depend on the step: the least, or a ratio.
 
     Raises `BadInput` unless one of the two is given, and can be used.

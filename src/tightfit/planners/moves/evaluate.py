@@ -18,14 +18,14 @@ from tightfit.planners.anytime.borrow import borrowed_ranges
 from tightfit.planners.anytime.polish import MIXED, Job, polish
 from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.search import Search
-from tightfit.planners.anytime.strategy import pursue
+from tightfit.planners.anytime.strategy import run_search
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.problem import EngineProblem, computes_of
-from tightfit.planners.moves.gaps import Gap, Shift, begins_of, gaps_of, place
+from tightfit.planners.moves.gaps import Gap, Shift, gaps_of, place, start_times
 from tightfit.planners.moves.offer import MovesGraph, may_be_offered, offer_moves
 from tightfit.planners.moves.tidy import tidy
-from tightfit.planners.outcomes import planned
+from tightfit.planners.outcomes import plan_of
 from tightfit.progress import Progress
 
 _HOT = 1e-3  # of the short searches
@@ -44,7 +44,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Found:
+class MovesPlan:
     """A plan within both budgets, as steps in the task's order, with its time and bytes."""
 
     choice: Choice
@@ -57,7 +57,7 @@ class Found:
         return self.result.time_s
 
 
-class Judge:
+class MovesEvaluator:
     """Plans around moves.
 
     `task`: with far memory; plans keep its order.
@@ -68,16 +68,16 @@ class Judge:
         self.task = task
         self.far = task.far
         self.sizes = {value.id: value.size_bytes for value in task.graph.values}
-        self.plain = begins_of(task.graph, keep_everything(task.graph))
+        self.plain = start_times(task.graph, keep_everything(task.graph))
         gaps = gaps_of(task.graph, self.plain).items()
         ops = task.graph.ops
         self.gaps: Mapping[ValueId, Gap] = MappingProxyType(
             {value: gap for value, gap in gaps if may_be_offered(ops[gap.made])}
         )
 
-    def judge(
+    def evaluate(
         self, choice: Choice, start: Sequence[Step] | None, iterations: int, seed: int = 0
-    ) -> Found | None:
+    ) -> MovesPlan | None:
         """Return a plan with these moves.
 
         `start`: a plan to start from, with other moves or none; its times place the moves. None: a
@@ -90,10 +90,10 @@ class Judge:
         schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
         return self._found(choice, cut, problem, polish(problem, schedule, job))
 
-    def pursue(
+    def search_around(
         self, choice: Choice, start: Sequence[Step] | None, limits: Limits, progress: Progress
-    ) -> Found | None:
-        """As `judge`, with all that the search without far memory can do."""
+    ) -> MovesPlan | None:
+        """As `evaluator`, with all that the search without far memory can do."""
         cut = self._cut(choice, start)
         task = self._task(cut)
         problem = build_problem(task)
@@ -102,14 +102,14 @@ class Judge:
             search.pool.add_seed(_as_schedule(problem, cut, start))
             search.repair_seeds()
         try:
-            pursue(search)
+            run_search(search)
         except KeyboardInterrupt:
             if search.pool.best is None:
                 raise
         return self._found(choice, cut, problem, search.pool.best)
 
     def _cut(self, choice: Choice, start: Sequence[Step] | None) -> MovesGraph:
-        begins = self.plain if start is None else begins_of(self.task.graph, start)
+        begins = self.plain if start is None else start_times(self.task.graph, start)
         gaps = [self.gaps[value] for value in choice.values]
         moves = place(gaps, self.far, self.sizes, begins, choice.pace, dict(choice.shifts))
         return offer_moves(self.task.graph, moves, self.far, choice.toll)
@@ -118,27 +118,23 @@ class Judge:
         return msgspec.structs.replace(self.task, graph=cut.graph, far=None)
 
     def _found(
-        self,
-        choice: Choice,
-        cut: MovesGraph,
-        problem: EngineProblem,
-        best: PooledSchedule | None,
-    ) -> Found | None:
+        self, choice: Choice, cut: MovesGraph, problem: EngineProblem, best: PooledSchedule | None
+    ) -> MovesPlan | None:
         if best is None:
             return None
         schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
         best.load(schedule)
         graph = self.task.graph
-        steps = cut.steps(computes_of(problem, schedule))
-        plan = planned(self.task, steps)
+        steps = cut.steps(computes_of(problem, schedule.computes()))
+        plan = plan_of(self.task, steps)
         tidied = steps_of(graph, tidy(graph, plan))
         found = [
-            Found(choice, tuple(each), simulate(graph, made))
-            for each, made in ((steps, plan), (tidied, planned(self.task, tidied)))
+            MovesPlan(choice, tuple(each), simulate(graph, made))
+            for each, made in ((steps, plan), (tidied, plan_of(self.task, tidied)))
         ]
         return min(filter(self._fits, found), key=lambda each: each.time_s, default=None)
 
-    def _fits(self, found: Found) -> bool:
+    def _fits(self, found: MovesPlan) -> bool:
         near = found.result.peak_bytes <= self.task.budget_bytes
         return near and found.result.far_peak_bytes <= self.far.capacity_bytes
 
@@ -155,7 +151,7 @@ def _as_schedule(problem: EngineProblem, cut: MovesGraph, steps: Sequence[Step])
         if step.op in seen:
             continue
         seen.add(step.op)
-        way = cut.graph.ops[step.op].alternatives[step.alternative]
+        way = step.way(cut.graph)
         reads = {problem.engine_values[v] for v in way.reads if v in problem.engine_values}
         writes = {problem.engine_values[v] for v in way.writes}
         position = problem.engine_ops[step.op]
