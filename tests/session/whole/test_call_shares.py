@@ -10,17 +10,13 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from support.handed import call_of, handed, linear
-from tightfit.capture.handed import HandedGraphs
+from support.handed import LayerCalls
 from tightfit.plan.assemble import everything_kept
-from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.surroundings import Share, Surroundings
 from tightfit.session.options import Options, make_options
 from tightfit.session.whole.advice import OpenCalls
 from tightfit.session.whole.call_shares import CallShares
-from tightfit.session.whole.captures import Captures
-from tightfit.session.whole.specialisation import Specialisation
 
 BUDGET = 1 << 20
 
@@ -41,13 +37,7 @@ class Shares:
         self.options: Options = make_options(BUDGET, costs="unit", cache=False, **keywords)
         self.account = Account({"model": self.layer}, torch.optim.SGD(self.layer.parameters()))
         self.shares = CallShares("layer", self.account)
-        graphs = HandedGraphs({"model": self.layer})
-        captures = Captures(Callee(graphs, {"model": self.layer}, "layer"))
-        given = call_of(graphs, handed(linear), self.layer, rows=64)
-        key = captures.signature(given)
-        self.spec: Specialisation = captures.capture(
-            key, captures.traced_call(key, given), self.options, 1
-        )
+        self.spec = LayerCalls(self.layer, self.options).capture(rows=64)
 
     def alone(self) -> Surroundings:
         return Surroundings("fresh", 0, 0, 0, 0, BUDGET, BUDGET)
