@@ -27,19 +27,32 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return made.tanh(), made.exp()
 
 
+def chain(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor]:
+    """Return the end of a chain, of which a backward reads all four values before."""
+    made = F.linear(x, weight, bias)
+    for _ in range(4):
+        made = made.sin().exp()
+    return (made,)
+
+
 def call_of(
     graphs: HandedGraphs, graph: HandedGraph, layer: nn.Linear, rows: int = 4
 ) -> GraphArguments:
-    """Return the arguments of a call of the graph of `linear` with a layer."""
+    """Return the arguments of a call of a graph with a layer."""
     return graphs.arguments(graph, [torch.ones(rows, layer.in_features), layer.weight, layer.bias])
 
 
 class LayerCalls:
-    """Calls of the graph of `linear` with one layer, and the steps captured of them."""
+    """Calls of a graph of one layer, and the steps captured of them."""
 
-    def __init__(self, layer: nn.Linear, options: Options) -> None:
+    def __init__(
+        self,
+        layer: nn.Linear,
+        options: Options,
+        function: Callable[..., tuple[Any, ...]] = linear,
+    ) -> None:
         self.layer, self.options, self.now = layer, options, 0
-        self._graphs, self._graph = HandedGraphs({"model": layer}), handed(linear)
+        self._graphs, self._graph = HandedGraphs({"model": layer}), handed(function)
         self.callee = Callee(self._graphs, {"model": layer}, "layer")
         self.captures = Captures(self.callee)
 
