@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.training import let_search_end
-from support.handed import chain, handed
+from support.handed import call_of, chain, handed
 from tightfit.allocator import CpuMeter
 from tightfit.capture.captured import Captured
 from tightfit.capture.handed import HandedGraph
@@ -52,8 +52,7 @@ def part_of(name: str, parts: int) -> Part:
 
 def kind_of(part: Part, graph: HandedGraph, capture: Callable[[TracedCall, str], Captured]) -> Kind:
     """Return the kind of the calls of a part: what is known of all that are alike."""
-    layer = part.modules["part"]
-    given = part.given(graph, [torch.ones(64, 32), layer.weight, layer.bias])
+    given = call_of(part.function, graph, part.modules["part"], rows=64)
     return KnownCalls(capture).capture(part, given, OPTIONS).kind
 
 
