@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,9 +36,7 @@ from tightfit.session.step.ledger import StepLedger
 from tightfit.session.step.observed import LedgerWriter
 
 AMPLE, BASE = 1 << 30, 1 << 16
-OPTIONS = make_options(AMPLE, costs="unit", cache=False, limits=(0.5, 0.01))
-
-
+OPTIONS = make_options(AMPLE, costs="unit", cache=False, limits=(5.0, 0.01))
 GRAPH = handed(chain)
 
 
@@ -74,6 +73,7 @@ class Steps:
         self.guard, self._meter = Guard("cpu", "raise"), CpuMeter()
         self.plans = StepPlans("net", within(limit_bytes), self.guard, Circumstances())
         self.ledger = StepLedger[Kind]()  # of the last step
+        gc.collect()  # what steps before have left must not go amid a step
 
     def take(
         self,
