@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import tightfit
-from support.processes import end_rank
+from support.processes import end_rank, in_group
 
 
 class Checkpointed(nn.Module):
@@ -42,8 +41,7 @@ class SharedTwice(nn.Module):
 
 
 def ddp_step(rank: int, port: int, plain: bool) -> None:
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    try:
+    with in_group(rank, port):
         torch.manual_seed(0)
         model, reference = SharedTwice(plain=plain), SharedTwice(plain=False)
         reference.load_state_dict(model.state_dict())
@@ -57,8 +55,6 @@ def ddp_step(rank: int, port: int, plain: bool) -> None:
         ]
         for parameter, a, b in zip(model.parameters(), *expected, strict=True):
             torch.testing.assert_close(parameter.grad, (a + b) / 2)
-    finally:
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import socket
@@ -10,10 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["end_rank", "run_ranks"]
+import torch.distributed as dist
+
+__all__ = ["end_rank", "in_group", "run_ranks"]
 
 _TESTS = Path(__file__).parents[1]
 
@@ -64,6 +68,16 @@ def _wait(ranks: list[subprocess.Popen[bytes]], deadline: float) -> list[subproc
     for rank in hanging:
         rank.wait()
     return hanging
+
+
+@contextlib.contextmanager
+def in_group(rank: int, port: int) -> Iterator[None]:
+    """Let this process be a rank of two meanwhile."""
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def end_rank() -> None:

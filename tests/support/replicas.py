@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tightfit
-from support.processes import end_rank
+from support.processes import end_rank, in_group
 from support.searches import wait_for_searches
 from tightfit.allocator import Meter, meter_for
 from tightfit.errors import BadInput
@@ -349,10 +349,9 @@ DATA_PARALLEL: dict[str, Callable[[int], None]] = {
 def main(rank: int, port: int) -> None:
     """Run every check; the first failure ends the rank."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    for check in (*DATA_PARALLEL.values(), check_communicating, check_refused):
-        check(rank)
-    dist.destroy_process_group()
+    with in_group(rank, port):
+        for check in (*DATA_PARALLEL.values(), check_communicating, check_refused):
+            check(rank)
 
 
 if __name__ == "__main__":

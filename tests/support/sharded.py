@@ -18,7 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import tightfit
-from support.processes import end_rank
+from support.processes import end_rank, in_group
 from tightfit.allocator import meter_for
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.execution.attach import attached
@@ -201,10 +201,9 @@ SHARDED: dict[str, Callable[[int], None]] = {
 def main(rank: int, port: int) -> None:
     """Run every check; the first failure ends the rank."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    for check in (*SHARDED.values(), check_too_little, check_refused, check_outside):
-        check(rank)
-    dist.destroy_process_group()
+    with in_group(rank, port):
+        for check in (*SHARDED.values(), check_too_little, check_refused, check_outside):
+            check(rank)
 
 
 if __name__ == "__main__":

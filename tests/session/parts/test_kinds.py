@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from torch import nn
 
-from support.handed import handed, linear
+from support.calls import reached
+from support.handed import call_of, handed, linear
 from tightfit.capture.handed import GraphArguments
-from tightfit.execution.reached import Reached
 from tightfit.session.options import make_options
 from tightfit.session.parts import kinds
 from tightfit.session.parts.kinds import KnownCalls, Part, class_of
@@ -22,9 +21,7 @@ class Run:
     """A call whose backward has reached some of its two outputs."""
 
     def __init__(self, planned: set[int], came: set[int]) -> None:
-        self.reached = Reached()
-        gradients = {i: torch.ones(()) if i in came else None for i in range(2)}
-        self.reached.begin(gradients, frozenset(planned), 2, retained=False)
+        self.reached = reached(came, planned)
 
 
 def known_calls() -> KnownCalls:
@@ -32,8 +29,7 @@ def known_calls() -> KnownCalls:
 
 
 def given(part: Part, rows: int = 4) -> GraphArguments:
-    layer = part.modules["part"]
-    return part.given(GRAPH, [torch.ones(rows, 3), layer.weight, layer.bias])
+    return call_of(part.function, GRAPH, part.modules["part"], rows)
 
 
 def part_of(name: str) -> Part:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from support.calls import Call
 from tightfit.session.step.presumed import KeptRange, evenly, presumed
 from tightfit.session.step.window import Window
 
@@ -49,13 +48,6 @@ def test_no_call_keeps_less_than_by_the_rule_before(calls: list[KeptRange], room
 def test_calls_of_a_kind_may_be_taken_together(own: KeptRange, count: int, room: int) -> None:
     apart = evenly(dict.fromkeys(range(count), own), 0, room)
     assert evenly({"all": own.times(count)}, 0, room) == pytest.approx(apart, abs=1e-9)
-
-
-@dataclass(eq=False)
-class Call:
-    """A call that awaits its backward."""
-
-    is_open: bool = True
 
 
 def run(window: Window[str], step: str) -> list[str]:

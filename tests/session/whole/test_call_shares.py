@@ -4,61 +4,61 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from dataclasses import dataclass
 
+import pytest
 import torch
 from msgspec.structs import replace
 from torch import nn
 
-from support.handed import call_of, handed, linear
-from tightfit.capture.handed import HandedGraphs
+from support.calls import Call
+from support.handed import LayerCalls, chain
 from tightfit.plan.assemble import everything_kept
-from tightfit.session.callee import Callee
+from tightfit.planners.base import Limits
+from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.session.memory.account import Account
+from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.surroundings import Share, Surroundings
 from tightfit.session.options import Options, make_options
+from tightfit.session.step.holding import Holding, holding_of
 from tightfit.session.whole.advice import OpenCalls
 from tightfit.session.whole.call_shares import CallShares
-from tightfit.session.whole.captures import Captures
-from tightfit.session.whole.specialisation import Specialisation
 
 BUDGET = 1 << 20
-
-
-@dataclass(eq=False)
-class Call:
-    """A call that awaits its backward."""
-
-    is_open: bool = True
-    is_freed: bool = False
+VALUE, WEIGHTS = 4 * 64 * 64, 4 * (64 * 64 + 64)
+CONSTANTS = VALUE + WEIGHTS + 64  # the input, the layer, the gradient of a loss outside
 
 
 class Shares:
     """The shares of calls of one layer."""
 
-    def __init__(self, **keywords: int) -> None:
+    def __init__(self, budget_bytes: int = BUDGET, **keywords: int) -> None:
         self.layer = nn.Linear(64, 64)
-        self.options: Options = make_options(BUDGET, costs="unit", cache=False, **keywords)
+        keywords = {"costs": "unit", "cache": False, **keywords}
+        self.options: Options = make_options(budget_bytes, **keywords)
         self.account = Account({"model": self.layer}, torch.optim.SGD(self.layer.parameters()))
         self.shares = CallShares("layer", self.account)
-        graphs = HandedGraphs({"model": self.layer})
-        captures = Captures(Callee(graphs, {"model": self.layer}, "layer"))
-        given = call_of(graphs, handed(linear), self.layer, rows=64)
-        key = captures.signature(given)
-        self.spec: Specialisation = captures.capture(
-            key, captures.traced_call(key, given), self.options, 1
-        )
+        self.spec = LayerCalls(self.layer, self.options, chain).capture(rows=64)
+
+        self.held_bytes = 0  # by earlier calls
 
     def alone(self) -> Surroundings:
-        return Surroundings("fresh", 0, 0, 0, 0, BUDGET, BUDGET)
+        budget_bytes = self.options.planned_bytes
+        return Surroundings("fresh", 0, 0, 0, self.held_bytes, budget_bytes, budget_bytes)
 
-    def begin(self) -> tuple[Call, Share]:
+    def begin(self, *, looks: bool = False, live_bytes: int | None = None) -> tuple[Call, Share]:
         """Begin a call; return it with its share."""
-        self.shares.begin(self.spec, self.alone, self.options, looks=False)
+        self.shares.begin(self.spec, self.alone, self.options, looks=looks)
         share = self.shares.share(self.spec, self.alone(), self.options)
         call = Call()
-        self.shares.called(self.spec, call, self.options, None)
+        self.shares.called(self.spec, call, self.options, live_bytes)
         return call, share
+
+    def planned(self, share: Share) -> Holding:
+        """Return what a call holds by a plan within its share."""
+        task = self.alone().with_share(share).task(self.spec.captured)
+        plan = plan_with(DEFAULT, task, Limits(seconds=1.0)).plan
+        assert plan is not None
+        return holding_of(self.spec.captured.graph, plan)
 
     def open_calls(self) -> OpenCalls:
         return self.shares.open_calls(self.spec, self.alone(), self.options)
@@ -99,6 +99,84 @@ def test_as_many_calls_are_expected_as_the_user_has_named() -> None:
     assert first == 2 * second > third == 0
     del begun  # no backward can come
     assert shares.begin()[1].reserved_bytes == first
+
+
+@pytest.mark.parametrize("values", [10, 13, 18])
+def test_calls_that_run_within_their_shares_fit_together(values: int) -> None:
+    """Each holds its saved tensors and outputs until its backward, whichever comes first.
+
+    Each would keep five values, and its backward makes three.
+    """
+    shares, held = Shares(CONSTANTS + values * VALUE, in_flight=3), list[Holding]()
+    calls = list[Call]()
+    for _ in range(3):
+        call, share = shares.begin()
+        calls.append(call)
+        held.append(shares.planned(share))
+        shares.held_bytes += held[-1].staying_bytes
+    working_bytes = max(holding.tangent_bytes + holding.rise_bytes for holding in held)
+    another_bytes = WEIGHTS  # the gradients of a backward that has ended
+    together_bytes = shares.held_bytes + working_bytes + another_bytes
+    assert (values - 3) * VALUE < together_bytes <= values * VALUE
+
+
+def test_what_came_with_calls_before_is_expected_with_the_next() -> None:
+    """At first as much as the inputs of one call; then the most that has come since the last."""
+    shares, reserved = Shares(), list[int]()
+    for arrived_bytes in (None, 1000, 64, None):
+        first, share = shares.begin()
+        reserved.append(share.reserved_bytes)
+        assert share.peak_bytes == BUDGET - share.reserved_bytes - WEIGHTS * (reserved[-1] > 0)
+        shares.shares.window(shares.options).leaves(5000)
+        live_bytes = None if arrived_bytes is None else 5000 + arrived_bytes
+        second, _ = shares.begin(live_bytes=live_bytes)
+        shares.end(second, first)
+    assert reserved == [0, 5 * VALUE + VALUE, 5 * VALUE + 1000, 5 * VALUE + 1000]
+
+
+@pytest.mark.parametrize("comes", [False, True])
+def test_a_first_call_leaves_room_to_see_whether_another_comes(comes: bool) -> None:
+    budget_bytes = CONSTANTS + 12 * VALUE  # two calls fit if they do not keep all
+    shares = Shares(budget_bytes)
+    call, share = shares.begin(looks=True)
+    assert shares.shares.looks and share.reserved_bytes > 0
+    others = [shares.begin()[0]] if comes else []
+    assert shares.shares.looks != comes
+    shares.end(call, *others)
+    call, share = shares.begin(looks=True)
+    assert not shares.shares.looks and shares.shares.has_company == comes
+    assert (share == Share(budget_bytes)) != comes
+
+
+def test_no_room_is_left_for_calls_that_may_come_where_two_fit_without() -> None:
+    """Or where there is none to leave, or the calls are named by the user."""
+    for values in (6, 16):
+        shares = Shares(CONSTANTS + values * VALUE)
+        _, share = shares.begin(looks=True)
+        assert share == Share(shares.options.planned_bytes) and not shares.shares.looks
+    shares = Shares(CONSTANTS + 12 * VALUE, in_flight=1)
+    assert shares.begin(looks=True)[1] == Share(shares.options.planned_bytes)
+
+
+def test_room_that_no_plan_can_leave_is_left_no_longer() -> None:
+    shares = Shares(CONSTANTS + 12 * VALUE)
+    _, share = shares.begin(looks=True)
+    assert share.reserved_bytes > 0
+    shares.shares.stop_expecting_call()
+    whole = shares.shares.share(shares.spec, shares.alone(), shares.options)
+    assert whole == Share(shares.options.planned_bytes) and not shares.shares.looks
+
+
+def test_among_callables_of_one_budget_a_call_is_new_until_a_step_has_ended() -> None:
+    shares = Shares()
+    shared = Budget(BUDGET)
+    shares.options = dataclasses.replace(shares.options, shared=shared, others_to_come=True)
+    for is_new in (True, False):
+        assert shares.shares.is_new(shares.spec, shares.options) == is_new
+        call, _ = shares.begin()
+        shares.end(call)
+    shared.window.forget()
+    assert shares.shares.is_new(shares.spec, shares.options)
 
 
 def test_what_waiting_calls_keep_beyond_the_least_is_known_where_it_is_not_freed() -> None:

@@ -6,43 +6,22 @@ import pytest
 import torch
 from torch import nn
 
-from support.handed import call_of, handed, linear
+from support.handed import LayerCalls, handed
 from tightfit.capture.handed import GraphArguments, HandedGraphs
 from tightfit.session.callee import Callee
 from tightfit.session.options import make_options
 from tightfit.session.whole import captures
 from tightfit.session.whole.captures import Captures
-from tightfit.session.whole.specialisation import Specialisation
 
 OPTIONS = make_options("1GiB", costs="unit", cache=False)
-GRAPH = handed(linear)
 
 
-class Calls:
-    """Calls of the graph of one layer, and the steps captured of them."""
-
-    def __init__(self) -> None:
-        self.layer = nn.Linear(3, 2)
-        self._graphs = HandedGraphs({"model": self.layer})
-        self.captures = Captures(Callee(self._graphs, {"model": self.layer}, "layer"))
-        self.now = 0
-
-    def given(self, rows: int) -> GraphArguments:
-        return call_of(self._graphs, GRAPH, self.layer, rows)
-
-    def found(self, rows: int) -> Specialisation | None:
-        given = self.given(rows)
-        return self.captures.find(self.captures.signature(given), given)
-
-    def capture(self, rows: int) -> Specialisation:
-        given = self.given(rows)
-        key = self.captures.signature(given)
-        self.now += 1
-        return self.captures.capture(key, self.captures.traced_call(key, given), OPTIONS, self.now)
+def layer_calls() -> LayerCalls:
+    return LayerCalls(nn.Linear(3, 2), OPTIONS)
 
 
 def test_a_step_is_found_for_calls_that_run_the_same_and_for_no_others() -> None:
-    calls = Calls()
+    calls = layer_calls()
     assert calls.found(4) is None
     spec = calls.capture(4)
     assert calls.found(4) is spec and calls.found(5) is None
@@ -57,7 +36,7 @@ def test_a_step_is_found_for_calls_that_run_the_same_and_for_no_others() -> None
 
 def test_the_step_unused_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captures, "_MOST_KEPT", 2)
-    calls = Calls()
+    calls = layer_calls()
     first, second = calls.capture(4), calls.capture(5)
     first.use(calls.now + 1)
     calls.now += 1
@@ -67,7 +46,7 @@ def test_the_step_unused_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_backwards_have_shown_outlives_the_steps() -> None:
-    calls = Calls()
+    calls = layer_calls()
     spec = calls.capture(4)
     calls.captures.note_repeated(spec.key)
     calls.captures.forget_all()

@@ -1,8 +1,23 @@
-"""Memory of user code between forward and backward: assumed, then learned from two steps."""
+"""Memory of user code around a planned forward: assumed, then learned, and named in refusals."""
 
 from __future__ import annotations
 
-from tightfit.session.whole.user_code import UserCode
+import re
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from support.handed import LayerCalls
+from tightfit.allocator.refusal_details import BEFORE_BACKWARD, UNKNOWN
+from tightfit.plan.assemble import everything_kept
+from tightfit.session.memory.account import Account
+from tightfit.session.options import make_options
+from tightfit.session.whole.user_code import OpenCall, PlannedForward, UserCode
+
+LIMIT = 1 << 20
+WEIGHTS = 4 * (64 * 64 + 64)  # bytes of the layer's parameters
 
 
 def test_a_second_step_corrects_what_the_first_has_shown() -> None:
@@ -21,3 +36,85 @@ def test_what_a_first_step_left_for_good_does_not_count() -> None:
     code.saw(500, has_grown=True)  # it made the optimizer's state meanwhile
     assert code.saw(40, has_grown=False) == 40
     assert code.seen_bytes == 40
+
+
+class Limited:
+    """A layer that keeps to a limit, and a call of it whose backward is to come."""
+
+    def __init__(self, momentum: float = 0.0) -> None:
+        self.layer = nn.Linear(64, 64)
+        self.optimizer = torch.optim.SGD(self.layer.parameters(), lr=0.1, momentum=momentum)
+        self.account = Account({"model": self.layer}, self.optimizer)
+        self.spec = LayerCalls(self.layer, make_options(LIMIT, costs="unit", cache=False)).capture(
+            rows=64
+        )
+        self.account.keep_to(LIMIT)
+        self.open_call = self.further_call()
+
+    def further_call(self) -> OpenCall:
+        """Return the place of the calls of a callable within the same limit."""
+        needs = weakref.WeakMethod(self.needed_bytes)
+        return OpenCall(self.account, BEFORE_BACKWARD, UNKNOWN, needs)
+
+    def needed_bytes(self) -> int:
+        """Return that nothing is known of later steps."""
+        return 0
+
+    def forward_ended(self) -> None:
+        captured = self.spec.captured
+        plan = everything_kept(captured.graph)
+        forward = PlannedForward(captured, self.spec.user_code, captured.graph, plan)
+        self.account.enforce()
+        self.open_call.forward_ended(forward)
+
+    def refused(self, beyond_bytes: int = 64) -> str:
+        """Return the error of a request for so many bytes more than are free."""
+        size_bytes = LIMIT - self.account.held_bytes() + beyond_bytes
+        with pytest.raises(RuntimeError, match="has no room") as refused:
+            torch.empty(size_bytes, dtype=torch.uint8)
+        return str(refused.value)
+
+    def advised_bytes(self) -> int:
+        found = re.search(r"Try a budget of (\d+) bytes", self.refused())
+        assert found is not None
+        return int(found[1])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_first_two_steps_leave_code_that_was_not_seen_a_fifth_of_what_passes(
+    momentum: float,
+) -> None:
+    """Weights, gradients and the optimizer's state last, whether they exist already or not."""
+    limited = Limited(momentum)
+    limited.forward_ended()
+    passing_bytes = LIMIT - (3 if momentum else 2) * WEIGHTS
+    expected_bytes = LIMIT + passing_bytes // 5
+    assert limited.advised_bytes() == expected_bytes
+    limited.spec.user_code.saw(0, has_grown=True)
+    for parameter in limited.layer.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    assert limited.advised_bytes() == expected_bytes
+    limited.optimizer.step()
+    assert limited.advised_bytes() == expected_bytes
+
+
+def test_from_the_third_step_on_code_is_left_what_it_was_seen_to_hold() -> None:
+    limited = Limited()
+    limited.forward_ended()
+    held_bytes, seen_bytes = limited.account.held_bytes(), LIMIT + (1 << 14)
+    for _ in range(2):
+        limited.spec.user_code.saw(seen_bytes, has_grown=False)
+    needed_bytes = held_bytes + seen_bytes
+    assert limited.advised_bytes() == needed_bytes + needed_bytes // 200  # and numbers that stay
+
+
+def test_an_open_call_has_the_last_word() -> None:
+    """What another callable of the budget has said between calls does not take its place."""
+    limited = Limited()
+    other = limited.further_call()
+    limited.account.rest()
+    assert "no room" in limited.refused()  # the other has described it, too
+    limited.forward_ended()
+    assert BEFORE_BACKWARD.sentence in limited.refused()
+    limited.open_call.is_over()
+    assert BEFORE_BACKWARD.sentence not in limited.refused() and other.is_none

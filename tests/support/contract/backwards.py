@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from support.contract.aliases import net
 from support.contract.inputs import data, inner, leaf
-from support.contract.outputs import Net, OutputCase
+from support.contract.outputs import Net, OutputCase, of_first
 
 __all__ = ["BACKWARDS"]
 
@@ -240,9 +240,6 @@ class Unfilled(torch.autograd.Function):
 def functions() -> list[OutputCase]:
     """Outputs of an `autograd.Function`."""
 
-    def first_only(outputs: Any) -> torch.Tensor:
-        return outputs[0].square().sum()
-
     return [
         net("Function: a result changed in place", lambda s, x: Dirty.apply(s.a(x))),
         net(
@@ -263,7 +260,7 @@ def functions() -> list[OutputCase]:
             "Function: gradients that are None",
             lambda s, x: Unfilled.apply(s.a(x)),
             data,
-            loss=first_only,
+            loss=of_first,
         ),
     ]
 

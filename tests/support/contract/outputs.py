@@ -25,10 +25,12 @@ from support.contract.facts import (
     same,
     state_of,
 )
+from support.contract.inputs import Inputs, data, given
 from support.contract.verdicts import Outcome, Raised, Verdict, compared, worst
 
-__all__ = ["Net", "OutputCase", "judged", "weighted"]
+__all__ = ["Net", "OutputCase", "judged", "of_first", "weighted"]
 
+ONE = given(data)
 STEPS = 3
 MOST_CHANGED = 4
 MOST_FAILED = 3
@@ -70,9 +72,9 @@ def weighted(outputs: Any) -> torch.Tensor | None:
     return total
 
 
-def one(module: nn.Module) -> tuple[Any, ...]:
-    """Return a batch without a gradient."""
-    return (torch.randn(4, 8),)
+def of_first(outputs: Any) -> torch.Tensor:
+    """Return a loss of the first output only."""
+    return outputs[0].square().sum()
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,7 +83,7 @@ class OutputCase:
 
     name: str
     model: Callable[[], nn.Module]
-    inputs: Callable[[nn.Module], tuple[Any, ...]] = one
+    inputs: Inputs = ONE
     use: Callable[..., Any] = called
     loss: Callable[[Any], torch.Tensor | None] = weighted
     budget: str = "1GiB"

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from support.contract.outputs import Net, OutputCase
+from support.contract.outputs import Net, OutputCase, of_first
 
 __all__ = ["SHAPES"]
 
@@ -175,11 +175,6 @@ def detached_and_views() -> list[OutputCase]:
             "f5: three overlapping views and detach", of(lambda z: (z[:3], z[1:], z.T, z.detach()))
         ),
     ]
-
-
-def of_first(outputs: Any) -> torch.Tensor:
-    """Return a loss of the first output only."""
-    return outputs[0].square().sum()
 
 
 def replaced_buffers() -> list[OutputCase]:
