@@ -81,21 +81,38 @@ class Limited:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_the_first_two_steps_leave_code_that_was_not_seen_a_fifth_of_what_passes(
-    momentum: float,
-) -> None:
-    """Weights, gradients and the optimizer's state last, whether they exist already or not."""
-    limited = Limited(momentum)
+def test_in_the_first_two_steps_a_request_has_room_when_it_comes_again(momentum: float) -> None:
+    """With the optimizer's state to come, and a fifth of what passes for code not seen yet."""
+    limited, asked_bytes = Limited(momentum), LIMIT + 64
     limited.forward_ended()
-    passing_bytes = LIMIT - (3 if momentum else 2) * WEIGHTS
-    expected_bytes = LIMIT + passing_bytes // 5
-    assert limited.advised_bytes() == expected_bytes
+    state_bytes = WEIGHTS if momentum else 0
+    passing_bytes = asked_bytes - WEIGHTS
+    assert limited.advised_bytes() == asked_bytes + state_bytes + passing_bytes // 5
     limited.spec.user_code.saw(0, has_grown=True)
     for parameter in limited.layer.parameters():
         parameter.grad = torch.ones_like(parameter)
-    assert limited.advised_bytes() == expected_bytes
+    passing_bytes -= WEIGHTS
+    assert limited.advised_bytes() == asked_bytes + state_bytes + passing_bytes // 5
     limited.optimizer.step()
-    assert limited.advised_bytes() == expected_bytes
+    passing_bytes -= state_bytes
+    assert limited.advised_bytes() == asked_bytes + passing_bytes // 5
+
+
+def test_a_step_that_was_seen_to_its_end_tells_what_later_steps_take() -> None:
+    limited, asked_bytes, passing_bytes = Limited(0.9), LIMIT + 64, LIMIT // 2
+    limited.forward_ended()
+    torch.empty(passing_bytes, dtype=torch.uint8)
+    held_bytes = limited.account.held_bytes()
+    coming_bytes = limited.account.coming_state_within_limit_bytes
+    limited.account.between.call_begins([])
+    limited.account.between.step_begins(held_bytes, lambda: True, coming_bytes)
+    assert limited.advised_bytes() == asked_bytes + WEIGHTS  # more than that step took
+    limited.account.between.call_begins([])
+    limited.account.keep_to(4 * LIMIT)
+    torch.empty(3 * passing_bytes, dtype=torch.uint8)
+    limited.account.keep_to(LIMIT)
+    limited.account.between.step_begins(held_bytes, lambda: True, coming_bytes)
+    assert limited.advised_bytes() == held_bytes + 3 * passing_bytes + WEIGHTS
 
 
 def test_from_the_third_step_on_code_is_left_what_it_was_seen_to_hold() -> None:
