@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from tightfit.torch_private import core as private
 from tightfit.torch_private import tools
-from tightfit.torch_private.storages import in_use
+from tightfit.torch_private.storages import in_use, is_used_beyond
 from tightfit.units import rounded_up
 
 _GRANULARITY = {"cpu": 64, "cuda": 512}
@@ -31,13 +31,24 @@ def resident_tensor_bytes(tensors: Iterable[Any], granularity: int) -> int:
 
 def storages_of(tensors: Iterable[Any]) -> list[torch.UntypedStorage]:
     """Return the distinct storages of tensors; other objects are passed over."""
-    seen: dict[int, torch.UntypedStorage] = {}
+    return [storage for storage, _ in _uses_of(tensors).values()]
+
+
+def hold_alone(tensors: Iterable[Any]) -> bool:
+    """Whether there is a storage that nothing else than these tensors uses."""
+    return any(not is_used_beyond(*use) for use in _uses_of(tensors).values())
+
+
+def _uses_of(tensors: Iterable[Any]) -> dict[int, tuple[torch.UntypedStorage, int]]:
+    """Return the distinct storages of tensors, each with how many of the tensors use it."""
+    seen: dict[int, tuple[torch.UntypedStorage, int]] = {}
     for tensor in map(tools.local_tensor, tensors):
         if isinstance(tensor, torch.Tensor):
             for part in _strided_parts(tensor):
                 storage = part.untyped_storage()
-                seen[storage._cdata] = storage
-    return list(seen.values())
+                first, uses = seen.get(storage._cdata, (storage, 0))
+                seen[storage._cdata] = first, uses + 1
+    return seen
 
 
 class FirstStorages:

@@ -17,7 +17,7 @@ import torch
 
 from tightfit.allocator import meter_for
 from tightfit.allocator.refusals import budget_exceeded, is_refusal
-from tightfit.allocator.resident import storages_of
+from tightfit.allocator.resident import hold_alone
 from tightfit.capture.captured import Captured
 from tightfit.capture.normalise.gradients import added_up
 from tightfit.errors import TightfitError
@@ -314,14 +314,14 @@ class Run(Chained):
             return 0
         assert self.runner is not None
         computed = self.saved[len(self.runner.program.kept) :]
-        if not storages_of(computed) or self._repeated is None or not self._repeated.may_free():
-            return 0
+        if not hold_alone(computed) or self._repeated is None or not self._repeated.may_free():
+            return 0  # outputs that are held stay
         self._repeated.freed()
         meter = meter_for(self.runner.device)
         before_bytes = meter.live_bytes()
         computed.clear()
         self.saved = self.unchanged = None
-        self.freed_bytes = before_bytes - meter.live_bytes()  # outputs that are held stay
+        self.freed_bytes = before_bytes - meter.live_bytes()
         return self.freed_bytes
 
     def _ran_again(self) -> DifferentiatedCall:

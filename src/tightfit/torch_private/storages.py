@@ -141,13 +141,13 @@ def in_use(reference: StorageWeakRef) -> torch.UntypedStorage | None:
 
 def shares_storage(tensor: torch.Tensor) -> bool:
     """Whether other tensors may use the storage of a tensor."""
-    storage = tensor.untyped_storage()
+    return is_used_beyond(tensor.untyped_storage(), 1)
+
+
+def is_used_beyond(storage: torch.UntypedStorage, tensors: int) -> bool:
+    """Whether more than so many tensors use a storage; `storage`: the only such object."""
     uses = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
-    return uses > _USES_BY_ONE
-
-
-_USES_BY_ONE = 2
-"""Of a storage that one tensor uses: by the tensor, and by the object that is asked."""
+    return uses > tensors + 1  # and the object that is asked
 
 
 def copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,15 +28,24 @@ VALUE, WEIGHTS, NUMBER = 4 * ROWS * 32, 4 * (32 * 32 + 32), 64  # bytes
 LEAST = WEIGHTS + VALUE + NUMBER + 4 * VALUE  # the input is there, and four values in the backward
 
 
+def squashed(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor]:
+    return (nn.functional.linear(x, weight, bias).tanh(),)
+
+
 class Trained:
     """A layer whose calls are planned steps."""
 
-    def __init__(self, budget_bytes: int = BUDGET, **keywords: Any) -> None:
+    def __init__(
+        self,
+        budget_bytes: int = BUDGET,
+        function: Callable[..., tuple[Tensor]] = chain,
+        **keywords: Any,
+    ) -> None:
         torch.manual_seed(0)
         self.layer = nn.Linear(32, 32)
         keywords = {"costs": "unit", "cache": False, "limits": (0.5, 0.01), **keywords}
         self.options = make_options(budget_bytes, **keywords)
-        self.calls = LayerCalls(self.layer, self.options, chain)
+        self.calls = LayerCalls(self.layer, self.options, function)
         self.account = Account({"model": self.layer}, torch.optim.SGD(self.layer.parameters()))
         self.account.keep_to(budget_bytes)
         addresses = DefaultAddresses()
@@ -190,6 +200,19 @@ def test_saved_tensors_are_freed_as_far_as_needed_the_oldest_first() -> None:
     assert free_for(1, CPU) == 0
     torch.stack([output.sum() for output in outputs]).sum().backward()
     assert same(trained.gradients(), expected)
+
+
+def test_saved_tensors_that_outputs_hold_are_not_freed_for_nothing() -> None:
+    """The backward of `tanh` reads its output."""
+    trained = Trained(function=squashed)
+    output = trained.call()
+    assert free_for(1, CPU) == 0
+    assert [run.freed_bytes for run in trained.steps.waiting] == [None]
+    held = output.detach()
+    output.sum().backward()
+    gradients = trained.gradients()
+    assert torch.equal(held, trained.steps(trained.calls.given(ROWS))[0])
+    assert len(gradients) == 2
 
 
 def test_a_request_has_room_that_saved_tensors_give_way_to() -> None:
