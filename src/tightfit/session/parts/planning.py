@@ -333,9 +333,10 @@ class StepPlans:
             return found
         needed = kind.least.needed_bytes
         held = self.limit_bytes - left
-        following = self._following_bytes(part) + self._unseen_bytes(part, kind)
+        unseen = self._unseen_bytes(part, kind)  # the last of them needs as much as this one
+        following = kind.least.staying_bytes + self._following_bytes(part)
         whole = max(self._stepping_bytes, self._needed_as_before(part, held))
-        least = max(held + needed, held + kind.least.staying_bytes + following, whole)
+        least = max(held + unseen + max(needed, following), whole)
         least = with_numbers_only(least)
         raise InfeasibleBudget(
             f"part {part.name!r} needs {format_bytes(needed)} with its least plan, and "
