@@ -80,16 +80,18 @@ class JointGraph:
         devices = (x.device for x in tensors if isinstance(x, torch.Tensor))
         return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
+    @property
+    def tangents(self) -> list[tuple[fx.Node, int]]:
+        """The placeholders of gradients of outputs, each with the position of its raw output."""
+        pairs = zip(self.placeholders, self.sources, strict=True)
+        return [(node, source.index) for node, source in pairs if source.kind == "tangent"]
+
     def made_from_gradients(self, outputs: Set[int]) -> set[fx.Node]:
         """Return the gradients of some outputs, and all that is computed from any of them.
 
         `outputs`: positions among the raw outputs.
         """
-        made = {
-            node
-            for node, source in zip(self.placeholders, self.sources, strict=True)
-            if source.kind == "tangent" and source.index in outputs
-        }
+        made = {node for node, index in self.tangents if index in outputs}
         for node in self.module.graph.nodes:
             if not made.isdisjoint(node.all_input_nodes):
                 made.add(node)

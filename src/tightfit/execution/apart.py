@@ -21,7 +21,7 @@ class Apart:
 
     def __init__(self, joint: JointGraph) -> None:
         self._joint = joint
-        self._tangents = frozenset(s.index for s in joint.sources if s.kind == "tangent")
+        self._tangents = frozenset(index for _, index in joint.tangents)
         self._known: dict[Any, frozenset[fx.Node]] = {}
         self._unread: dict[frozenset[int], frozenset[int]] = {}
 

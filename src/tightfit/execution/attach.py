@@ -76,7 +76,6 @@ class _Attachment:
         return threading.get_ident() in self._running
 
     def __enter__(self) -> None:
-        """Note that a replaced method runs in this thread."""
         self._running.add(threading.get_ident())
 
     def __exit__(self, *_: object) -> None:

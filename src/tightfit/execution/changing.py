@@ -141,7 +141,6 @@ class Unchanged:
         self.release()
 
     def release(self) -> None:
-        """Hold no copies."""
         self._copies.clear()
 
     def _changed(self) -> list[int]:

@@ -173,11 +173,9 @@ class _Unmetered:
         self._start_bytes = 0
 
     def begin(self) -> None:
-        """Note the bytes held as a step begins."""
         self._start_bytes = self._now_bytes()
 
     def released_bytes(self) -> int:
-        """Return the bytes released since the step began."""
         return max(0, self._start_bytes - self._now_bytes())
 
 
@@ -285,26 +283,22 @@ class Guard:
             self._start = self.meter.live_bytes()
             self._reset_peak()
 
-    def leave_out_garbage(self) -> None:
-        """Leave out garbage of when the window was opened and has been collected since."""
-        if self.meter is not None and self._open is not None and self._start is not None:
-            self.take_peak()  # while it was there
-            self._start = min(self._start, self.meter.live_bytes())
+    def leave_out_freed(self, constant_bytes: int = 0) -> None:
+        """Leave out memory that was held at the start of the step and has been freed since.
 
-    def leave_out(self, constant_bytes: int) -> None:
-        """Leave out constants of when the window was opened that have been freed since."""
-        if self._open is not None and self._start is not None:
-            self.take_peak()  # while they were there
-            self._start -= constant_bytes
+        That is garbage, and so many bytes of its constants.
+        """
+        if self.meter is not None and self._open is not None and self._start is not None:
+            self.take_peak()  # while it was held
+            self._start = min(self._start - constant_bytes, self.meter.live_bytes())
             self._open["constant_bytes"] -= constant_bytes
 
-    def saved_tensors_freed(self, freed_bytes: int) -> None:
-        """Note that saved tensors of calls that wait have been freed for what comes before."""
+    def note_freed_saved(self, freed_bytes: int) -> None:
+        """Note that saved tensors were freed after the forward and before the backward."""
         if self._open is not None and self._phase == "between":
             self._open["freed_bytes"] = self._open.get("freed_bytes", 0) + freed_bytes
 
     def after_forward(self) -> None:
-        """Note the peak of the forward program."""
         if self.meter is not None and self._open is not None:
             self._turn("forward", "between")
             self._disturb(self._others())
@@ -329,7 +323,6 @@ class Guard:
             self._disturb(others)
 
     def after_backward(self) -> None:
-        """Note the peak of the backward program."""
         if self.meter is not None and self._open is not None:
             self._turn("backward", "after")
             self._disturb(self._others())

@@ -188,7 +188,8 @@ class InnerParts:
     def refuse_hooks(self) -> None:
         """Refuse hooks of the user on such an output, and to keep its gradient."""
         outputs = (reference() for reference in self._read.values())
-        if any(x is not None and (len(_hooks(x)) > 1 or x.retains_grad) for x in outputs):
+        alive = [x for x in outputs if x is not None]
+        if any(len(x._backward_hooks or ()) > 1 or x.retains_grad for x in alive):
             raise refused.looks_at_parts()
 
     def _noting(self, index: int) -> Callable[[Any], None]:
@@ -198,17 +199,11 @@ class InnerParts:
             if gradient is not None:
                 self._came.add(index)
             if not self._came.isdisjoint(self._readers[index]):
-                self._refuse_derivative_by(self._read[index]())
+                output = self._read[index]()
+                if output is not None and engine.is_differentiated_by(output):
+                    raise refused.looks_at_parts()
 
         return unserializable_hook(noting)  # else saving an output would warn of it
-
-    def _refuse_derivative_by(self, output: torch.Tensor | None) -> None:
-        if output is not None and engine.is_differentiated_by(output):
-            raise refused.looks_at_parts()
-
-
-def _hooks(tensor: torch.Tensor) -> Mapping[int, Any]:
-    return tensor._backward_hooks or {}
 
 
 def inputs_viewed(joint: JointGraph) -> frozenset[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -96,16 +96,6 @@ def _first_sum(gradient: fx.Node) -> fx.Node | None:
             break
         first, node = node, node.args[0]  # type: ignore[assignment]
     return first
-
-
-def _in_one_memory(gradients: Iterable[tuple[Any, int]]) -> frozenset[int]:
-    """Return the placeholders whose gradients share memory with those of others."""
-    found: dict[int, list[int]] = {}
-    for node, position in gradients:
-        value = node.meta.get("val") if isinstance(node, fx.Node) else None
-        if isinstance(value, torch.Tensor):
-            found.setdefault(private.storage_key(value), []).append(position)
-    return frozenset(p for positions in found.values() if len(positions) > 1 for p in positions)
 
 
 class _GradientsInFlight(threading.local):
@@ -269,7 +259,13 @@ class Sums:
 
     @cached_property
     def _in_one_memory(self) -> frozenset[int]:
-        return _in_one_memory(self._gradients)
+        """The placeholders whose gradients share memory with gradients of others."""
+        found: dict[int, list[int]] = {}
+        for node, position in self._gradients:
+            value = node.meta.get("val") if isinstance(node, fx.Node) else None
+            if isinstance(value, torch.Tensor):
+                found.setdefault(private.storage_key(value), []).append(position)
+        return frozenset(p for positions in found.values() if len(positions) > 1 for p in positions)
 
     def end(self, *, goes_on: bool) -> None:
         """Drop all but notes for when gradients arrive; `goes_on`: more backwards come."""

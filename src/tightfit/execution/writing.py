@@ -42,7 +42,6 @@ class Function:
         self.lines.append("    " + line)
 
     def emit_release(self, names: Sequence[str]) -> None:
-        """Free the tensors that names hold."""
         self.emit(" = ".join(names) + " = None")
 
     def emit_hand_over(self, gradients: Sequence[str], names: Sequence[str]) -> None:
@@ -101,10 +100,8 @@ class Writer:
     def go_on_in_backward(self) -> None:
         """Begin the backward function; gradients of outputs are there from its start on."""
         self.function = self.backward
-        joint = self._captured.joint
-        for node, source in zip(joint.placeholders, joint.sources, strict=True):
-            if source.kind == "tangent":
-                self.make(self._captured.value_of[node])
+        for node, _ in self._captured.joint.tangents:
+            self.make(self._captured.value_of[node])
 
     # -- values -------------------------------------------------------------------------------
 

@@ -16,8 +16,9 @@ import torch
 from torch import fx
 
 from tightfit.capture.captured import Captured
+from tightfit.capture.side_effects.generators import get_state
 from tightfit.errors import CompileError, TightfitError
-from tightfit.execution.compiled.random_state import GeneratorState, get_state
+from tightfit.execution.compiled.random_state import GeneratorState
 from tightfit.execution.lower import Program
 from tightfit.torch_private import inductor as private
 

@@ -37,27 +37,21 @@ class Streams(Protocol):
 
     def current(self) -> Stream:
         """Return the stream that operators of this thread are in now."""
-        ...
 
     def mark(self, stream: Stream, *, is_timed: bool = False) -> Event:
         """Return an event: all that is in a stream so far has run."""
-        ...
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Let what comes next in a stream wait for an event."""
-        ...
 
     def copy(self, stream: Stream, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy in a stream."""
-        ...
 
     def pinned(self, size: int) -> torch.Tensor:
         """Return bytes of the host that a stream copies to and from by itself."""
-        ...
 
     def seconds(self, begin: Event, end: Event) -> float | None:
         """Return the time between two timed events; None: it is not known yet."""
-        ...
 
 
 @dataclass(frozen=True)

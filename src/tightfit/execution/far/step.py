@@ -39,7 +39,6 @@ class FarStep(ABC):
         self._stored_bytes = self._loaded_bytes = 0
 
     def store(self, value: int, tensor: torch.Tensor) -> None:
-        """Begin to copy a value to far memory."""
         storage = tensor.untyped_storage()
         away = FarValue.of(tensor, self._space.take(storage.nbytes()))
         self._away[value] = away
