@@ -33,8 +33,6 @@ class NotReusable(Exception):
 
 @dataclass(frozen=True)
 class GuardOf:
-    """One guard."""
-
     source: Source  # where its value is found from the frame
     kind: str  # which of Dynamo's guards it is
     # Its other arguments; another source among them for a guard on two
@@ -194,11 +192,6 @@ def fields_of(of: Source) -> tuple[str, tuple[Any, ...]]:
     """Return the class of a source and its arguments."""
     fields = (getattr(of, f.name) for f in dataclasses.fields(of) if f.init)
     return type(of).__name__, tuple(fields)
-
-
-def is_source(value: Any) -> bool:
-    """Whether a value says where another is."""
-    return isinstance(value, Source)
 
 
 def source_of(kind: str, fields: tuple[Any, ...]) -> Source:

@@ -105,12 +105,7 @@ def _answering(is_compiled: Callable[[str, int], bool]) -> Iterator[None]:
         value = _value_of(self.proxy.node) if _decides_a_jump() else None
         return go_on(self) if value is None else value
 
-    with (
-        _CALL.by(answer),
-        _SKIPPED.by(skipped),
-        _IS_CONSTANT.by(is_known),
-        _CONSTANT.by(known),
-    ):
+    with _CALL.by(answer), _SKIPPED.by(skipped), _IS_CONSTANT.by(is_known), _CONSTANT.by(known):
         yield
 
 
