@@ -77,7 +77,7 @@ class FewerRows:
         )
 
     def _condition(self, given: FarFromZero | None) -> FarFromZero | None:
-        """Return the same of substitutes for the parameters."""
+        """Return a condition on substitutes for the parameters."""
         if given is None:
             return None
         return FarFromZero(self.node(given.weight), given.bias and self.node(given.bias))
