@@ -147,5 +147,5 @@ def _takes_numbers(node: fx.Node) -> bool:
 
 
 def compilable(captured: Captured) -> Captured:
-    """Return a step with those of its alternatives that are of use to a compiler."""
+    """Return a step without alternatives that are of no use to a compiler."""
     return captured.keeping(lambda op, way, call: call.compiles)

@@ -62,13 +62,10 @@ def folded_embedding_gradient(view: OpView) -> Extension | None:
         return None
     if other.target is not aten.embedding_dense_backward.default or len(other.users) != 1:
         return None
-    gradient, indices, vocabulary, padding, scale = other.args
-    args = (total, gradient, indices, vocabulary, padding, scale)
-    name = "tied_embedding.folded"
     way = Way(
-        name,
+        "tied_embedding.folded",
         add_embedding_gradient_,
-        args,
+        (total, *other.args),
         overwrites=total,
         rests_on=(other,),
         compiles=False,

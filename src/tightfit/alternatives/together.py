@@ -248,10 +248,7 @@ def together(view: OpView) -> Extension | None:
     if way.use == "again" or not view.fits_over(gradient, way):
         return Extension((way,))
     over = dataclasses.replace(
-        way,
-        name=f"{way.name}.over_argument_0",
-        function=run_together_over,
-        overwrites=gradient,
+        way, name=f"{way.name}.over_argument_0", function=run_together_over, overwrites=gradient
     )
     return Extension((way, over))
 
@@ -301,7 +298,7 @@ class _Chain:
         self.rests_on: list[fx.Node] = []
 
     def add(self, node: fx.Node) -> Intermediate:
-        """Add an elementwise operator, after those that make its arguments."""
+        """Add an elementwise operator, after the operators that make its arguments."""
         arguments = tuple(
             self._argument(node, argument) if isinstance(argument, fx.Node) else argument
             for argument in arguments_of(node)
