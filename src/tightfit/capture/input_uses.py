@@ -74,7 +74,7 @@ class _Uses:
         self.written: set[int] = set()
         self._found: list[list[int]] = []
         self.around = call.function
-        leaves = flatten((call.args, call.kwargs))[0]
+        leaves = call.leaves
         self.given = len(leaves)
         self._trained = [
             place
@@ -84,7 +84,7 @@ class _Uses:
 
     def noted(self, call: TracedCall) -> TracedCall:
         """Return a call that notes its uses; it is not held here."""
-        leaves = flatten((call.args, call.kwargs))[0]
+        leaves = call.leaves
         again = [leaves[place].detach().requires_grad_() for place in self.repeated]
         given = (call.args, call.kwargs, again)
         return dataclasses.replace(call, function=self, args=given, kwargs={})

@@ -55,11 +55,11 @@ class JointGraph:
     # The values the step read in Python: the trace holds as long as they are the same
     decisions: Decisions
     opaque: OpaqueModules  # the modules that run as one op
-    # Outputs that receive no gradient: those that the call names, and those returned along with its
-    # loss
+    # Outputs that receive no gradient: outputs that the call names, and outputs returned along
+    # with its loss
     detached: frozenset[int]
-    checkpoints: Checkpoints  # those of `torch.utils.checkpoint` that its forward goes through
-    # Gradients that leave it by a step of the optimizer, as `gradients` do by a hand-over
+    checkpoints: Checkpoints  # of `torch.utils.checkpoint`, which its forward goes through
+    # Gradients that a step of the optimizer takes inside, as `gradients` without a hand-over
     stepped: tuple[tuple[fx.Node, int], ...] = ()
 
     @property

@@ -9,10 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from tightfit.torch_private import core as private
 
@@ -183,9 +180,8 @@ class CastRegions:
         self._note(torch.is_autocast_cache_enabled())
 
     def _note(self, keeps: bool) -> None:
-        casts = any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda"))
         self._starts.append(private.sequence_number())
-        self._regions.append(self._region if keeps and casts else None)
+        self._regions.append(self._region if keeps and private.autocast_dtypes() else None)
 
     def stretches(self) -> Stretches:
         """Return which region was open from which number on; None where casts were not kept."""

@@ -53,7 +53,6 @@ class Following(private.Follower):
         self._call = self._call[0] + 1, given
 
     def end(self) -> None:
-        """End the current call."""
         self._call = self._call[0], None
 
     def entered_inner_frame(self) -> None:

@@ -53,7 +53,7 @@ class Numbers(TorchFunctionMode):
     Operators take their numbers as symbols, but for the momentum of batch norm, which has to be a
     plain number. A mark is its placeholder: a number that occurs nowhere else.
 
-    `deciding`: those that decide which code runs, by the order in which numbers are asked for.
+    `deciding`: numbers that decide which code runs, by the order in which they are asked for.
     `placed`: the writes that are traced as if a number placed them, whether it does or not.
     """
 

@@ -62,7 +62,7 @@ def _is_everything(part: Any) -> bool:
 
 
 class Writes:
-    """The writes of a forward, by the order in which they come, and those that take numbers.
+    """Counts the writes of a forward, and notes which of them take numbers.
 
     `placed`: the writes that are traced as if they took a number, whether they do or not.
     """

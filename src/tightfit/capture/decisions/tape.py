@@ -7,14 +7,7 @@ from typing import Any
 
 import torch
 
-from tightfit.capture.decisions.reads import (
-    Decisions,
-    Read,
-    TapeSlot,
-    TapeStep,
-    owned,
-    run_step,
-)
+from tightfit.capture.decisions.reads import Decisions, Read, TapeSlot, TapeStep, owned, run_step
 from tightfit.torch_private import core as private
 
 aten = torch.ops.aten

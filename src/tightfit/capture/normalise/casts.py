@@ -86,7 +86,7 @@ def _sum_before_cast(work: Rewriting, position: int, backs: list[fx.Node]) -> No
     gradients = list(work.gradients)
     gradients[index] = (total, position)
     work.set_gradients(gradients)
-    tail = next(iter(reversed(graph.nodes)))
+    tail = graph.output_node()
     tail.replace_input_with(root, total)
 
 

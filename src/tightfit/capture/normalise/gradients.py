@@ -72,7 +72,7 @@ def own_gradients(work: Rewriting) -> None:
     """Make each gradient the only owner of a storage laid out as its parameter.
 
     If not, autograd would clone it outside the plan. The gradient of an input that autograd has
-    made keeps its strides, on which bits of what is computed from it depend. It may be a view of a
+    made keeps its strides: bits of values computed from it depend on them. It may be a view of a
     storage that holds others, too.
     """
     taken = {base_of(n) for n in work.returned}

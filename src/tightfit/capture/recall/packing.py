@@ -127,12 +127,7 @@ class _Packing:
             modules=packed((joint.origins.modules.starts, joint.origins.modules.values)),
             regions=packed((joint.origins.regions.starts, joint.origins.regions.values)),
             decisions=packed(
-                (
-                    decisions.steps,
-                    dict(decisions.leaves),
-                    decisions.copied,
-                    decisions.shared,
-                )
+                (decisions.steps, dict(decisions.leaves), decisions.copied, decisions.shared)
             ),
             detached=packed(joint.detached),
             checkpoints=joint.checkpoints.name,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 import enum
+import hashlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import torch
 from torch import fx
 
@@ -31,6 +33,11 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
     """Return the numbers of a tensor on the CPU, in the order of its dimensions."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def digest(value: Any) -> str:
+    """Return a hash of a packed value."""
+    return hashlib.blake2b(msgspec.msgpack.encode(value), digest_size=20).hexdigest()
 
 
 def packed(value: Any, nodes: Mapping[fx.Node, int] | None = None) -> Any:
