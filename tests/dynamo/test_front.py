@@ -620,9 +620,7 @@ class Totals(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [Constants, Totals])
-def test_graphs_that_run_as_they_are_hold_no_more_than_plain_pytorch(
-    kind: type[nn.Module],
-) -> None:
+def test_graphs_that_run_as_they_are_hold_no_more_than_plain_pytorch(kind: type[nn.Module]) -> None:
     """Neither numbers of Dynamo's examples, nor what a function of autograd has saved."""
 
     def lived(net: nn.Module) -> tuple[list[int], Tensor]:

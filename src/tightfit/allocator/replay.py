@@ -59,10 +59,7 @@ class Replay:
         self._close.atexit = False
 
     def add(
-        self,
-        sizes: Sequence[int],
-        offsets: Sequence[int],
-        predecessors: Sequence[Sequence[int]],
+        self, sizes: Sequence[int], offsets: Sequence[int], predecessors: Sequence[Sequence[int]]
     ) -> int | None:
         """Add a plan and return its number; None if the arena has its 32 plans.
 

@@ -37,8 +37,6 @@ class HasBegun(RuntimeError):
 
 
 class Attempts:
-    """Runs operators."""
-
     def __init__(self, room: RetryingRoom) -> None:
         self._room = room
         self._takes: dict[Hashable, int] = {}

@@ -31,7 +31,7 @@ class StorageMark(weakref.ref[torch.UntypedStorage]):
     content: Content
 
     def becomes(self, content: Content) -> None:
-        """The storage is met, or was written in place."""
+        """Note the content of a storage that is met, or was written in place."""
         self.content = content
         content.attach_to(self)
 
@@ -88,7 +88,7 @@ class Content:
         return (call for ref in self._readers or () if (call := ref()) is not None)
 
     def leave_blank(self) -> None:
-        """It was made without being written, as by ``torch.empty``."""
+        """Note that it was made without being written, as by ``torch.empty``."""
         self.is_blank = True
 
     def attach_to(self, mark: StorageMark) -> None:
@@ -100,11 +100,11 @@ class Content:
         self.last_op = op
 
     def lock(self) -> None:
-        """A call that reads it waits."""
+        """Lock it for a call that waits and will read it."""
         self.locks += 1
 
     def mark_running(self) -> None:
-        """A call that locked it runs now."""
+        """Note that a call that locked it runs now."""
         self.fast_locks += 1
 
     def unlock(self, *, was_fast: bool) -> None:
@@ -112,7 +112,7 @@ class Content:
         self.fast_locks -= was_fast
 
     def pin(self, clock: int, op: int) -> None:
-        """An operator of the program that reads it is about to run."""
+        """Lock it for an operator of the program that reads it and runs now."""
         self.used_at = clock
         self.last_op = op
         self.locks += 1
@@ -136,25 +136,25 @@ class Content:
         self.known_cost = cost
 
     def leave(self) -> None:
-        """Its memory holds it no longer."""
+        """Note that its memory holds it no longer."""
         self.is_resident = False
         self._own = None
 
     def lose_storage(self) -> None:
-        """The program holds it no longer, or has written over it."""
+        """Note that the program holds it no longer, or has written over it."""
         self.is_held = False
         self._mark = None
         if self._own is None:
             self.is_resident = False
 
     def arrive(self, own: torch.UntypedStorage | None = None) -> None:
-        """It is there again, in memory of its own if no storage waits for it."""
+        """Note that it is resident again; `own`: its memory, if no storage waits for it."""
         self.is_resident = True
         self._own = own
         self.node = None
 
     def move(self, own: torch.UntypedStorage) -> None:
-        """A copy of it is elsewhere; its storage holds something else."""
+        """Note that a copy of it is in other memory; its storage holds something else."""
         self.is_held = False
         self._mark = None
         self._own = own
@@ -259,7 +259,7 @@ class Call:
         self._kept[content] = storage
 
     def keep_reads(self) -> None:
-        """A result was evicted: its inputs stay while that is so, or are evicted."""
+        """Hold inputs while a result is evicted, if they are not evicted themselves."""
         for content in self.reads:
             if content.is_resident and content.is_held and content not in (self._kept or ()):
                 storage = content.memory
@@ -269,18 +269,18 @@ class Call:
                     self._kept_back[content] = storage
 
     def release_reads(self) -> None:
-        """A result came back, or is not needed."""
+        """Hold inputs no longer if no result needs them: it came back, or is not needed."""
         if self._kept_back:
             outputs = (output for output in self.outputs if output is not None)
             if all(output.is_resident or not output.is_held for output in outputs):
                 self.forget_reads()
 
     def forget_reads(self) -> None:
-        """Hold nothing for its results."""
+        """Hold no inputs for its results."""
         self._kept_back = None
 
     def drop(self, content: Content) -> None:
-        """A content that it reads has memory of its own now."""
+        """Hold a content that it reads no longer: it has memory of its own now."""
         for kept in (self._kept, self._kept_back):
             if kept is not None:
                 kept.pop(content, None)

@@ -214,12 +214,7 @@ class Runtime(Core, private.TorchDispatchMode):
             self._ledger.computed_since(started)
 
     def _record(
-        self,
-        func: Any,
-        operator: Operator,
-        noted: Noted,
-        outputs: Any,
-        drawn_from: Drawn | None,
+        self, func: Any, operator: Operator, noted: Noted, outputs: Any, drawn_from: Drawn | None
     ) -> None:
         """Remember how the results were computed, if that can be done again."""
         try:
@@ -273,7 +268,7 @@ class Runtime(Core, private.TorchDispatchMode):
     # -- contents --------------------------------------------------------------------------------
 
     def _know(self, parameter: torch.Tensor) -> None:
-        """A parameter stays, and so do its gradients as soon as they are accumulated."""
+        """Keep a parameter, and its gradients as soon as they are accumulated."""
         if self.watches(parameter):
             return
         content, _ = self._contents.content_in(parameter)

@@ -212,10 +212,7 @@ def refuse_unfittable(module: nn.Module) -> None:
 def _refuse_lazy(module: nn.Module) -> None:
     for name, each in module.named_modules():
         # classes may have methods of their own in place of these, with other arguments
-        own = (
-            *nn.Module.parameters(each, recurse=False),
-            *nn.Module.buffers(each, recurse=False),
-        )
+        own = (*nn.Module.parameters(each, recurse=False), *nn.Module.buffers(each, recurse=False))
         if any(map(nn.parameter.is_lazy, own)):
             raise BadInput(
                 f"module {name!r} ({type(each).__name__}) has no weights yet: they are made when "

@@ -111,7 +111,7 @@ _MEASURING: Living[Measuring] = Living()
 
 
 def leave_out_of(measuring: Measuring) -> None:
-    """Have work to plan a step left out of those that something measures."""
+    """Have work to plan a step left out of the steps that something measures."""
     _MEASURING.add(measuring)
 
 
@@ -131,7 +131,7 @@ def left_out() -> Iterator[None]:
 class _Exceeded:
     """Says that a step held more than the budget, in the way the user asked for.
 
-    Parameters are those of `Guard`.
+    Parameters are as of `Guard`.
     """
 
     def __init__(self, device: str, on_exceed: Literal["raise", "warn"], advice: str) -> None:

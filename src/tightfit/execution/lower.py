@@ -196,8 +196,8 @@ class _Lowering:
     def _hand_over(self, now: int) -> None:
         """Hand over finished gradients; inputs may be changed as soon as their gradient exists.
 
-        Fresh gradients are held to the end in any case: those of inputs that are still read wait
-        for that.
+        Fresh gradients are held to the end in any case: gradients of inputs that are still read
+        wait for that.
         """
         values = self.finished
         if self.plan.gradients == "fresh":
@@ -219,7 +219,7 @@ class _Lowering:
         return max(self.last_reads.get(position, -1) for _, position in self.gradients_in[value])
 
     def _in_turn(self, values: list[ValueId]) -> list[ValueId]:
-        """Return those of finished gradients whose turn it is, in their turn."""
+        """Return the finished gradients whose turn it is, in order."""
         turns = self.captured.in_turn
         if not turns:
             return values

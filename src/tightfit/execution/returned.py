@@ -21,12 +21,7 @@ from tightfit.capture.nodes import ancestors_of, base_of
 from tightfit.execution import refused
 from tightfit.torch_private import core as private
 from tightfit.torch_private import engine
-from tightfit.torch_private.wrappers import (
-    OutputType,
-    TensorAlias,
-    receives_gradient,
-    wrapped,
-)
+from tightfit.torch_private.wrappers import OutputType, TensorAlias, receives_gradient, wrapped
 
 _OF_FUNCTION = OutputType.custom_function_view
 """The kind of a view that an autograd Function returns, with a history of its own."""
@@ -146,7 +141,7 @@ def viewed_outputs(joint: JointGraph) -> frozenset[int]:
 
 
 def readers_of_outputs(joint: JointGraph) -> dict[int, frozenset[int]]:
-    """Return of each output that may receive a gradient which of these are computed of it.
+    """Return for each output that may receive a gradient which of these are computed from it.
 
     Nothing if none is: else gradients come inside of a step. What is a view of another output has
     no readers of its own.

@@ -342,7 +342,7 @@ class Run(Chained):
     def output_once_more(self, place: int) -> torch.Tensor | None:
         """Run the call's forward once more; return an output, None if that cannot be.
 
-        Parameters are those of `output_run_again`.
+        Parameters are as of `output_run_again`.
         """
         if self._repeated is None or not self.state.may_begin_backward:
             return None
@@ -358,7 +358,7 @@ class Run(Chained):
             self.unchanged.check(with_copies=with_copies)
 
     def _note_gradients(self, by_position: dict[int, torch.Tensor | None]) -> tuple[int, ...]:
-        """Note which outputs have gradients; return those that were to have none, and have."""
+        """Note which outputs have gradients; return outputs that were to have none, and have."""
         self.reached.begin(
             by_position,
             self.runner.differentiable,

@@ -136,11 +136,11 @@ _OPEN: weakref.WeakSet[Sums] = weakref.WeakSet()
 
 
 class Sums:
-    """The gradients of one call, on their way to where those of other calls may meet them.
+    """The gradients of one call, on their way to places where gradients of other calls may go.
 
     `announce`: called with a placeholder to whose sum code outside the plan has added, in another
-    order than plain PyTorch. `gradients`: those of the call's graph, each with the placeholder
-    whose it is.
+    order than plain PyTorch. `gradients`: of the call's graph, each with its
+    placeholder.
     """
 
     def __init__(

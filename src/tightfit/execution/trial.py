@@ -120,10 +120,7 @@ def _tangents(captured: Captured, raw: Sequence[Any], device: torch.device) -> l
 
 
 def _backward(
-    program: Program,
-    saved: list[torch.Tensor],
-    tangents: list[torch.Tensor],
-    gradients: Gradients,
+    program: Program, saved: list[torch.Tensor], tangents: list[torch.Tensor], gradients: Gradients
 ) -> None:
     """Run the backward pass; gradients stay or go as autograd will let them."""
     kept: list[torch.Tensor] = []

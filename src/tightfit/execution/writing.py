@@ -76,9 +76,9 @@ class Function:
 class Writer:
     """Writes a forward function and then a backward function.
 
-    `names`: those that the code takes from outside; constants that turn up are added. `forward`,
-    `backward`, `function`: both functions, and that which is being written. `saved`: the values
-    that the forward function keeps for the backward function: name, and how kept.
+    `names`: taken by the code from outside; constants that turn up are added. `forward`,
+    `backward`, `function`: both functions, and the function that is being written. `saved`: the
+    values that the forward function keeps for the backward function: name, and how kept.
     """
 
     def __init__(self, captured: Captured, names: Mapping[str, Any]) -> None:

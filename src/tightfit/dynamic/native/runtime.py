@@ -29,13 +29,7 @@ class NativeRuntime(Core):
     name = "C++"
 
     def __init__(
-        self,
-        room: Room,
-        ledger: Ledger,
-        policy: Policy,
-        candidates: Candidates,
-        *,
-        waits: bool,
+        self, room: Room, ledger: Ledger, policy: Policy, candidates: Candidates, *, waits: bool
     ) -> None:
         super().__init__(room)
         self._ledger = ledger
