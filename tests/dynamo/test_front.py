@@ -6,7 +6,7 @@ import copy
 import gc
 import io
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -20,13 +20,6 @@ from tightfit.errors import InfeasibleBudget
 from tightfit.execution.attach import attached
 
 pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")
-
-
-@pytest.fixture(autouse=True)
-def dynamo_begins_anew() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def fitted_twin(model: nn.Module, budget: str = "1GiB") -> nn.Module:
