@@ -40,8 +40,9 @@ class Content:
     """One content of one storage.
 
     `maker`: the call that computes it; None: it cannot be computed again, and stays. `is_backward`:
-    whether it is a gradient in flight. `is_blank`: no write to it was seen. `used_at`, `last_op`:
-    the clock, and the number of operators that had run, when it was last used.
+    whether it is a gradient in flight. `is_blank`: no write to it was seen, as after
+    ``torch.empty``. `used_at`, `last_op`: the clock, and the number of operators that had run, when
+    it was last used.
     """
 
     is_resident = True
@@ -87,10 +88,6 @@ class Content:
         """The calls that read it and may be needed again."""
         return (call for ref in self._readers or () if (call := ref()) is not None)
 
-    def leave_blank(self) -> None:
-        """Note that it was made without being written, as by ``torch.empty``."""
-        self.is_blank = True
-
     def attach_to(self, mark: StorageMark) -> None:
         """Become the content of a storage that the program holds."""
         self._mark = mark
@@ -128,7 +125,7 @@ class Content:
             self._readers = [reader]
             return
         count = len(readers)
-        if count >= 8 and not count & (count - 1):  # now and then those that are gone are left out
+        if count >= 8 and not count & (count - 1):  # now and then drop readers that are gone
             self._readers = readers = [ref for ref in readers if ref() is not None]
         readers.append(reader)
 
@@ -183,7 +180,6 @@ class Place:
         self.is_neg = tensor.is_neg()
 
     def tensor_in(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """Return the tensor, lying in a storage."""
         tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
         tensor = tensor.set_(storage, self.offset, self.size, self.stride)
         if self.is_conj:
@@ -245,12 +241,6 @@ class Call:
 
     def made(self, contents: Sequence[Content]) -> None:
         self._outputs = tuple(map(weakref.ref, contents))
-
-    def drew_from(self, generator: torch.Generator, state: torch.Tensor) -> None:
-        self.drawn_from = generator, state
-
-    def overwrote(self, written: Sequence[Content | Blank]) -> None:
-        self.written = written
 
     def keep(self, content: Content, storage: torch.UntypedStorage) -> None:
         """Hold contents that it reads and that cannot be computed again."""

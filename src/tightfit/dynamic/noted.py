@@ -64,10 +64,9 @@ class Noted:
         """Return the call to run it again."""
         given = self.args, self.kwargs, self.reads
         call = Call(function, *given, cost, with_grad)
-        if drawn_from is not None:
-            call.drew_from(*drawn_from)
+        call.drawn_from = drawn_from
         if self._written:
-            call.overwrote([content for content, _ in self._written.values()])
+            call.written = [content for content, _ in self._written.values()]
         return call
 
     def fix(self, dtype: torch.dtype) -> None:

@@ -243,7 +243,7 @@ class Runtime(Core, private.TorchDispatchMode):
         made = [Content(storage.nbytes(), call, is_backward, *now) for storage in changed]
         if operator.makes_blank:
             for content in made:
-                content.leave_blank()
+                content.is_blank = True
         if call is not None:
             call.made(made)
         put = self._contents.put_first if changed is fresh else self._contents.put

@@ -84,7 +84,7 @@ def read_written_inputs(work: Rewriting) -> None:
             rebuilt = {written: primal}
             for index in _aliases_of(work, written):
                 output = work.raw_outputs[index]
-                work.set_raw_output(index, _rebuild(work, output, rebuilt))
+                work.raw_outputs[index] = _rebuild(work, output, rebuilt)
 
 
 def _may_be_read_in(work: Rewriting, written: fx.Node, position: int) -> bool:
@@ -120,7 +120,7 @@ def own_write_backs(work: Rewriting) -> None:
             node = work.cloned(node)
         kept.add(base_of(node))
         result.append((node, position))
-    work.set_write_backs(result)
+    work.write_backs = result
 
 
 def _read_instead(

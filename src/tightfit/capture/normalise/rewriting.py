@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -54,15 +54,6 @@ class Rewriting:
         self.write_backs = [(new if n is old else n, i) for n, i in self.write_backs]
         self.gradients = [(new if n is old else n, i) for n, i in self.gradients]
         self.graph.erase_node(old)
-
-    def set_gradients(self, gradients: Iterable[tuple[fx.Node, int]]) -> None:
-        self.gradients = list(gradients)
-
-    def set_write_backs(self, write_backs: Iterable[tuple[fx.Node, int]]) -> None:
-        self.write_backs = list(write_backs)
-
-    def set_raw_output(self, index: int, node: fx.Node) -> None:
-        self.raw_outputs[index] = node
 
     def input_viewed(self, index: int) -> int | None:
         """Return the placeholder that a raw output is, or is a view of, by its position."""

@@ -82,8 +82,7 @@ def _tagged(value: Any, inner: Callable[[Any], Any]) -> list[Any] | None:
     if isinstance(value, private.OpOverload):
         return _operator(value)
     if isinstance(value, private.pytree.TreeSpec):
-        children = traces.children_of_tree(value)
-        return ["tree", *map(inner, (value.type, value.context, children))]
+        return ["tree", *map(inner, (value.type, value.context, value.children()))]
     if isinstance(value, enum.Enum):
         return ["enum", inner(kind), value.name]
     if isinstance(value, type) or value is collections.namedtuple:  # so trees name their kinds
