@@ -29,7 +29,7 @@ def module_names(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 @dataclass(frozen=True)
-class Stretches:
+class BySequence:
     """Values that held while a step was traced, from which autograd sequence number on."""
 
     starts: tuple[int, ...]  # rising
@@ -48,8 +48,8 @@ class Origins:
     Its backward carries the same number, and so does a replacement made later.
     """
 
-    modules: Stretches  # the names of the modules that ran
-    regions: Stretches  # the stretches in which autocast kept casts, numbered; None: it kept none
+    modules: BySequence  # the names of the modules that ran
+    regions: BySequence  # the stretches in which autocast kept casts, numbered; None: it kept none
 
     def module_at(self, sequence: int | None) -> str:
         """Return the name of the module that was running at a number; "": the outermost."""
@@ -117,9 +117,9 @@ class ModuleTrail:
         """The name of the module that is running; "": the outermost."""
         return self._stack[-1] if self._stack else ""
 
-    def stretches(self) -> Stretches:
+    def names(self) -> BySequence:
         """Return which module was running from which number on."""
-        return Stretches(tuple(self._starts), tuple(self._running))
+        return BySequence(tuple(self._starts), tuple(self._running))
 
     def culprit(self, error: BaseException) -> str | None:
         """Return the innermost module in whose forward an error was raised; "": the outermost."""
@@ -183,6 +183,6 @@ class CastRegions:
         self._starts.append(private.sequence_number())
         self._regions.append(self._region if keeps and private.autocast_dtypes() else None)
 
-    def stretches(self) -> Stretches:
+    def regions(self) -> BySequence:
         """Return which region was open from which number on; None where casts were not kept."""
-        return Stretches(tuple(self._starts), tuple(self._regions))
+        return BySequence(tuple(self._starts), tuple(self._regions))

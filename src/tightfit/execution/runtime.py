@@ -23,7 +23,6 @@ from tightfit.capture.normalise.gradients import added_up
 from tightfit.errors import TightfitError
 from tightfit.execution import refused
 from tightfit.execution.again import DifferentiatedCall, Repeated
-from tightfit.execution.apart import Apart
 from tightfit.execution.chain import Chained, chained, goes_on_through
 from tightfit.execution.changing import ChangingBuffers, LateReads, Unchanged
 from tightfit.execution.lower import Program
@@ -37,6 +36,7 @@ from tightfit.execution.returned import (
     viewed_outputs,
 )
 from tightfit.execution.run_state import RunState
+from tightfit.execution.saved_reads import SavedReads
 from tightfit.execution.stepping import refuse_other_backward
 from tightfit.execution.sums import Sums, added_to, is_sum
 from tightfit.progress import announce
@@ -65,7 +65,7 @@ class Runner:
         self.differentiable = frozenset(index for index, _ in self.tangents)
         self._readers = readers_of_outputs(joint)
         self._without: dict[frozenset[int], frozenset[int]] = {}
-        self.apart = Apart(joint)
+        self.saved_reads = SavedReads(joint)
         self.written = {position for _, position in joint.write_backs}
         self.stepped = tuple(position for _, position in joint.stepped)
         self.afterwards = " Parameters that were stepped by then stay so." if self.stepped else ""
@@ -217,7 +217,7 @@ class Run(Chained):
         by_position = dict(zip(runner.returned.plain, gradients, strict=True))
         if runner.stepped:
             refuse_other_backward(runner, by_position, node, state=self.state)
-        reads = partial(runner.apart.read_by, by_position, node, runner.program.groups)
+        reads = partial(runner.saved_reads.read_by, by_position, node, runner.program.groups)
         if self.reached.has_freed(reads):
             raise refused.second_time(is_freed=False)
         if self._again is not None or (self._repeated is not None and torch.is_grad_enabled()):
@@ -226,7 +226,7 @@ class Run(Chained):
         self._check_startable(with_copies=True)
         unplanned = self._note_gradients(by_position)
         if not self.reached.is_retained:
-            self.reached.frees(reads, runner.apart.may_follow if self._repeated else None)
+            self.reached.frees(reads, runner.saved_reads.may_follow if self._repeated else None)
         if not unplanned:
             runner.look_at_views(self._tell, by_position)
         saved, self.saved = self.saved, None  # nothing frees them from now on
@@ -398,7 +398,7 @@ class Run(Chained):
             else:
                 assert self.sums is not None
                 self.sums.start(node, groups)
-                unread = runner.apart.unread(frozenset(came))
+                unread = runner.saved_reads.unread(frozenset(came))
                 coming = repeated.once_more(came, self.sums.begin, unread)
                 self.generator = grouped(coming, groups)
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""Names of calls: equal for those that cost the same."""
+"""Names of calls: calls that cost the same have equal names."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from tightfit.costs.measured.call import Footprint, Measurement, measure_call, m
 from tightfit.costs.neighbour import matched, scaled_from
 from tightfit.costs.variants import operator_name
 from tightfit.graph.ir import Alternative, Graph, Op, ValueId, Variant
+from tightfit.pricing.exactness import compare_alternatives, without_inexact
 from tightfit.pricing.keys import is_opaque, key_of
-from tightfit.pricing.promises import keeping_promises, promises_kept
 from tightfit.pricing.records import UNKNOWN, recorded
 from tightfit.progress import Progress
 from tightfit.units import rounded_up
@@ -78,7 +78,7 @@ def measured_costs(captured: Captured, progress: Progress, *, postpones: bool = 
     `progress`: shows each call that is measured. `postpones`: whether to compare alternatives for
     three seconds only, and to leave longer comparisons for later: `Captured.hoped` has them.
     """
-    kept = promises_kept(captured, progress, postpones=postpones, seconds=_COMPARING_S)
+    kept = compare_alternatives(captured, progress, postpones=postpones, seconds=_COMPARING_S)
     captured = kept.captured
     calls = [call for calls in captured.calls for call in calls]
     known = recorded(captured, calls, Measurement, measure_call, progress)
@@ -111,7 +111,7 @@ def measured_workspaces(captured: Captured, progress: Progress) -> Priced:
     A model of costs says nothing of workspaces, and a plan that is to run must hold them.
     Parameters are as of `measured_costs`; each distinct call runs twice.
     """
-    captured = keeping_promises(captured, progress)
+    captured = without_inexact(captured, progress)
     calls = [call for calls in captured.calls for call in calls]
     known = recorded(captured, calls, Footprint, measure_workspace, progress)
     unknown = without_room(calls, known)
@@ -132,7 +132,7 @@ def scaled_costs(captured: Captured, neighbour: Graph, progress: Progress) -> Pr
     `neighbour`: priced, of the same callable on inputs of another shape. `progress`: as for
     `measured_costs`.
     """
-    captured = keeping_promises(captured, progress)
+    captured = without_inexact(captured, progress)
     likes = matched(captured.graph, neighbour)
     strange = [c for op in captured.graph.ops if op.id not in likes for c in captured.calls[op.id]]
     known = recorded(captured, strange, Measurement, measure_call, progress)

@@ -25,11 +25,11 @@ from tightfit.capture.stepping.predicted import PredictedOp
 from tightfit.costs.measured.call import Footprint, Measurement, measure_once
 from tightfit.costs.neighbour import matched, scaled_from, work
 from tightfit.graph.ir import Graph, OpId, ValueId
+from tightfit.pricing.exactness import compare_alternatives
 from tightfit.pricing.fewer_rows import rows_of, shortened
 from tightfit.pricing.keys import is_opaque, key_of, name_of
 from tightfit.pricing.plain import plain_footprint
 from tightfit.pricing.price import Priced, may_need_workspace, priced_by
-from tightfit.pricing.promises import promises_kept
 from tightfit.pricing.records import UNKNOWN, Brief, recorded
 from tightfit.progress import SILENT, Progress
 from tightfit.torch_private import core as private
@@ -78,7 +78,7 @@ def quick_costs(
     scaled from it, and calls that need no workspace there do not run. `postpones`: whether to leave
     alternatives that take long to compare for later: `Captured.hoped` has them.
     """
-    kept = promises_kept(captured, progress, room_bytes=room_bytes, postpones=postpones)
+    kept = compare_alternatives(captured, progress, room_bytes=room_bytes, postpones=postpones)
     captured = kept.captured
     likes = matched(captured.graph, neighbour) if neighbour is not None else {}
     as_there = {place for place, like in likes.items() if not may_need_workspace(like)}

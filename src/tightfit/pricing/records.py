@@ -55,8 +55,8 @@ def recorded(
 ) -> dict[str, Record]:
     """Return a record of a kind for the key of every call, from the disk cache or measured.
 
-    A call for which the budget has no room is left out, and one that refuses drawn numbers:
-    lengths that must sum up, say, or factors of a matrix.
+    Calls are left out for which the budget has no room, or that refuse drawn numbers: lengths that
+    must sum up, say, or factors of a matrix.
 
     `calls`: of its ops; opaque modules are known in this process only. `kind`: `Footprint`,
     `Measurement` or `Brief`. `measure`: runs a function on arguments and returns such a record.

@@ -175,7 +175,7 @@ def trace(
     assert callee.structure is not None
     kept = {
         "structure": callee.structure,
-        "origins": Origins(trail.stretches(), regions.stretches()),
+        "origins": Origins(trail.names(), regions.regions()),
         "decisions": recorder.decisions(),
         "opaque": opaque.found(),
         "detached": callee.detached,
@@ -209,7 +209,7 @@ def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph
 
 @dataclass
 class _Outputs:
-    """The outputs of a traced step, by what they are for; positions are those of placeholders."""
+    """The outputs of a traced step, by purpose; positions are places among the placeholders."""
 
     raw: list[tuple[Any, Any]] = field(default_factory=list)  # of the callable, with descriptors
     write_backs: list[tuple[fx.Node, int]] = field(default_factory=list)
@@ -218,7 +218,7 @@ class _Outputs:
 
 
 def _outputs_of(joint: Any, placeholders: Sequence[fx.Node], asked: AskedGradients) -> _Outputs:
-    """Return the outputs by what they are for; changed inputs come last among the raw ones."""
+    """Return the outputs by purpose; changed inputs come last among the raw outputs."""
     output_node = joint.graph_module.graph.output_node()
     flat = list(private.pytree.arg_tree_leaves(*output_node.args))
     descriptors = list(output_node.meta["desc"])
