@@ -75,7 +75,7 @@ class Assembly:
         return ways
 
     def _append(self, op: OpId, ways: Sequence[Way]) -> int:
-        """Append ways to those of an op; return the position of the first."""
+        """Append further ways to an op; return the position of the first."""
         position = len(self._calls[op])
         calls = [self._call(op, way) for way in ways]
         alternatives = [self._alternative(w, c) for w, c in zip(ways, calls, strict=True)]
@@ -87,7 +87,6 @@ class Assembly:
         return position
 
     def _change_default(self, op: OpId, extension: Extension) -> None:
-        """Let the default be used as an extension says."""
         old = self._ops[op]
         default, *others = old.alternatives
         if extension.default_use == "first":

@@ -48,7 +48,7 @@ class Way:
     # compared with the default they run, and their inputs are drawn
     rests_on: tuple[fx.Node, ...] = ()
     compiles: bool = True  # whether it is of use to a compiler, which would unroll a loop over rows
-    # Floating-point operations, for modelled costs; None: those of the default
+    # Floating-point operations, for modelled costs; None: as many as the default
     flops: int | None = None
     # Of a way that runs on stretches of bounded size, element by element: a text that is equal for
     # ways that compare and cost alike at any size

@@ -107,7 +107,6 @@ GROUPS = ("none", *dict.fromkeys(e.group for e in ENTRIES if e.group != "again")
 
 
 def _entries(group: str, allowed: Sequence[Exactness]) -> tuple[Entry, ...]:
-    """Return the contributors that are asked at all."""
     groups = {e.group for e in ENTRIES} if group == "all" else {group, "again"}
     return tuple(e for e in ENTRIES if e.group in groups and e.exactness in allowed)
 

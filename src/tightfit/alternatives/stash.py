@@ -108,7 +108,6 @@ def _parts(packed: torch.Tensor, elements: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def _halves(packed: torch.Tensor, elements: int) -> torch.Tensor:
-    """Return the view that holds the elements as halves."""
     return packed[_HEADER_BYTES:][: 2 * elements].view(torch.float16)
 
 

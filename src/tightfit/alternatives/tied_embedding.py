@@ -1,4 +1,4 @@
-"""The gradient of an embedding added to that of the output layer it shares its weight with.
+"""An embedding that shares its weight with the output layer: its gradient is added in place.
 
 Eager makes a dense gradient as large as the vocabulary and adds it. Rows are independent, so the
 embedding's gradient can be made for a stretch of the vocabulary at a time and added in place.

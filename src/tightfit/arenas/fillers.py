@@ -201,7 +201,6 @@ class FillerPlacement:
 
     @property
     def height_bytes(self) -> int:
-        """Of the memory; 0 if there is none yet."""
         return 0 if self._ground is None else self._ground.height_bytes
 
     def begin(self, script: Script, *, is_watched: bool = False) -> FilledStep:

@@ -88,7 +88,7 @@ class Captured:
     # The step with alternatives, too, that are still to be compared with their defaults: priced as
     # if they were as exact as they say. None: there are none.
     hoped: Captured | None = None
-    # Placeholders, each with the one whose gradient is handed over before: autograd adds up the
+    # By placeholder: the placeholder whose gradient is handed over before. Autograd adds up the
     # gradients of one tensor in the order in which they come
     in_turn: Mapping[int, int] = field(default_factory=dict)
     plain: Captured | None = None  # the step before alternatives were added; None: it has none

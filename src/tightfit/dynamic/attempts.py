@@ -24,8 +24,6 @@ _MOST_KNOWN = 4096
 
 
 class Given(NamedTuple):
-    """An operator and its arguments."""
-
     operator: Operator  # facts of its schema
     # args, kwargs: its arguments
     args: Any

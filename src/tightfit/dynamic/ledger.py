@@ -150,7 +150,6 @@ class Ledger:
         self._scoring_ns += scoring_ns
 
     def add(self, counts: Counts) -> None:
-        """Add counts made elsewhere."""
         self.operators += counts.operators
         self.evictions += counts.evictions
         self._again += counts.again

@@ -218,7 +218,6 @@ class Pool:
     # -- terms of a score --------------------------------------------------------------------------
 
     def _cost(self, content: Content) -> float:
-        """Return a content's `Cost`, as of now."""
         known = content.known_cost
         return cost_of(self._policy.cost, self, content) if known is None else known
 

@@ -71,7 +71,6 @@ class Repeater:
         return held
 
     def bring_back(self, content: Content) -> None:
-        """Make a content resident."""
         if not content.is_resident:
             self._work(self._frame(content))
 
@@ -208,7 +207,6 @@ class Held:
         self._lent: dict[Content, torch.UntypedStorage] = {}
 
     def lock(self, contents: Iterable[Content]) -> list[Content]:
-        """Lock resident contents; return the others."""
         missing: list[Content] = []
         for content in contents:
             storage = content.memory if content.is_resident else None

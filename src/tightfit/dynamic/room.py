@@ -50,7 +50,6 @@ class Room(ABC):
         self._tally = self._new_tally()
 
     def has(self, memory: torch.Tensor | torch.UntypedStorage) -> bool:
-        """Whether a tensor or a storage is on this device."""
         return memory.device == self.device
 
     @property

@@ -46,9 +46,9 @@ class KeptFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     format: int
     asked: str  # a digest of values that guards check
-    files: list[Any]  # those of installed code that was followed: size and date
+    files: list[Any]  # of installed code that was followed: size and date
     code: bytes
-    # Classes and fields; one that belongs to another has its place in this list as a field
+    # Classes and fields; a source inside another stands in its fields as a place in this list
     sources: list[tuple[str, list[Any]]]
     guards: list[tuple[int, str, dict[str, Any]]]
     sizes: list[tuple[int, Any, Any]]

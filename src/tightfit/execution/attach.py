@@ -343,7 +343,6 @@ def _refuse_nested(module: nn.Module) -> None:
 
 
 def _fitted_around(module: nn.Module) -> nn.Module | None:
-    """Return a fitted module that contains another module."""
     return next(
         (o for o in list(_FITTED) if o is not module and any(m is module for m in o.modules())),
         None,

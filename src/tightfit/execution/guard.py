@@ -87,8 +87,6 @@ class StepPeaks(msgspec.Struct, frozen=True):
 
 
 class Opened(Protocol):
-    """A forward."""
-
     @property
     def is_open(self) -> bool:
         """Whether a backward may still come or is running."""
@@ -98,8 +96,6 @@ _GUARDS: Living[Guard] = Living()
 
 
 class Measuring(Protocol):
-    """Measures steps."""
-
     def take_peak(self) -> Any:
         """Note the peak so far."""
 
@@ -185,7 +181,7 @@ class Guard:
     `device`: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. `on_exceed`: ``"raise"`` or ``"warn"``.
     `advice`: ways out, for the message of a step that exceeded the budget. `unmetered_bytes`:
     returns the bytes of constants that were allocated before there was a meter. `steps`: the last
-    of which every peak is known: not those that were only checked.
+    steps whose peaks are all known; steps that were only checked are left out.
     """
 
     def __init__(

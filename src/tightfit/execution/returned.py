@@ -97,8 +97,8 @@ class Returned:
         """Return values that leave the chain, as views only of values that leave it, too.
 
         A view of a tensor that is visible nowhere else is no view: the caller may write into it. A
-        tensor without a history is no view of one that gets one. What an autograd Function returns
-        of an input stays a view of it.
+        tensor without a history is no view of a tensor that gets a history. What an autograd
+        Function returns of an input stays a view of it.
         """
         if not self._views_of_inputs and not any(t._is_view() for t in raw):
             return tuple(raw)
@@ -132,7 +132,7 @@ class Returned:
 
 
 def viewed_outputs(joint: JointGraph) -> frozenset[int]:
-    """Return the raw outputs whose gradients several outputs give that are views of one another."""
+    """Return the raw outputs whose gradients come from several outputs, as these are its views."""
     infos = [info for info in joint.metadata.output_info if receives_gradient(info)]
     outputs = joint.metadata.num_outputs
     further = Counter(outputs + i.base_idx for i in infos if i.output_type in _VIEWS)
@@ -141,7 +141,7 @@ def viewed_outputs(joint: JointGraph) -> frozenset[int]:
 
 
 def readers_of_outputs(joint: JointGraph) -> dict[int, frozenset[int]]:
-    """Return for each output that may receive a gradient which of these are computed from it.
+    """Return for each differentiable output which of the others are computed from it.
 
     Nothing if none is: else gradients come inside of a step. What is a view of another output has
     no readers of its own.

@@ -57,7 +57,6 @@ def refuse_other_backward(
 
 @contextlib.contextmanager
 def with_gradient(parameter: torch.Tensor, gradient: torch.Tensor) -> Iterator[None]:
-    """Have a parameter have a gradient meanwhile, and none afterwards."""
     parameter.grad = gradient
     try:
         yield

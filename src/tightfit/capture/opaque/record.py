@@ -158,7 +158,7 @@ class Operand:
 class Profile:
     """The measurements of one real run of an opaque module's forward."""
 
-    outputs: tuple[Geometry, ...]  # of each tensor it returns, those that it was given left out
+    outputs: tuple[Geometry, ...]  # of each tensor that it makes and returns
     differentiable: tuple[bool, ...]  # which of them require a gradient
     structure: Structure  # its output without the tensors
     # For each tensor it returns, the unchanged operand that it is, if any; such are no outputs

@@ -176,7 +176,7 @@ class SecondPass:
         if node not in self._copies:
             copy = self._copies[node] = self._graph.node_copy(node, self._copy)
             for read in copy.all_input_nodes:
-                if read.graph is not self._graph:  # whose readers stay those of its own graph
+                if read.graph is not self._graph:  # which lists readers in its own graph only
                     read.users.pop(copy, None)
             if node in self._first.value_of:
                 self._value_of[copy] = self._again[self._first.value_of[node]]

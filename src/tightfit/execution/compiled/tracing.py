@@ -41,8 +41,6 @@ class Saved:
 
 @dataclass(frozen=True)
 class TracedForward:
-    """The forward graph."""
-
     # Takes the tensors among the inputs, the constants, the generator's state
     module: fx.GraphModule
     # For each raw output its position among the graph's outputs

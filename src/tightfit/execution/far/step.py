@@ -15,8 +15,6 @@ from tightfit.execution.lower import Program
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
-    """The bytes that a step moves."""
-
     # stored_bytes, loaded_bytes: to far memory, and back
     stored_bytes: int
     loaded_bytes: int

@@ -162,7 +162,6 @@ def imported(found: Frame) -> dict[str, Any]:
 
 
 def builtins_of(frame: Any) -> dict[str, Any]:
-    """Return the builtins as a frame finds them."""
     return get_builtins_dict(frame.f_globals)
 
 
@@ -206,7 +205,6 @@ def source_of(kind: str, fields: tuple[Any, ...]) -> Source:
 
 
 def guard_of(guard: GuardOf) -> Guard:
-    """Return a guard as Dynamo makes them."""
     create = getattr(guards.GuardBuilder, guard.kind)
     if guard.settings:
         create = functools.partial(create, **guard.settings)
