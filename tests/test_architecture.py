@@ -71,7 +71,7 @@ ALSO = {"costs/measured": {"allocator"}}
 
 ORDERS: dict[str, tuple[str, ...]] = {
     "capture": (
-        "alone flops libraries nodes origins",
+        "exclusive flops libraries nodes origins",
         "side_effects operators",
         "calls",
         "restored",

@@ -18,8 +18,8 @@ from tightfit.capture.capture import capture
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import InfeasibleBudget
 from tightfit.execution.attach import attached
+from tightfit.pricing.exactness import GradualComparison
 from tightfit.pricing.price import measured_costs
-from tightfit.pricing.promises import ComparedInTurns
 from tightfit.progress import SILENT
 from tightfit.session.whole.postponed import Postponed
 from tightfit.session.whole.specialisation import Specialisation
@@ -130,7 +130,7 @@ def test_where_every_operator_is_measured_what_takes_long_is_left_for_later_too(
     assert hoped is not None
     count = sum(len(op.alternatives) for op in priced.graph.ops)
     assert count < sum(len(op.alternatives) for op in hoped.graph.ops)
-    assert ComparedInTurns(hoped).go_on(float("inf"), 1 << 30)
+    assert GradualComparison(hoped).go_on(float("inf"), 1 << 30)
     after = measured_costs(hoped, SILENT, postpones=True).captured
     assert after.hoped is None
     assert count < sum(len(op.alternatives) for op in after.graph.ops)

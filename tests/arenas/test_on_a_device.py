@@ -214,9 +214,7 @@ def test_a_backward_that_fails_ends_its_step(grounds: list[Led]) -> None:
     assert report is not None and report.exact_steps >= 4 and report.fallbacks == 0
 
 
-def test_what_cannot_be_placed_is_refused_by_name(
-    grounds: list[Led],
-) -> None:
+def test_what_cannot_be_placed_is_refused_by_name(grounds: list[Led]) -> None:
     with pytest.raises(BadInput, match="a compiled plan requests memory in an order of its own"):
         tightfit.fit(net(), "64MiB", arena=True, compile=True)
 

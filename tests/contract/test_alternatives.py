@@ -47,8 +47,8 @@ from tightfit.capture.captured import Call, Captured, placeholder_tensors
 from tightfit.capture.nodes import base_of, is_getitem, storage_bytes
 from tightfit.capture.traced_call import TracedCall
 from tightfit.graph.ir import Alternative
+from tightfit.pricing.exactness import TOLERANCES, without_inexact
 from tightfit.pricing.price import measured_costs
-from tightfit.pricing.promises import TOLERANCES, keeping_promises
 from tightfit.progress import SILENT
 from tightfit.torch_private import core as private
 
@@ -486,7 +486,7 @@ def test_gradients_of_norms_from_their_output(name, make, shape, dtype, layout) 
     """Never of an output in half precision, which leaves too little of what was normalised."""
     model = Alone(make()).to(dtype)
     x = normal(shaped(shape, dtype, layout))
-    captured = keeping_promises(step_of(model, x, exactness="rounding"), SILENT)
+    captured = without_inexact(step_of(model, x, exactness="rounding"), SILENT)
     compared = battery_of(model, captured, x, tangent=normal).compared
     odd = name == "group_norm" and layout is torch.channels_last and len(shape) > 3
     if not odd:  # its kernels lay out results otherwise
@@ -516,7 +516,7 @@ class Attention(nn.Module):
 def test_attention_by_its_formula(dtype, causal, tokens) -> None:
     model = Attention(causal).to(dtype)
     x = torch.randn(3, tokens, 32, dtype=dtype)
-    captured = keeping_promises(step_of(model, x, exactness="rounding"), SILENT)
+    captured = without_inexact(step_of(model, x, exactness="rounding"), SILENT)
     compared = battery_of(model, captured, x, tangent=normal).compared
     assert compared["attention.formula"] == 2
 
@@ -680,7 +680,7 @@ def test_large_convolutions_by_images(dtype, layout) -> None:
     """Of a batch that is no multiple of what runs at once; kept are those that keep their bits."""
     model = by_images().to(dtype).to(memory_format=layout)
     x = normal(shaped((9, 8, 40, 40), dtype, layout))
-    captured = keeping_promises(step_of(model, x, exactness="rounding"), SILENT)
+    captured = without_inexact(step_of(model, x, exactness="rounding"), SILENT)
     compared = battery_of(model, captured, x, tangent=normal).compared
     assert compared["convolution.by_images_1"] + compared["convolution.by_images_2"] >= 4
     assert compared["convolution.gradients_by_images_2"] >= 2

@@ -96,10 +96,7 @@ def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
 def test_every_bit_is_the_same_if_everything_is_evicted_always(case: Case) -> None:
     expected = train(*of_case(case), steps=1)
     model, loss_of = of_case(case)
-    with (
-        tightfit.online(AMPLE, smallest=1, most_again=1e9) as region,
-        EvictEverything(region),
-    ):
+    with tightfit.online(AMPLE, smallest=1, most_again=1e9) as region, EvictEverything(region):
         found = train(model, loss_of, steps=1)
     assert found == expected
     assert region.report().rematerialisations > 0

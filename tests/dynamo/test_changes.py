@@ -6,8 +6,10 @@ import contextlib
 import copy
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from torch.nn.utils import parametrize
 
 import tightfit
 
+THIS = sys.modules[__name__]
 FACTOR = 2.0
 TABLE = {"factor": 1.0}
 
@@ -90,39 +93,6 @@ def _hook_of_all(
     return registered
 
 
-@contextlib.contextmanager
-def _global(name: str, value: Any) -> Iterator[None]:
-    before = globals()[name]
-    globals()[name] = value
-    try:
-        yield
-    finally:
-        globals()[name] = before
-
-
-@contextlib.contextmanager
-def _put(held: Any, key: str, value: Any) -> Iterator[None]:
-    before = held.get(key)
-    held[key] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del held[key]
-        else:
-            held[key] = before
-
-
-@contextlib.contextmanager
-def _of_class(name: str, value: Any, kind: type = Block) -> Iterator[None]:
-    before = getattr(kind, name)
-    setattr(kind, name, value)
-    try:
-        yield
-    finally:
-        setattr(kind, name, before)
-
-
 def _other_weight(model: nn.Module) -> None:
     block = model.blocks[0]
     block.layer.weight = nn.Parameter(block.layer.weight.detach() * 2)
@@ -188,14 +158,16 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "a parametrization": lambda m: (
         parametrize.register_parametrization(m.blocks[0].layer, "weight", Doubled()) and None
     ),
-    "a global number": lambda _: _global("FACTOR", 3.0),
-    "a global function": lambda _: _global("scaled", lambda x: x - 1),
-    "a global dictionary": lambda _: _put(TABLE, "factor", 0.25),
-    "the environment": lambda _: _put(os.environ, "TIGHTFIT_TEST_CHANGES", "1"),
-    "a class attribute": lambda _: _of_class("power", 2),
-    "the forward of a class": lambda _: _of_class("forward", lambda self, x: self.layer(x)),
-    "another method of a class": lambda _: _of_class("raised", lambda self, x: x * 7),
-    "a method of an object": lambda _: _of_class("lowered", lambda self, x: x + 2, Options),
+    "a global number": lambda _: patch.object(THIS, "FACTOR", 3.0),
+    "a global function": lambda _: patch.object(THIS, "scaled", lambda x: x - 1),
+    "a global dictionary": lambda _: patch.dict(TABLE, factor=0.25),
+    "the environment": lambda _: patch.dict(os.environ, TIGHTFIT_TEST_CHANGES="1"),
+    "a class attribute": lambda _: patch.object(Block, "power", 2),
+    "the forward of a class": lambda _: patch.object(
+        Block, "forward", lambda self, x: self.layer(x)
+    ),
+    "another method of a class": lambda _: patch.object(Block, "raised", lambda self, x: x * 7),
+    "a method of an object": lambda _: patch.object(Options, "lowered", lambda self, x: x + 2),
     "autocast": lambda _: torch.autocast("cpu", dtype=torch.bfloat16),
     "a hook of all modules": _hook_of_all(
         hooks_of_all.register_module_forward_hook,
@@ -206,13 +178,6 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
         lambda module, given: (given[0] * 2,) if isinstance(module, nn.Linear) else None,
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def dynamo_begins_anew() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def step(model: nn.Module, seed: int) -> list[Tensor | None]:

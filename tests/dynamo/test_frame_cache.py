@@ -80,14 +80,14 @@ def of_another_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def known(of_another_process: Path, tmp_path: Path, followed: list[str]) -> list[str]:
-    """Return what `followed` yields; what is kept of a `Net` is there already."""
+    """Return what `followed` returns; what is kept of a `Net` is there already."""
     shutil.copytree(of_another_process, tmp_path, dirs_exist_ok=True)
     return followed
 
 
 @pytest.fixture
-def followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
-    """Yield a list that grows with every frame that Dynamo follows; nothing is kept as yet."""
+def followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Return a list that grows with every frame that Dynamo follows; nothing is kept as yet."""
     monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))
     made: list[str] = []
     plain = convert_frame._compile
@@ -97,9 +97,7 @@ def followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[s
         return plain(code, *args, **kwargs)
 
     monkeypatch.setattr(convert_frame, "_compile", noted)
-    torch._dynamo.reset()
-    yield made
-    torch._dynamo.reset()
+    return made
 
 
 def made(change: Callable[[Net], Any] | None = None) -> Net:
@@ -132,9 +130,17 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
-def x_of(net: nn.Module) -> torch.Tensor:
+def agree(within: nn.Module, plain: nn.Module) -> bool:
     torch.manual_seed(2)
-    return torch.randn(3, 4, dtype=next(net.parameters()).dtype)
+    x = torch.randn(3, 4, dtype=next(plain.parameters()).dtype)
+    return same(gradients(within, x), gradients(plain, x))
+
+
+def twins(kind: type[nn.Module]) -> tuple[nn.Module, nn.Module]:
+    """Return a fitted module and a plain one with the same numbers."""
+    plain, within = kind(), fitted(kind())
+    within.load_state_dict(plain.state_dict())
+    return within, plain
 
 
 def kept_files(folder: Path) -> list[Path]:
@@ -143,9 +149,7 @@ def kept_files(folder: Path) -> list[Path]:
 
 def is_right(change: Callable[[Net], Any] | None = None) -> bool:
     """Whether a fitted model trains as a plain one does."""
-    plain, within = made(change), fitted(made(change))
-    expected = gradients(plain, x_of(plain))
-    return same(gradients(within, x_of(within)), expected)
+    return agree(fitted(made(change)), made(change))
 
 
 def test_kept_frames_are_used_again(followed: list[str], tmp_path: Path) -> None:
@@ -268,9 +272,8 @@ SURROUNDINGS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", SURROUNDINGS)
 def test_surroundings_of_a_model_count(name: str, known: list[str]) -> None:
     plain, within = made(), fitted(made())
-    x = x_of(plain)
     with SURROUNDINGS[name]():
-        assert same(gradients(within, x), gradients(plain, x))
+        assert agree(within, plain)
     assert len(known) == 1
 
 
@@ -288,8 +291,7 @@ def test_changes_after_a_kept_frame_was_used_are_noticed(
 ) -> None:
     """Guards are those of this process: they see what changes from now on."""
     plain, within = made(), fitted(made())
-    x = x_of(plain)
-    assert same(gradients(within, x), gradients(plain, x))
+    assert agree(within, plain)
     assert not known
     if name in DIFFERENCES:
         for net in (plain, within):
@@ -298,17 +300,15 @@ def test_changes_after_a_kept_frame_was_used_are_noticed(
     else:
         where, attribute, value = ELSEWHERE[name]
         monkeypatch.setattr(where, attribute, value)
-    x = x_of(plain)
-    assert same(gradients(within, x), gradients(plain, x))
+    assert agree(within, plain)
 
 
 def test_evaluation_without_gradients_is_right(followed: list[str]) -> None:
     for _ in range(2):
         plain, within = made().eval(), fitted(made().eval())
-        x = x_of(plain)
         with torch.no_grad():
-            assert same(gradients(within, x), gradients(plain, x))
-        assert same(gradients(within, x), gradients(plain, x))
+            assert agree(within, plain)
+        assert agree(within, plain)
 
 
 # -- values that a class or a function has closed over -------------------------------------------
@@ -438,11 +438,7 @@ def test_a_value_that_is_another_one_counts(
     kind_of: Callable[[float], type[nn.Module]], followed: list[str]
 ) -> None:
     for value in (2.0, 3.0, 2.0):
-        kind = kind_of(value)
-        plain, within = kind(), fitted(kind())
-        within.load_state_dict(plain.state_dict())
-        x = x_of(plain)
-        assert same(gradients(within, x), gradients(plain, x))
+        assert agree(*twins(kind_of(value)))
 
 
 # -- what is not kept -----------------------------------------------------------------------------
@@ -484,22 +480,17 @@ def test_what_a_file_cannot_hold_is_followed_each_time(
 ) -> None:
     for _ in range(2):
         count = len(followed)
-        plain, within = kind(), fitted(kind())
-        within.load_state_dict(plain.state_dict())
-        x = x_of(plain)
-        for _ in range(2):
-            assert same(gradients(within, x), gradients(plain, x))
+        within, plain = twins(kind)
+        assert agree(within, plain) and agree(within, plain)
         assert len(followed) > count
     assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_counter_continues_with_kept_frames(followed: list[str]) -> None:
     for _ in range(2):
-        plain, within = Counting(), fitted(Counting())
-        within.load_state_dict(plain.state_dict())
-        x = x_of(plain)
+        within, plain = twins(Counting)
         for _ in range(4):
-            assert same(gradients(within, x), gradients(plain, x))
+            assert agree(within, plain)
 
 
 # -- files ----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import copy
 import gc
 import io
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -20,13 +20,6 @@ from tightfit.errors import InfeasibleBudget
 from tightfit.execution.attach import attached
 
 pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")
-
-
-@pytest.fixture(autouse=True)
-def dynamo_begins_anew() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def fitted_twin(model: nn.Module, budget: str = "1GiB") -> nn.Module:
@@ -620,9 +613,7 @@ class Totals(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [Constants, Totals])
-def test_graphs_that_run_as_they_are_hold_no_more_than_plain_pytorch(
-    kind: type[nn.Module],
-) -> None:
+def test_graphs_that_run_as_they_are_hold_no_more_than_plain_pytorch(kind: type[nn.Module]) -> None:
     """Neither numbers of Dynamo's examples, nor what a function of autograd has saved."""
 
     def lived(net: nn.Module) -> tuple[list[int], Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,8 @@ NEVER_STORED = {
 
 
 @pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
-    """Yield a list that grows with every trace that is made; nothing is stored when it begins.
+def traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Return a list that grows with every trace that is made; nothing is stored when it begins.
 
     As if each model were of another process: only files are looked at.
     """
@@ -55,9 +55,7 @@ def traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str
         return plain(*args)
 
     monkeypatch.setattr(capturing, "_traced", noted)
-    torch._dynamo.reset()
-    yield made
-    torch._dynamo.reset()
+    return made
 
 
 def captured(model: nn.Module, *inputs: Any) -> list[Captured]:

@@ -53,8 +53,7 @@ def moving() -> tuple[Step, Plan]:
 
 
 @pytest.mark.parametrize(
-    ("waiting", "event"),
-    [("stores", "operators"), ("loads", "operators"), ("operators", "stores")],
+    ("waiting", "event"), [("stores", "operators"), ("loads", "operators"), ("operators", "stores")]
 )
 def test_a_wait_that_is_left_out_is_found(
     moving: tuple[Step, Plan], waiting: str, event: str

@@ -13,7 +13,7 @@ import tightfit
 from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.capture import capture
 from tightfit.capture.traced_call import TracedCall
-from tightfit.pricing.promises import keeping_promises
+from tightfit.pricing.exactness import without_inexact
 from tightfit.progress import SILENT
 
 pytestmark = [
@@ -53,13 +53,13 @@ def test_other_kernels_are_compared_and_steps_with_them_are_near_plain_ones() ->
     torch.manual_seed(0)
     model, images = Both().cuda(), torch.randn(4, 3, 32, 32, device="cuda")
     step = capture(TracedCall(model, {"model": model}, (images,), {}))
-    kept = names(keeping_promises(with_alternatives(step, "rounding"), SILENT))
+    kept = names(without_inexact(with_alternatives(step, "rounding"), SILENT))
     assert kept >= {"convolution.cudnn_native", "attention.formula", "max_pool.from_offsets"}
     others = {"attention.flash", "attention.efficient", "attention.cudnn"}
     assert not kept & others  # the kernel that runs is the only one for float32
     half = Both().cuda().bfloat16()
     step = capture(TracedCall(half, {"model": half}, (images.bfloat16(),), {}))
-    assert names(keeping_promises(with_alternatives(step, "rounding"), SILENT)) & others
+    assert names(without_inexact(with_alternatives(step, "rounding"), SILENT)) & others
     model(images).backward()
     expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()

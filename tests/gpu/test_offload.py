@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-import os
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,6 +19,7 @@ from tightfit.execution.attach import attached
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("deterministic"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
@@ -30,16 +29,6 @@ STEPS = 8
 SHARES = (0.9, 1.0)
 """Of the least budget without moves, constants left out: the least that a plan fits is taken."""
 ANY_PLAN = (10, 1.0)
-
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
-
-
-@pytest.fixture(autouse=True)
-def deterministic() -> Iterator[None]:
-    """Bits can only be compared where kernels give the same ones twice."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def batch(step: int) -> torch.Tensor:

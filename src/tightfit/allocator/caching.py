@@ -18,8 +18,6 @@ class AllocatorState:
 
 
 class CudaCachingAllocator:
-    """The caching allocator of a GPU."""
-
     page_bytes = 22 << 20
     """By which it takes memory from the device: about so much is reserved and not given out, of
     segments that expand, for large requests and for small ones."""

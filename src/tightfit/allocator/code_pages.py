@@ -15,8 +15,8 @@ def drop_code_pages() -> None:
     """Give pages of code back to the system; they are mapped again when they are reached.
 
     Most code that was run so far is not run again: of importing, capturing and planning. Only
-    mappings of files that can be executed and not written are touched, and of these only such
-    without a changed page. Does nothing where the system does not list them.
+    mappings of files that can be executed and not written are touched, and only if no page of them
+    was changed. Does nothing where the system does not list them.
     """
     advise = getattr(ctypes.CDLL(None), "madvise", None)
     if advise is None:

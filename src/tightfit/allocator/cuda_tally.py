@@ -71,7 +71,7 @@ class CudaTally:
         return self._meter.peak_bytes() - self._start
 
     def asked_so_far_bytes(self) -> int:
-        """Return the bytes of all requests so far, of those that are given back as well."""
+        """Return the bytes of all requests so far, requests that are given back included."""
         return self._meter.asked_so_far_bytes()
 
     def counted_bytes(self, tensors: Iterable[Any]) -> int:

@@ -71,10 +71,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...] | None]] = {
     "tightfit_replay_interrupt": (None, ()),
     "tightfit_replay_resume": (None, ()),
     "tightfit_replay_alive": (ctypes.c_int64, (ctypes.c_int,)),
-    "tightfit_replay_wanted": (
-        None,
-        (ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int64)),
-    ),
+    "tightfit_replay_wanted": (None, (ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int64))),
     "tightfit_replay_poison": (None, (ctypes.c_int,)),
 }
 

@@ -156,7 +156,7 @@ class CudaMeter:
         return max(self._least_bytes, peak_bytes)
 
     def asked_so_far_bytes(self) -> int:
-        """Return the bytes of all requests so far, of those that are given back as well."""
+        """Return the bytes of all requests so far, requests that are given back included."""
         return self._statistic("allocated")
 
     def _statistic(self, which: str) -> int:

@@ -31,7 +31,6 @@ class ProfilerMeter:
         self._levels: tuple[int, ...] | None = None
 
     def __enter__(self) -> ProfilerMeter:
-        """Start profiling."""
         import torch
 
         self._levels = None
@@ -47,7 +46,6 @@ class ProfilerMeter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop profiling and read the memory events."""
         self._profiler.__exit__(kind, error, trace)
         changes = _cpu_memory_changes(self._profiler)
         self._profiler = None

@@ -68,5 +68,5 @@ def budget_exceeded(
 
 
 def _described(error: BaseException) -> str:
-    """Return the text of an error: that of a GPU's allocator in terms of its limit."""
+    """Return the text of an error; the text of a GPU's allocator in terms of its limit."""
     return budget_refusal(error) or str(error)

@@ -22,7 +22,7 @@ _LARGEST_BYTES = 32 << 20  # as high as glibc itself sets its threshold
 class Replayed:
     """Where requests of one step were served."""
 
-    requests: int  # those of the thread inside the arena
+    requests: int  # of the thread inside the arena
     hits: int  # got their planned place
     outside: int  # were planned to be outside
     # larger, late, over: fell back to the ordinary allocator: larger than planned; their place was
@@ -59,10 +59,7 @@ class Replay:
         self._close.atexit = False
 
     def add(
-        self,
-        sizes: Sequence[int],
-        offsets: Sequence[int],
-        predecessors: Sequence[Sequence[int]],
+        self, sizes: Sequence[int], offsets: Sequence[int], predecessors: Sequence[Sequence[int]]
     ) -> int | None:
         """Add a plan and return its number; None if the arena has its 32 plans.
 
@@ -84,7 +81,7 @@ class Replay:
         return None if number < 0 else number
 
     def begin(self, plan: int) -> None:
-        """Let the calling thread's requests be those of a step.
+        """Serve the calling thread's requests as a step of a plan.
 
         Raises `BadInput` if the thread is in an arena already.
         """

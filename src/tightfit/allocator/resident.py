@@ -61,15 +61,11 @@ class FirstStorages:
         self._of = {id(t): [*map(StorageWeakRef, storages_of([t]))] for t in tensors}
 
     def others(self, tensors: Iterable[Any]) -> list[torch.Tensor]:
-        """Return tensors of the storages in use, but for those of the first that are given."""
+        """Return tensors of the storages in use, without storages of given tensors."""
         given = set(map(id, tensors))
         rest = (known for key, held in self._of.items() if key not in given for known in held)
-        storages = map(in_use, rest)
-        return [_of_storage(storage) for storage in storages if storage is not None]
-
-
-def _of_storage(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        storages = (storage for storage in map(in_use, rest) if storage is not None)
+        return [torch.empty(0, dtype=torch.uint8, device=s.device).set_(s) for s in storages]
 
 
 def element_bytes(tensors: Iterable[Any]) -> int:

@@ -21,6 +21,7 @@ from tightfit.graph.liveness import producers
 from tightfit.graph.validate import validate_graph
 
 _Added = tuple[Op, tuple[Call, ...], fx.Node]
+"""An op, the calls of its alternatives, and its node."""
 
 
 class Assembly:
@@ -74,7 +75,7 @@ class Assembly:
         return ways
 
     def _append(self, op: OpId, ways: Sequence[Way]) -> int:
-        """Append ways to those of an op; return the position of the first."""
+        """Append further ways to an op; return the position of the first."""
         position = len(self._calls[op])
         calls = [self._call(op, way) for way in ways]
         alternatives = [self._alternative(w, c) for w, c in zip(ways, calls, strict=True)]
@@ -86,7 +87,6 @@ class Assembly:
         return position
 
     def _change_default(self, op: OpId, extension: Extension) -> None:
-        """Let the default be used as an extension says."""
         old = self._ops[op]
         default, *others = old.alternatives
         if extension.default_use == "first":
@@ -96,24 +96,15 @@ class Assembly:
         self._ops[op] = msgspec.structs.replace(old, alternatives=alternatives, pinned=pinned)
 
     def finished(self) -> Captured:
-        ops: list[Op] = []
-        calls: list[tuple[Call, ...]] = []
-        nodes: list[fx.Node] = []
+        ordered: list[_Added] = []
         moved: dict[OpId, OpId] = {}
-        for op, own, node in zip(self._ops, self._calls, self._captured.nodes, strict=True):
-            for extra, its_calls, its_node in self._ahead.get(op.id, ()):
-                ops.append(msgspec.structs.replace(extra, id=len(ops)))
-                calls.append(its_calls)
-                nodes.append(its_node)
-            moved[op.id] = len(ops)
+        for op, calls, node in zip(self._ops, self._calls, self._captured.nodes, strict=True):
+            ordered += self._ahead.get(op.id, ())
+            moved[op.id] = len(ordered)
             partner = None if op.partner is None else moved[op.partner]
-            ops.append(msgspec.structs.replace(op, id=len(ops), partner=partner))
-            calls.append(own)
-            nodes.append(node)
-            for extra, its_calls, its_node in self._behind.get(op.id, ()):
-                ops.append(msgspec.structs.replace(extra, id=len(ops)))
-                calls.append(its_calls)
-                nodes.append(its_node)
+            ordered.append((msgspec.structs.replace(op, partner=partner), calls, node))
+            ordered += self._behind.get(op.id, ())
+        ops = (msgspec.structs.replace(op, id=i) for i, (op, _, _) in enumerate(ordered))
         choices = (
             Choice(
                 branches=(
@@ -124,16 +115,13 @@ class Assembly:
             for pairs in self._linked
         )
         graph = msgspec.structs.replace(
-            self._captured.graph,
-            ops=tuple(ops),
-            values=tuple(self._values),
-            choices=tuple(choices),
+            self._captured.graph, ops=tuple(ops), values=tuple(self._values), choices=tuple(choices)
         )
         return dataclasses.replace(
             self._captured,
             graph=validate_graph(graph),
-            calls=tuple(calls),
-            nodes=tuple(nodes),
+            calls=tuple(calls for _, calls, _ in ordered),
+            nodes=tuple(node for _, _, node in ordered),
             value_of=self._value_of,
             plain=self._captured,
         )

@@ -78,10 +78,13 @@ def _flash_gradients(
     )  # fmt: skip
 
 
-def _efficient(query: Any, key: Any, value: Any, causal: bool, scale: float) -> tuple[Any, Any]:
-    return aten._scaled_dot_product_efficient_attention.default(
-        query, key, value, None, True, 0.0, causal, scale=scale
-    )[:2]
+def _without_mask(operator: Any) -> Callable[..., tuple[Any, Any]]:
+    """Return an operator that also takes a mask as a kernel without a mask."""
+
+    def kernel(query: Any, key: Any, value: Any, causal: bool, scale: float) -> tuple[Any, Any]:
+        return operator(query, key, value, None, True, 0.0, causal, scale=scale)[:2]
+
+    return kernel
 
 
 def _efficient_gradients(
@@ -96,12 +99,6 @@ def _efficient_gradients(
         gradient, query, key, value, None, made, padded, seed, seed, 0.0, wanted, causal,
         scale=scale,
     )[:3]  # fmt: skip
-
-
-def _cudnn(query: Any, key: Any, value: Any, causal: bool, scale: float) -> tuple[Any, Any]:
-    return aten._scaled_dot_product_cudnn_attention.default(
-        query, key, value, None, True, 0.0, causal, scale=scale
-    )[:2]
 
 
 def _cudnn_gradients(
@@ -128,8 +125,12 @@ class _Kernel:
 _KERNELS = {
     "formula": _Kernel(_formula, _formula_gradients),
     "flash": _Kernel(_flash, _flash_gradients),
-    "efficient": _Kernel(_efficient, _efficient_gradients),
-    "cudnn": _Kernel(_cudnn, _cudnn_gradients),
+    "efficient": _Kernel(
+        _without_mask(aten._scaled_dot_product_efficient_attention.default), _efficient_gradients
+    ),
+    "cudnn": _Kernel(
+        _without_mask(aten._scaled_dot_product_cudnn_attention.default), _cudnn_gradients
+    ),
 }
 
 _FORWARD = {
@@ -168,9 +169,7 @@ def attended(
 
 
 def attention_gradients(
-    kernel: str,
-    strides: tuple[tuple[int, ...], ...],
-    *arguments: Any,
+    kernel: str, strides: tuple[tuple[int, ...], ...], *arguments: Any
 ) -> tuple[torch.Tensor, ...]:
     """Return the gradients of query, key and value, laid out as the default's.
 
@@ -186,8 +185,7 @@ def attention_gradients(
 def _laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     if tensor.stride() == strides:
         return tensor
-    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(tensor)
+    return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
 
 
 def attention(view: OpView) -> Extension | None:

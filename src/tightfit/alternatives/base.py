@@ -8,7 +8,7 @@ registry.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,9 +18,9 @@ from torch import fx
 from tightfit.capture.captured import Call, Captured, FarFromZero
 from tightfit.capture.nodes import (
     base_of,
+    fills_storage,
     is_getitem,
     is_traced_in_backward,
-    is_without_gaps,
     storage_bytes,
 )
 from tightfit.graph.ir import Exactness, Op, Use, Value
@@ -48,7 +48,7 @@ class Way:
     # compared with the default they run, and their inputs are drawn
     rests_on: tuple[fx.Node, ...] = ()
     compiles: bool = True  # whether it is of use to a compiler, which would unroll a loop over rows
-    # Floating-point operations, for modelled costs; None: those of the default
+    # Floating-point operations, for modelled costs; None: as many as the default
     flops: int | None = None
     # Of a way that runs on stretches of bounded size, element by element: a text that is equal for
     # ways that compare and cost alike at any size
@@ -106,7 +106,6 @@ class OpView:
 
     @property
     def node(self) -> fx.Node:
-        """The traced operator."""
         return self.captured.nodes[self.op.id]
 
     @property
@@ -122,13 +121,10 @@ class OpView:
         """Whether the op runs CPU kernels: only of those is it shown which give the same bits."""
         return self.captured.graph.device.kind == "cpu"
 
-    def output_node(self, index: int) -> fx.Node | None:
-        """Return the node that picks output `index`, if it is read."""
-        return _picked(self.node, index)
-
     def output_of(self, maker: fx.Node, index: int) -> fx.Node | None:
-        """Return the node that picks an output of another op, if it is read."""
-        return _picked(maker, index)
+        """Return the node that picks an output of an op, if it is read."""
+        picks = (user for user in maker.users if is_getitem(user))
+        return next((pick for pick in picks if pick.args[1] == index), None)
 
     def is_forward(self, node: fx.Node) -> bool:
         return not is_traced_in_backward(node)
@@ -261,6 +257,12 @@ class OpView:
             return function(*fakes)
 
 
+def slices(count: int, step: int) -> Iterator[slice]:
+    """Yield slices of so many rows, `step` of them at a time; the last may be shorter."""
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
+
+
 def arguments_of(node: fx.Node) -> tuple[Any, ...]:
     """Return the positional arguments of an operator, those left at their default too."""
     schema = getattr(node.target, "_schema", None)
@@ -272,9 +274,7 @@ def arguments_of(node: fx.Node) -> tuple[Any, ...]:
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements of a (fake) tensor fill their storage, each at one place."""
-    if tensor.numel() == 0 or not is_without_gaps(tensor):
-        return False
-    return storage_bytes(tensor) == tensor.numel() * tensor.element_size()
+    return tensor.numel() > 0 and fills_storage(tensor)
 
 
 def _result(node: fx.Node, index: int) -> fx.Node:
@@ -282,13 +282,6 @@ def _result(node: fx.Node, index: int) -> fx.Node:
     result = node.graph.call_function(operator.getitem, (node, index))
     result.meta = {"val": node.meta["val"][index]}
     return result
-
-
-def _picked(node: fx.Node, index: int) -> fx.Node | None:
-    for user in node.users:
-        if is_getitem(user) and user.args[1] == index:
-            return user
-    return None
 
 
 Contributor = Callable[[OpView], Extension | None]

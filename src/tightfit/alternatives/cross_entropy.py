@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.base import Extension, OpView, Way, slices
 from tightfit.capture.nodes import base_of
 
 aten = torch.ops.aten
@@ -40,8 +40,7 @@ def cross_entropy_gradient(
     """
     if out is None:
         out = torch.empty_like(log_probabilities)
-    for start in range(0, log_probabilities.shape[0], _ROWS):
-        rows = slice(start, start + _ROWS)
+    for rows in slices(log_probabilities.shape[0], _ROWS):
         part = log_probabilities[rows]
         own = gradient[rows] if gradient.dim() else gradient
         of_rows = aten.nll_loss_backward.default(
@@ -71,21 +70,11 @@ def fused_cross_entropy_gradient(view: OpView) -> Extension | None:
         return None
     if log_probabilities.meta["val"].dtype != precision:
         return None
-    gradient, _, target, weight, reduction, ignored, total_weight = loss.args
-    args = (
-        gradient,
-        log_probabilities,
-        target,
-        weight,
-        reduction,
-        ignored,
-        total_weight,
-        precision,
-    )
+    gradient, _, *rest = loss.args
     fused = Way(
         "cross_entropy.fused",
         cross_entropy_gradient,
-        args,
+        (gradient, log_probabilities, *rest, precision),
         rests_on=(loss,),
         compiles=False,
         by_rows=True,

@@ -7,14 +7,7 @@ import dataclasses
 import torch
 
 from tightfit.alternatives.base import Extension, OpView, Way
-from tightfit.alternatives.bits import (
-    bits_of,
-    by_stretches,
-    flat,
-    packed,
-    stretches,
-    unpack,
-)
+from tightfit.alternatives.bits import bits_of, by_stretches, flat, packed, stretches, unpack
 from tightfit.alternatives.kernels import runs_on
 from tightfit.capture.operators.dropout import scaled_dropout
 
@@ -40,9 +33,7 @@ def gradient_of_kept(
 
     `bits`: from `kept`. `scale`: one over the probability to be kept, as the forward multiplied.
     """
-    made = torch.empty_strided(
-        gradient.shape, strides, dtype=gradient.dtype, device=gradient.device
-    )
+    made = gradient.new_empty_strided(gradient.shape, strides)
     given, written = flat(gradient, strides), flat(made, strides)
     if runs_on(gradient):
         from tightfit.alternatives.kernels.bits import keep_marked

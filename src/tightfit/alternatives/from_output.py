@@ -56,7 +56,6 @@ def times_slope(gradient: torch.Tensor, output: torch.Tensor, beta: float) -> to
 
 
 def softplus_gradient(view: OpView) -> Extension | None:
-    """Offer the gradient of a softplus from its output."""
     gradient, x, beta, threshold = arguments_of(view.node)
     forward = view.reader_of(x, (aten.softplus.default,), beta, threshold)
     if forward is None or beta <= 0:

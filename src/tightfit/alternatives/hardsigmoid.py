@@ -26,9 +26,7 @@ def slope_marked(
 
     `bits`: from `sloped`. `strides`: of the hardsigmoid's input.
     """
-    made = torch.empty_strided(
-        gradient.shape, strides, dtype=gradient.dtype, device=gradient.device
-    )
+    made = gradient.new_empty_strided(gradient.shape, strides)
     given, written = flat(gradient, strides), flat(made, strides)
     for part, its_bits in stretches(given):
         # the operator itself, of an input that is inside (0) or outside (3)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.base import Extension, OpView, Way, slices
 from tightfit.capture.nodes import base_of, is_view
 
 aten = torch.ops.aten
@@ -52,8 +52,7 @@ def loss_and_gradients(
     of_x = torch.empty_like(x)
     of_weight = x.new_zeros((weight.shape[1], weight.shape[0]))
     of_bias = None if bias is None else torch.zeros_like(bias).unsqueeze(0)
-    for start in range(0, x.shape[0], rows):
-        part = slice(start, start + rows)
+    for part in slices(x.shape[0], rows):
         logits = x[part] @ weight if bias is None else torch.addmm(bias, x[part], weight)
         aten._log_softmax.out(logits, 1, False, out=logits)
         loss -= (logits.gather(1, place[part]) * of_row[part]).sum()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tightfit.alternatives.base import Extension, OpView, Way, arguments_of
+from tightfit.alternatives.base import Extension, OpView, Way, arguments_of, slices
 from tightfit.alternatives.kernels import runs_on
 
 aten = torch.ops.aten
@@ -129,9 +129,7 @@ def gradient_from_offsets(
 def _parts(places: torch.Tensor) -> Iterator[slice]:
     """Yield a few images of the batch, or channels of one image, at a time."""
     at_once = _ON_CPU if places.device.type == "cpu" else _ON_GPU
-    step = max(1, at_once * places.shape[0] // places.numel())
-    for start in range(0, places.shape[0], step):
-        yield slice(start, start + step)
+    return slices(places.shape[0], max(1, at_once * places.shape[0] // places.numel()))
 
 
 def max_pool_gradient(view: OpView) -> Extension | None:

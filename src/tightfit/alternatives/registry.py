@@ -107,7 +107,6 @@ GROUPS = ("none", *dict.fromkeys(e.group for e in ENTRIES if e.group != "again")
 
 
 def _entries(group: str, allowed: Sequence[Exactness]) -> tuple[Entry, ...]:
-    """Return the contributors that are asked at all."""
     groups = {e.group for e in ENTRIES} if group == "all" else {group, "again"}
     return tuple(e for e in ENTRIES if e.group in groups and e.exactness in allowed)
 
@@ -147,5 +146,5 @@ def _takes_numbers(node: fx.Node) -> bool:
 
 
 def compilable(captured: Captured) -> Captured:
-    """Return a step with those of its alternatives that are of use to a compiler."""
+    """Return a step without alternatives that are of no use to a compiler."""
     return captured.keeping(lambda op, way, call: call.compiles)

@@ -11,14 +11,7 @@ import dataclasses
 import torch
 
 from tightfit.alternatives.base import Extension, OpView, Way
-from tightfit.alternatives.bits import (
-    bits_of,
-    by_stretches,
-    flat,
-    packed,
-    stretches,
-    unpack,
-)
+from tightfit.alternatives.bits import bits_of, by_stretches, flat, packed, stretches, unpack
 from tightfit.alternatives.kernels import runs_on
 
 aten = torch.ops.aten
@@ -50,9 +43,7 @@ def pass_marked(
     dense, of these strides: written over.
     """
     if out is None:
-        out = torch.empty_strided(
-            gradient.shape, strides, dtype=gradient.dtype, device=gradient.device
-        )
+        out = gradient.new_empty_strided(gradient.shape, strides)
     if runs_on(gradient):
         from tightfit.alternatives.kernels.bits import keep_marked
 

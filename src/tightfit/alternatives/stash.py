@@ -108,13 +108,14 @@ def _parts(packed: torch.Tensor, elements: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def _halves(packed: torch.Tensor, elements: int) -> torch.Tensor:
-    """Return the view that holds the elements as halves."""
     return packed[_HEADER_BYTES:][: 2 * elements].view(torch.float16)
 
 
 def kept_in_fewer_bytes(view: OpView) -> Extension | None:
     """Offer backward ops an op's result that is made again of fewer bytes."""
-    node = view.output_node(0) if isinstance(view.node.meta.get("val"), tuple) else view.node
+    node = (
+        view.output_of(view.node, 0) if isinstance(view.node.meta.get("val"), tuple) else view.node
+    )
     if node is None or not view.is_forward(view.node) or not _may_be_kept(view, node):
         return None
     readers = view.read_backward(node)

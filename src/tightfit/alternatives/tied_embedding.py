@@ -1,4 +1,4 @@
-"""The gradient of an embedding added to that of the output layer it shares its weight with.
+"""An embedding that shares its weight with the output layer: its gradient is added in place.
 
 Eager makes a dense gradient as large as the vocabulary and adds it. Rows are independent, so the
 embedding's gradient can be made for a stretch of the vocabulary at a time and added in place.
@@ -62,13 +62,10 @@ def folded_embedding_gradient(view: OpView) -> Extension | None:
         return None
     if other.target is not aten.embedding_dense_backward.default or len(other.users) != 1:
         return None
-    gradient, indices, vocabulary, padding, scale = other.args
-    args = (total, gradient, indices, vocabulary, padding, scale)
-    name = "tied_embedding.folded"
     way = Way(
-        name,
+        "tied_embedding.folded",
         add_embedding_gradient_,
-        args,
+        (total, *other.args),
         overwrites=total,
         rests_on=(other,),
         compiles=False,

@@ -1,14 +1,14 @@
-"""Elementwise operators run together with those that made their arguments, a stretch at a time.
+"""Elementwise operators run together with the makers of their arguments, a stretch at a time.
 
 A ReLU behind a BatchNorm is made again from the BatchNorm's input: both run on a stretch that fits
 in the processor's cache. Memory is read once and written once, and the value between them never
 exists as a whole. The gradient of a SiLU, which reads a BatchNorm's output, does the same: then
 only the BatchNorm's input has to be kept. So does a product in the backward: the gradient of a gate
-needs the tensor it scaled, that of a weight of an RMSNorm the normalised input.
+needs the tensor it scaled, the gradient of an RMSNorm's weight needs the normalised input.
 
-The bits are those of one operator after the other where a function is the same for a vector of the
-processor and for one number. An exponential is not: there the last few elements of a stretch may
-round differently, unless stretches are whole vectors.
+The bits are the same as of one operator after the other where a function gives the same for a
+vector of the processor and for one number. An exponential does not: there the last few elements of
+a stretch may round differently, unless stretches are whole vectors.
 """
 
 from __future__ import annotations
@@ -248,10 +248,7 @@ def together(view: OpView) -> Extension | None:
     if way.use == "again" or not view.fits_over(gradient, way):
         return Extension((way,))
     over = dataclasses.replace(
-        way,
-        name=f"{way.name}.over_argument_0",
-        function=run_together_over,
-        overwrites=gradient,
+        way, name=f"{way.name}.over_argument_0", function=run_together_over, overwrites=gradient
     )
     return Extension((way, over))
 
@@ -301,7 +298,7 @@ class _Chain:
         self.rests_on: list[fx.Node] = []
 
     def add(self, node: fx.Node) -> Intermediate:
-        """Add an elementwise operator, after those that make its arguments."""
+        """Add an elementwise operator, after the operators that make its arguments."""
         arguments = tuple(
             self._argument(node, argument) if isinstance(argument, fx.Node) else argument
             for argument in arguments_of(node)

@@ -36,8 +36,8 @@ class ArenaReport:
     steps, exact_steps : int
         Steps that ended; those in which every planned request got its place.
     requests, hits, outside, fallbacks : int
-        Requests in steps that were replayed; those that got their place; those planned outside, as
-        they outlive the step; those served by the ordinary allocator instead of as planned.
+        Requests in replayed steps; requests that got their place; planned outside, as they outlive
+        the step; served by the ordinary allocator instead of as planned.
     layouts : int
         How often a step was laid out, the first time included.
     height_bytes, lower_bound_bytes : int
@@ -148,13 +148,13 @@ class Arena:
         Parameters
         ----------
         shape : hashable
-            A key for the coming step. Steps that request other sizes, such as those of other
-            lengths of text, each have a layout of their own in the same memory.
+            A key for the coming step. Steps that request other sizes, such as other lengths
+            of text, each have a layout of their own in the same memory.
 
         Raises
         ------
         BadInput
-            Outside the ``with`` block, or in another thread than that which entered it.
+            Outside the ``with`` block, or in another thread than the thread that entered it.
         """
         if self._thread is None:
             raise BadInput("the steps of an arena are marked inside its 'with' block")

@@ -79,7 +79,7 @@ class CallArena:
 
     @property
     def is_alone(self) -> bool:
-        """Whether the arena is not shared, or is that which the first step would use."""
+        """Whether the arena, or the arena that the first step would use, is not shared."""
         thread = self._thread or _ARENAS.get(threading.get_ident())
         return thread is None or not thread.has_other_users(self)
 

@@ -101,7 +101,7 @@ class FilledStep:
         self._reserved_bytes = reserved_bytes
 
     def _refill(self, fillers: Sequence[Filler]) -> bool:
-        """Hold stretches that have become free: of those of one size any is taken first."""
+        """Hold stretches that have become free; of stretches of one size, any is taken first."""
         assert self._ground is not None
         waiting = {filler.offset: filler for filler in fillers}
         for filler in fillers:
@@ -201,7 +201,6 @@ class FillerPlacement:
 
     @property
     def height_bytes(self) -> int:
-        """Of the memory; 0 if there is none yet."""
         return 0 if self._ground is None else self._ground.height_bytes
 
     def begin(self, script: Script, *, is_watched: bool = False) -> FilledStep:

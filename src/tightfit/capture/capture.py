@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from tightfit.allocator.resident import granularity_of
-from tightfit.capture.calls.signature import flatten
 from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.capture.handed import is_handed
 from tightfit.capture.joint_graph import JointGraph
@@ -37,8 +34,8 @@ def capture(
     Only opaque modules run, to be measured. Buffers and generators are left as they were. Python
     that changes anything else is not seen: code that follows Python hands over graphs.
 
-    `call`: the callable, its modules, example inputs. `strides`: those of results for which fake
-    kernels give wrong ones. `recalls`: whether traces of other processes may be used, and
+    `call`: the callable, its modules, example inputs. `strides`: of results for which fake kernels
+    give wrong strides. `recalls`: whether traces of other processes may be used, and
     this one is kept for them. `stepper`: takes the gradients of the parameters that it steps;
     `with_parameter_steps` has it do so. Raises `NothingToTrain` if neither a parameter nor an input
     requires a gradient. Raises `CaptureError` if the step cannot be captured; names the module, the
@@ -91,9 +88,7 @@ def device_of(call: TracedCall) -> Device:
         )
     device = kinds.pop()
     return Device(
-        kind=device.type,
-        granularity_bytes=granularity_of(device.type),
-        name=_device_name(device),
+        kind=device.type, granularity_bytes=granularity_of(device.type), name=_device_name(device)
     )
 
 
@@ -105,16 +100,12 @@ def _device_name(device: torch.device) -> str:
 
 def _require_training(call: TracedCall) -> None:
     tensors = [p for m in call.modules.values() for p in m.parameters()]
-    tensors += [t for t in _leaves(call) if isinstance(t, torch.Tensor)]
+    tensors += [t for t in call.leaves if isinstance(t, torch.Tensor)]
     if not any(t.requires_grad for t in tensors):
         raise NothingToTrain(
             "no parameter and no input requires a gradient: there is no training step to plan. "
             "Call requires_grad_() on the tensors to train"
         )
-
-
-def _leaves(call: TracedCall) -> list[Any]:
-    return flatten(call.args, call.kwargs)[0]
 
 
 def _require_gradients(joint: JointGraph) -> None:
@@ -157,7 +148,7 @@ def _refuse_shared_memory(call: TracedCall, joint: JointGraph) -> None:
 
     They may overlap elsewhere in the next call.
     """
-    tensors = placeholder_tensors(joint, call.modules, _leaves(call))
+    tensors = placeholder_tensors(joint, call.modules, call.leaves)
     owners: dict[int, set[int]] = {}
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor):
@@ -173,7 +164,7 @@ def _refuse_shared_memory(call: TracedCall, joint: JointGraph) -> None:
 
 def _tied(call: TracedCall, joint: JointGraph) -> list[list[int]]:
     """Return groups of placeholder positions that hold one and the same tensor."""
-    tensors = placeholder_tensors(joint, call.modules, _leaves(call))
+    tensors = placeholder_tensors(joint, call.modules, call.leaves)
     groups: dict[int, list[int]] = {}
     for position, tensor in enumerate(tensors):
         if isinstance(tensor, torch.Tensor):

@@ -13,6 +13,7 @@ import torch
 from torch import fx, nn
 
 from tightfit.capture.joint_graph import JointGraph
+from tightfit.capture.side_effects.members import parameters_and_buffers
 from tightfit.graph.ir import Alternative, Choice, Graph, Op, OpId, ValueId
 from tightfit.graph.validate import validate_graph
 from tightfit.torch_private import core as private
@@ -58,8 +59,8 @@ class Call:
     # Where the two are compared these run, and only their inputs are drawn.
     rests_on: tuple[fx.Node, ...] = ()
     compiles: bool = True  # whether it is of use to a compiler
-    # Of an alternative that runs element by element, on stretches of bounded size: equal for those
-    # that compare and cost alike at any size
+    # Of an alternative that runs element by element, on stretches of bounded size: equal for
+    # alternatives that compare and cost alike at any size
     stretches: str = ""
     by_rows: bool = False  # of an alternative: whether it and the default treat each row by itself
     # A condition on parameters, checked in every step that may run it
@@ -87,7 +88,7 @@ class Captured:
     # The step with alternatives, too, that are still to be compared with their defaults: priced as
     # if they were as exact as they say. None: there are none.
     hoped: Captured | None = None
-    # Placeholders whose gradients are handed over after those of others: autograd adds up the
+    # By placeholder: the placeholder whose gradient is handed over before. Autograd adds up the
     # gradients of one tensor in the order in which they come
     in_turn: Mapping[int, int] = field(default_factory=dict)
     plain: Captured | None = None  # the step before alternatives were added; None: it has none
@@ -127,7 +128,7 @@ class Captured:
         return self.with_graph(msgspec.structs.replace(self.graph, ops=tuple(ops)))
 
     def keeping(self, is_kept: Callable[[Op, Alternative, Call], bool]) -> Captured:
-        """Return the step with those of its alternatives that are kept; defaults always are.
+        """Return the step without alternatives for which `is_kept` is false; defaults always stay.
 
         Of linked alternatives all go if one does.
         """
@@ -202,7 +203,7 @@ class StepGuards:
     ) -> bool:
         """Whether a call reads the same values, and its members share memory alike.
 
-        `tensors`: returns those of its placeholders.
+        `tensors`: returns the tensors of its placeholders.
         """
         return self._decisions.hold(leaves, modules) and self._share_alike(tensors)
 
@@ -236,12 +237,11 @@ def placeholder_tensors(
     Parameters and buffers are fetched by name each time, so `.to()` and `load_state_dict(
     assign=True)` are seen.
     """
-    members: dict[str, Any] = {}
-    for prefix, module in modules.items():
-        for key, parameter in module.named_parameters(remove_duplicate=False):
-            members[f"{prefix}.{key}"] = parameter
-        for key, buffer in module.named_buffers(remove_duplicate=False):
-            members[f"{prefix}.{key}"] = buffer
+    members = {
+        f"{prefix}.{name}": tensor
+        for prefix, module in modules.items()
+        for name, tensor in parameters_and_buffers(module).items()
+    }
     return tensors_of(joint, leaves, members.__getitem__)
 
 

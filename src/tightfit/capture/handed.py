@@ -56,7 +56,7 @@ class HandedGraph:
 
     @cached_property
     def hides_leaf_calls(self) -> bool:
-        """Whether such calls are in a graph inside of it, such as that of a checkpoint."""
+        """Whether such calls are in a graph inside of it, such as a checkpoint's."""
         inside = (m for m in self.module.modules() if m is not self.module)
         graphs = (m.graph for m in inside if isinstance(m, fx.GraphModule))
         return any(dynamo.is_leaf_call(n) for graph in graphs for n in graph.nodes)
@@ -197,7 +197,7 @@ class _Placed:
 
 
 class HandedGraphs:
-    """A callable of the number of a graph and its inputs: those that modules hold left out.
+    """A callable of a graph's number and of its inputs, members of modules left out.
 
     So a step of any of the graphs is captured as a call of one function with these modules.
 
@@ -235,7 +235,7 @@ class HandedGraphs:
         return self._placed[number].leaves
 
     def held(self, number: int) -> list[torch.Tensor | None]:
-        """Return members that a graph takes, as modules hold them now, and those of its leaves."""
+        """Return the members of modules that a graph or its leaves take, as they are held now."""
         placed = self._placed[number]
         members = [m.module.__dict__[m.holder].get(m.name) for m in placed.members]
         inner = (each for leaf in placed.leaves for each in (leaf.parameters(), leaf.buffers()))

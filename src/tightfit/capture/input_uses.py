@@ -1,8 +1,8 @@
 """Gradients of an input, one for each of its uses, in the order in which autograd adds them.
 
 Autograd adds the gradients of a tensor one after the other, wherever they come from. A part of a
-model may not add up those of its own uses first: if the tensor is used elsewhere too, the sum would
-round differently. Examples are a skip connection, and an encoder's output that every
+model may not add up the gradients of its own uses first: if the tensor is used elsewhere too, the
+sum would round differently. Examples are a skip connection, and an encoder's output that every
 layer of a decoder reads. So each use is traced as an input of its own, and autograd adds their
 gradients.
 """
@@ -29,8 +29,8 @@ def captured_by_uses(
 ) -> tuple[Captured, tuple[int, ...]]:
     """Capture a call such that inputs with several uses have a gradient for each.
 
-    Returns the capture of a call with further flattened inputs behind its own, and which of its own
-    each of these is again.
+    Returns the capture of a call with further inputs behind its own (flattened), and the place of
+    the input that each of them repeats.
     """
     uses = _Uses(call, ())
     captured = capture(uses.noted(call))
@@ -43,7 +43,7 @@ def captured_by_uses(
 
 
 def _in_turn(captured: Captured, uses: _Uses) -> dict[int, int]:
-    """Return the placeholder of the use before, by that of a use; first uses are left out."""
+    """Return, by the placeholder of a use, that of the use before; first uses have none."""
     joint = captured.joint
     with_gradient = {position for _, position in joint.gradients}
     places = {
@@ -74,7 +74,7 @@ class _Uses:
         self.written: set[int] = set()
         self._found: list[list[int]] = []
         self.around = call.function
-        leaves = flatten((call.args, call.kwargs))[0]
+        leaves = call.leaves
         self.given = len(leaves)
         self._trained = [
             place
@@ -84,14 +84,14 @@ class _Uses:
 
     def noted(self, call: TracedCall) -> TracedCall:
         """Return a call that notes its uses; it is not held here."""
-        leaves = flatten((call.args, call.kwargs))[0]
+        leaves = call.leaves
         again = [leaves[place].detach().requires_grad_() for place in self.repeated]
         given = (call.args, call.kwargs, again)
         return dataclasses.replace(call, function=self, args=given, kwargs={})
 
     @property
     def order(self) -> list[int]:
-        """The places of the uses found, the last first; those of one operator in its order."""
+        """The places of the uses found, the last operator first, an operator's own in its order."""
         return [place for places in reversed(self._found) for place in places]
 
     def __call__(self, args: Any, kwargs: Any, again: list[torch.Tensor]) -> Any:

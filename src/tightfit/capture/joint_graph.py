@@ -55,11 +55,11 @@ class JointGraph:
     # The values the step read in Python: the trace holds as long as they are the same
     decisions: Decisions
     opaque: OpaqueModules  # the modules that run as one op
-    # Outputs that receive no gradient: those that the call names, and those returned along with its
-    # loss
+    # Outputs that receive no gradient: outputs that the call names, and outputs returned along
+    # with its loss
     detached: frozenset[int]
-    checkpoints: Checkpoints  # those of `torch.utils.checkpoint` that its forward goes through
-    # Gradients that leave it by a step of the optimizer, as `gradients` do by a hand-over
+    checkpoints: Checkpoints  # of `torch.utils.checkpoint`, which its forward goes through
+    # Gradients that a step of the optimizer takes inside, as `gradients` without a hand-over
     stepped: tuple[tuple[fx.Node, int], ...] = ()
 
     @property
@@ -80,16 +80,18 @@ class JointGraph:
         devices = (x.device for x in tensors if isinstance(x, torch.Tensor))
         return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
+    @property
+    def tangents(self) -> list[tuple[fx.Node, int]]:
+        """The placeholders of gradients of outputs, each with the position of its raw output."""
+        pairs = zip(self.placeholders, self.sources, strict=True)
+        return [(node, source.index) for node, source in pairs if source.kind == "tangent"]
+
     def made_from_gradients(self, outputs: Set[int]) -> set[fx.Node]:
         """Return the gradients of some outputs, and all that is computed from any of them.
 
         `outputs`: positions among the raw outputs.
         """
-        made = {
-            node
-            for node, source in zip(self.placeholders, self.sources, strict=True)
-            if source.kind == "tangent" and source.index in outputs
-        }
+        made = {node for node, index in self.tangents if index in outputs}
         for node in self.module.graph.nodes:
             if not made.isdisjoint(node.all_input_nodes):
                 made.add(node)

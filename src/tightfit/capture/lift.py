@@ -17,14 +17,12 @@ from tightfit.capture.captured import Call, Captured
 from tightfit.capture.flops import flops_of
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import (
-    ancestors_of,
     base_of,
     flat_outputs,
+    forward_nodes,
     is_getitem,
-    is_kept_forward,
     is_op,
     is_random,
-    is_traced_in_backward,
     storage_bytes,
     writes_in_place,
 )
@@ -70,14 +68,16 @@ class _Lifter:
         self.op_at: dict[int, int] = {}
         self.gradient_bases = {base_of(n) for n, _ in joint.gradients}
         self.stepped_bases = {base_of(n) for n, _ in joint.stepped}
-        self.returned = {base_of(n) for n in joint.raw_outputs if isinstance(n, fx.Node)}
+        self.returned_nodes = [n for n in joint.raw_outputs if isinstance(n, fx.Node)]
+        self.returned = {base_of(n) for n in self.returned_nodes}
         self.written = {base_of(n): i for n, i in joint.write_backs}
         self.replaced: set[ValueId] = set()
 
     def run(self, name: str) -> Captured:
         self._add_constants()
         self.replaced = {self.value_of[self.joint.placeholders[i]] for i in self.written.values()}
-        forward = self._forward_nodes()
+        written = [node for node, _ in self.joint.write_backs]
+        forward = forward_nodes(self.joint.module.graph, [*self.returned_nodes, *written])
         ordered = [n for n in self.joint.module.graph.nodes if is_op(n)]
         for node in [n for n in ordered if n in forward]:
             self._add_op(node, FORWARD)
@@ -88,10 +88,7 @@ class _Lifter:
             device=self.device,
             values=tuple(self.values),
             ops=tuple(self.ops),
-            segments=(
-                Segment(id=FORWARD, phase="forward"),
-                Segment(id=BACKWARD, phase="backward"),
-            ),
+            segments=(Segment(id=FORWARD, phase="forward"), Segment(id=BACKWARD, phase="backward")),
             constants_bytes=self.constants,
         )
         return Captured(
@@ -126,8 +123,8 @@ class _Lifter:
             if first != position:
                 self.value_of[node] = self.value_of[placeholders[first]]
                 continue
-            if _is_unread_number(node):
-                continue
+            if not (node.users or isinstance(node.meta.get("val"), torch.Tensor)):
+                continue  # a number that is not read
             size = storage_bytes(node.meta.get("val"))
             if source.kind == "tangent":
                 number = self._add_value(source.name, size, "tangent", "none", segment=BACKWARD)
@@ -136,16 +133,6 @@ class _Lifter:
                 number = self._add_value(source.name, size, role, "none")
                 self.constants[f"{role}s"] += self.device.rounded(size)
             self.value_of[node] = number
-
-    def _forward_nodes(self) -> set[fx.Node]:
-        """The nodes the caller's outputs and the updated buffers depend on."""
-        roots = [n for n in self.joint.raw_outputs if isinstance(n, fx.Node)]
-        roots += [n for n, _ in self.joint.write_backs]
-        graph = self.joint.module.graph
-        roots += [n for n in graph.nodes if is_kept_forward(n)]
-        drawn = [n for n in graph.nodes if is_op(n) and is_random(n)]
-        roots += [n for n in drawn if not is_traced_in_backward(n)]
-        return ancestors_of(roots)
 
     def _add_op(self, node: fx.Node, segment: int) -> None:
         number = len(self.ops)
@@ -156,7 +143,7 @@ class _Lifter:
         outputs = self._add_outputs(node)
         writes = tuple(v for v in outputs if v is not None)
         overwritten = base_of(node.all_input_nodes[0]) if writes_in_place(node) else None
-        function, args = _function_of(node)
+        function, args = opaque_function(node) or (node.target, node.args)
         call = Call(function, args, dict(node.kwargs), outputs, _is_tuple(node))  # type: ignore
         reads = dict.fromkeys(
             self.value_of[base_of(n)] for n in call.nodes() if base_of(n) in self.value_of
@@ -248,16 +235,6 @@ class _Lifter:
         return None
 
 
-def _function_of(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
-    """Return the function of a node in a program, and its arguments."""
-    return opaque_function(node) or (node.target, node.args)
-
-
-def _is_unread_number(node: fx.Node) -> bool:
-    """Whether a placeholder holds no memory, and no operator reads it."""
-    return not node.users and not isinstance(node.meta.get("val"), torch.Tensor)
-
-
 def _is_tuple(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), tuple | list)
 
@@ -272,7 +249,6 @@ def _target_name(node: fx.Node) -> str:
 def random_state_bytes(node: fx.Node) -> int:
     """Return the bytes of the generator state kept to draw the same numbers again."""
     device = next(
-        (t.device for t in flat_outputs(node) if isinstance(t, torch.Tensor)),
-        torch.device("cpu"),
+        (t.device for t in flat_outputs(node) if isinstance(t, torch.Tensor)), torch.device("cpu")
     )
     return torch.get_rng_state().nbytes if device.type == "cpu" else 0

@@ -80,7 +80,6 @@ def base_of(node: fx.Node) -> fx.Node:
 
 
 def flat_outputs(node: fx.Node) -> tuple[Any, ...]:
-    """Return the fake outputs of a node as a tuple."""
     value = node.meta.get("val")
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
@@ -95,6 +94,10 @@ def is_without_gaps(tensor: torch.Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def fills_storage(tensor: torch.Tensor) -> bool:
+    return is_without_gaps(tensor) and storage_bytes(tensor) == tensor.nbytes
 
 
 def storage_bytes(tensor: Any) -> int:
@@ -153,6 +156,17 @@ def draws(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bo
     if operator.overloadpacket is aten.native_dropout:
         return bool(args[2]) and bool(args[1])
     return True
+
+
+def forward_nodes(graph: fx.Graph, results: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return the nodes of a step that run before its backward.
+
+    `results`: what the forward returns and writes back. Random operators of the forward run even if
+    nothing reads them.
+    """
+    kept = [n for n in graph.nodes if is_kept_forward(n)]
+    drawn = [n for n in graph.nodes if is_op(n) and is_random(n) and not is_traced_in_backward(n)]
+    return ancestors_of([*results, *kept, *drawn])
 
 
 def ancestors_of(

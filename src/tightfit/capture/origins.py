@@ -9,10 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from tightfit.torch_private import core as private
 
@@ -32,7 +29,7 @@ def module_names(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 @dataclass(frozen=True)
-class Stretches:
+class BySequence:
     """Values that held while a step was traced, from which autograd sequence number on."""
 
     starts: tuple[int, ...]  # rising
@@ -51,8 +48,8 @@ class Origins:
     Its backward carries the same number, and so does a replacement made later.
     """
 
-    modules: Stretches  # the names of the modules that ran
-    regions: Stretches  # the stretches in which autocast kept casts, numbered; None: it kept none
+    modules: BySequence  # the names of the modules that ran
+    regions: BySequence  # the stretches in which autocast kept casts, numbered; None: it kept none
 
     def module_at(self, sequence: int | None) -> str:
         """Return the name of the module that was running at a number; "": the outermost."""
@@ -120,9 +117,9 @@ class ModuleTrail:
         """The name of the module that is running; "": the outermost."""
         return self._stack[-1] if self._stack else ""
 
-    def stretches(self) -> Stretches:
+    def names(self) -> BySequence:
         """Return which module was running from which number on."""
-        return Stretches(tuple(self._starts), tuple(self._running))
+        return BySequence(tuple(self._starts), tuple(self._running))
 
     def culprit(self, error: BaseException) -> str | None:
         """Return the innermost module in whose forward an error was raised; "": the outermost."""
@@ -183,10 +180,9 @@ class CastRegions:
         self._note(torch.is_autocast_cache_enabled())
 
     def _note(self, keeps: bool) -> None:
-        casts = any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda"))
         self._starts.append(private.sequence_number())
-        self._regions.append(self._region if keeps and casts else None)
+        self._regions.append(self._region if keeps and private.autocast_dtypes() else None)
 
-    def stretches(self) -> Stretches:
+    def regions(self) -> BySequence:
         """Return which region was open from which number on; None where casts were not kept."""
-        return Stretches(tuple(self._starts), tuple(self._regions))
+        return BySequence(tuple(self._starts), tuple(self._regions))

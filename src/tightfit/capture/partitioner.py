@@ -35,7 +35,7 @@ def min_cut_schedule(captured: Captured, share: float = 1.0) -> Schedule:
     `share`: ``torch._functorch.config.activation_memory_budget``: between 0, keep the inputs only,
     and 1, the default. Returns the forward pass in the graph's order; the backward pass,
     recomputations among it, in the order in which the partitioner's backward module runs. Merging
-    equal operators is off, so that its operators are those of the graph. Raises `BadInput` if it
+    equal operators is off, so that it keeps the operators of the graph. Raises `BadInput` if it
     would compute an op again that may run once only, such as an update of a buffer.
     """
     module, forward_outputs = _joint_module(captured)

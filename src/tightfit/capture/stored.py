@@ -7,7 +7,6 @@ constants, the layouts of its inputs, and properties of PyTorch and this machine
 from __future__ import annotations
 
 import functools
-import hashlib
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ from tightfit.capture.recall.trace_files import (
     trace_folder,
     write_trace,
 )
-from tightfit.capture.recall.values import NotKept, bytes_of, packed
+from tightfit.capture.recall.values import NotKept, bytes_of, digest, packed
 from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.traced_call import TracedCall
 from tightfit.torch_private import core as private
@@ -52,8 +51,6 @@ _RECENT = RecentTraces(most_bytes=32 << 20)
 
 
 class StoredGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a file."""
-
     format: int
     graph: KeptGraph
 
@@ -72,8 +69,7 @@ class StoredTrace:
     ) -> StoredTrace | None:
         """Return the stored trace of a call; None if no trace of it can be stored."""
         with ignoring_errors("no trace is stored"):
-            described = msgspec.msgpack.encode(packed(_described(call, strides)))
-            return cls(call, _digest(described), in_files)
+            return cls(call, digest(packed(_described(call, strides))), in_files)
         return None
 
     def find(self) -> JointGraph | None:
@@ -82,8 +78,7 @@ class StoredTrace:
             if kept is None:
                 return None
             joint = traced_again(kept)
-            leaves = flatten(self.call.args, self.call.kwargs)[0]
-            if joint.decisions.hold(leaves, self.call.modules):
+            if joint.decisions.hold(self.call.leaves, self.call.modules):
                 return joint
         return None
 
@@ -120,7 +115,7 @@ def graph_key(graphs: HandedGraphs, number: int) -> Any:
         )
     except NotKept:
         return id(graph)
-    return _digest(msgspec.msgpack.encode(described))
+    return digest(described)
 
 
 def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]:
@@ -198,7 +193,7 @@ def _target(module: fx.GraphModule, node: fx.Node) -> Any:
     if node.op == "get_attr" and isinstance(held, fx.GraphModule):
         return _nodes(held)
     if node.op == "get_attr" and _is_constant(held):
-        return [tensor_signature(held), memory_of([held]), _digest(bytes_of(held))]
+        return [tensor_signature(held), memory_of([held]), digest(bytes_of(held))]
     raise NotKept(f"{node.target}, which the graph holds")
 
 
@@ -217,7 +212,3 @@ def _is_of_a_user(held: Any) -> bool:
     else:
         module = getattr(inner, "__module__", None) or type(inner).__module__
     return module != "typing_extensions" and not is_ours(module)
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=20).hexdigest()

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from tightfit.capture.calls.structure import flatten
+
 
 @dataclass(frozen=True)
 class TracedCall:
@@ -23,3 +25,8 @@ class TracedCall:
     loss_alone: bool = False
     # Whether numbers that it reads and only computes with become inputs of the step
     numbers: bool = False
+
+    @property
+    def leaves(self) -> list[Any]:
+        """Its flattened inputs."""
+        return flatten((self.args, self.kwargs))[0]

@@ -24,8 +24,6 @@ _MOST_KNOWN = 4096
 
 
 class Given(NamedTuple):
-    """An operator and its arguments."""
-
     operator: Operator  # facts of its schema
     # args, kwargs: its arguments
     args: Any
@@ -37,8 +35,6 @@ class HasBegun(RuntimeError):
 
 
 class Attempts:
-    """Runs operators."""
-
     def __init__(self, room: RetryingRoom) -> None:
         self._room = room
         self._takes: dict[Hashable, int] = {}

@@ -33,7 +33,7 @@ class Contents:
         self._before: dict[Content, int] = {}
 
     def mark_existing(self, storages: Iterable[torch.UntypedStorage]) -> None:
-        """These exist already, and stay where they are."""
+        """Note storages that exist before the region: they stay where they are."""
         for storage in storages:
             content = self.put(storage, Content(storage.nbytes(), None))
             self._before[content] = allocated_bytes(storage)
@@ -60,7 +60,7 @@ class Contents:
         return self.put(storage, Content(storage.nbytes(), None)), storage
 
     def put(self, storage: torch.UntypedStorage, content: Content) -> Content:
-        """A storage holds something new, or is met for the first time."""
+        """Note a storage that holds something new, or is met for the first time."""
         mark: StorageMark | None = getattr(storage, MARK, None)
         if mark is None:
             return self.put_first(storage, content)
@@ -77,7 +77,7 @@ class Contents:
         return content
 
     def put_first(self, storage: torch.UntypedStorage, content: Content) -> Content:
-        """A storage is met for the first time."""
+        """Note a storage that is met for the first time."""
         mark = StorageMark(storage, self._ended.append)
         mark.becomes(content)
         setattr(storage, MARK, mark)
@@ -99,7 +99,7 @@ class Contents:
         return [*found.values()]
 
     def process_frees(self) -> None:
-        """Catch up with storages that the program has freed."""
+        """Note storages that the program has freed since the last call."""
         while self._ended:
             content = self._ended.popleft().content
             self._lost(content)
@@ -112,7 +112,7 @@ class Contents:
         return [content for content in self._held if content.maker is not None]
 
     def weights(self) -> tuple[int, int]:
-        """Return the resident bytes that stay for ever, and those that could be evicted."""
+        """Return the resident bytes that stay for ever, and the other resident bytes."""
         resident = [c for c in self._held if c.is_resident and self._is_on_device(c)]
         kept_bytes = sum(c.size_bytes for c in resident if c.maker is None)
         return kept_bytes, sum(c.size_bytes for c in resident) - kept_bytes

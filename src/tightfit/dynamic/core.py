@@ -38,11 +38,11 @@ class Core(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """See no more of them."""
+        """Stop seeing operators."""
 
     @abstractmethod
     def know(self, storages: Iterable[torch.UntypedStorage]) -> None:
-        """These are there already."""
+        """Note storages that exist before the region."""
 
     @property
     @abstractmethod
@@ -59,15 +59,15 @@ class Core(ABC):
 
     @abstractmethod
     def resize(self, storage: torch.UntypedStorage, run: Callable[[], Any]) -> Any:
-        """A storage gets another size: contents computed from it must not need it any more."""
+        """Resize a storage; contents computed from it must not need its old content any more."""
 
     @abstractmethod
     def expect_writes(self, size_bytes: int) -> None:
-        """So much is about to be overwritten by an optimizer; 0: no longer."""
+        """Note how many bytes an optimizer is about to overwrite; 0: none any more."""
 
     @abstractmethod
     def end_step(self) -> None:
-        """A training step is over."""
+        """Note the end of a training step."""
 
     @abstractmethod
     def settle_all(self) -> int:
@@ -87,7 +87,7 @@ class Core(ABC):
 
     @abstractmethod
     def weights(self) -> tuple[int, int]:
-        """Return the resident bytes that stay for ever, and those that could be evicted."""
+        """Return the resident bytes that stay for ever, and the other resident bytes."""
 
     @property
     @abstractmethod
@@ -108,26 +108,25 @@ class Core(ABC):
         self._parameters[id(parameter)] = weakref.ref(parameter), hook
 
     def stop_watching(self) -> None:
-        """Take the hooks off parameters."""
         for _, hook in self._parameters.values():
             if hook is not None:
                 hook.remove()
         self._parameters.clear()
 
     def settle_gradient(self, parameter: torch.Tensor) -> None:
-        """A gradient is accumulated: it stays, and contents it was computed from may go."""
+        """Keep an accumulated gradient; contents it was computed from may be evicted."""
         if parameter.grad is not None:
             self.need(parameter.grad, is_permanent=True)
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Gradients stay, however they came about; all parameters are about to change."""
+        """Keep gradients, however they came about; all parameters are about to change."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for parameter in parameters:
             self.settle_gradient(parameter)
         self.expect_writes(sum(p.numel() * p.element_size() for p in parameters))
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """The optimizer's state stays; the step is over."""
+        """Keep the optimizer's state, and end the step."""
         self.expect_writes(0)
         for state in optimizer.state.values():
             for tensor in tensors_in([*state.values()]):

@@ -31,7 +31,7 @@ class StorageMark(weakref.ref[torch.UntypedStorage]):
     content: Content
 
     def becomes(self, content: Content) -> None:
-        """The storage is met, or was written in place."""
+        """Note the content of a storage that is met, or was written in place."""
         self.content = content
         content.attach_to(self)
 
@@ -40,8 +40,9 @@ class Content:
     """One content of one storage.
 
     `maker`: the call that computes it; None: it cannot be computed again, and stays. `is_backward`:
-    whether it is a gradient in flight. `is_blank`: no write to it was seen. `used_at`, `last_op`:
-    the clock, and the number of operators that had run, when it was last used.
+    whether it is a gradient in flight. `is_blank`: no write to it was seen, as after
+    ``torch.empty``. `used_at`, `last_op`: the clock, and the number of operators that had run, when
+    it was last used.
     """
 
     is_resident = True
@@ -87,10 +88,6 @@ class Content:
         """The calls that read it and may be needed again."""
         return (call for ref in self._readers or () if (call := ref()) is not None)
 
-    def leave_blank(self) -> None:
-        """It was made without being written, as by ``torch.empty``."""
-        self.is_blank = True
-
     def attach_to(self, mark: StorageMark) -> None:
         """Become the content of a storage that the program holds."""
         self._mark = mark
@@ -100,11 +97,11 @@ class Content:
         self.last_op = op
 
     def lock(self) -> None:
-        """A call that reads it waits."""
+        """Lock it for a call that waits and will read it."""
         self.locks += 1
 
     def mark_running(self) -> None:
-        """A call that locked it runs now."""
+        """Note that a call that locked it runs now."""
         self.fast_locks += 1
 
     def unlock(self, *, was_fast: bool) -> None:
@@ -112,7 +109,7 @@ class Content:
         self.fast_locks -= was_fast
 
     def pin(self, clock: int, op: int) -> None:
-        """An operator of the program that reads it is about to run."""
+        """Lock it for an operator of the program that reads it and runs now."""
         self.used_at = clock
         self.last_op = op
         self.locks += 1
@@ -128,7 +125,7 @@ class Content:
             self._readers = [reader]
             return
         count = len(readers)
-        if count >= 8 and not count & (count - 1):  # now and then those that are gone are left out
+        if count >= 8 and not count & (count - 1):  # now and then drop readers that are gone
             self._readers = readers = [ref for ref in readers if ref() is not None]
         readers.append(reader)
 
@@ -136,25 +133,25 @@ class Content:
         self.known_cost = cost
 
     def leave(self) -> None:
-        """Its memory holds it no longer."""
+        """Note that its memory holds it no longer."""
         self.is_resident = False
         self._own = None
 
     def lose_storage(self) -> None:
-        """The program holds it no longer, or has written over it."""
+        """Note that the program holds it no longer, or has written over it."""
         self.is_held = False
         self._mark = None
         if self._own is None:
             self.is_resident = False
 
     def arrive(self, own: torch.UntypedStorage | None = None) -> None:
-        """It is there again, in memory of its own if no storage waits for it."""
+        """Note that it is resident again; `own`: its memory, if no storage waits for it."""
         self.is_resident = True
         self._own = own
         self.node = None
 
     def move(self, own: torch.UntypedStorage) -> None:
-        """A copy of it is elsewhere; its storage holds something else."""
+        """Note that a copy of it is in other memory; its storage holds something else."""
         self.is_held = False
         self._mark = None
         self._own = own
@@ -183,7 +180,6 @@ class Place:
         self.is_neg = tensor.is_neg()
 
     def tensor_in(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """Return the tensor, lying in a storage."""
         tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
         tensor = tensor.set_(storage, self.offset, self.size, self.stride)
         if self.is_conj:
@@ -246,12 +242,6 @@ class Call:
     def made(self, contents: Sequence[Content]) -> None:
         self._outputs = tuple(map(weakref.ref, contents))
 
-    def drew_from(self, generator: torch.Generator, state: torch.Tensor) -> None:
-        self.drawn_from = generator, state
-
-    def overwrote(self, written: Sequence[Content | Blank]) -> None:
-        self.written = written
-
     def keep(self, content: Content, storage: torch.UntypedStorage) -> None:
         """Hold contents that it reads and that cannot be computed again."""
         if self._kept is None:
@@ -259,7 +249,7 @@ class Call:
         self._kept[content] = storage
 
     def keep_reads(self) -> None:
-        """A result was evicted: its inputs stay while that is so, or are evicted."""
+        """Hold inputs while a result is evicted, if they are not evicted themselves."""
         for content in self.reads:
             if content.is_resident and content.is_held and content not in (self._kept or ()):
                 storage = content.memory
@@ -269,18 +259,18 @@ class Call:
                     self._kept_back[content] = storage
 
     def release_reads(self) -> None:
-        """A result came back, or is not needed."""
+        """Hold inputs no longer if no result needs them: it came back, or is not needed."""
         if self._kept_back:
             outputs = (output for output in self.outputs if output is not None)
             if all(output.is_resident or not output.is_held for output in outputs):
                 self.forget_reads()
 
     def forget_reads(self) -> None:
-        """Hold nothing for its results."""
+        """Hold no inputs for its results."""
         self._kept_back = None
 
     def drop(self, content: Content) -> None:
-        """A content that it reads has memory of its own now."""
+        """Hold a content that it reads no longer: it has memory of its own now."""
         for kept in (self._kept, self._kept_back):
             if kept is not None:
                 kept.pop(content, None)

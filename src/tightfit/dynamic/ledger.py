@@ -98,20 +98,20 @@ class Ledger:
         return perf_counter_ns() - self._search_ns
 
     def ran_first(self, cost: int) -> None:
-        """An operator of the program has run."""
+        """Count an operator of the program that has run."""
         self.operators += 1
         self.clock += cost
         self._step_cost += cost
 
     def ran_again(self, cost: int, started: int) -> None:
-        """An operator has run again, since a `moment`."""
+        """Count an operator that has run again, since a `moment`."""
         self._again += 1
         self._again_ns += perf_counter_ns() - self._search_ns - started
         self.clock += cost
         self._again_cost += cost
 
     def evicted(self) -> None:
-        """The memory of a storage was taken."""
+        """Count a storage whose memory was taken."""
         self.evictions += 1
 
     def stop_if_thrashing(self) -> None:
@@ -137,11 +137,11 @@ class Ledger:
         self._step_cost = self._again_cost = 0
 
     def computed_since(self, started: int) -> None:
-        """A kernel that ran for the first time has run since a `moment`."""
+        """Count the time since a `moment`, in which a kernel ran for the first time."""
         self._first_ns += perf_counter_ns() - self._search_ns - started
 
     def inside_since(self, started_ns: int) -> None:
-        """The runtime was at work, kernels included."""
+        """Count the time in which the runtime was at work, kernels included."""
         self._all_ns += perf_counter_ns() - started_ns
 
     def searched_since(self, started_ns: int, scoring_ns: int) -> None:
@@ -150,7 +150,6 @@ class Ledger:
         self._scoring_ns += scoring_ns
 
     def add(self, counts: Counts) -> None:
-        """Add counts made elsewhere."""
         self.operators += counts.operators
         self.evictions += counts.evictions
         self._again += counts.again
@@ -161,7 +160,6 @@ class Ledger:
         self._search_ns += counts.search_ns
 
     def report(self, peak_bytes: int, core: str) -> OnlineReport:
-        """Return a report of events so far."""
         inside_ns = self._first_ns + self._again_ns + self._search_ns
         return OnlineReport(
             core=core,

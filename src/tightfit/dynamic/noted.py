@@ -64,14 +64,13 @@ class Noted:
         """Return the call to run it again."""
         given = self.args, self.kwargs, self.reads
         call = Call(function, *given, cost, with_grad)
-        if drawn_from is not None:
-            call.drew_from(*drawn_from)
+        call.drawn_from = drawn_from
         if self._written:
-            call.overwrote([content for content, _ in self._written.values()])
+            call.written = [content for content, _ in self._written.values()]
         return call
 
     def fix(self, dtype: torch.dtype) -> None:
-        """Tensors computed without inputs have this type, also if the default changes later."""
+        """Give tensors computed without inputs this type, also if the default changes later."""
         if not self.reads and self.kwargs.get("dtype") is None:
             self.kwargs = {**self.kwargs, "dtype": dtype}
 
@@ -92,7 +91,7 @@ class Noted:
         return self._all_noted((value,))[0]
 
     def _argument(self, value: Any, unread: str | None) -> Any:
-        """A place, or a blank if that content is not read."""
+        """Return a place for an argument, or a blank if its content is not read."""
         if unread is None or not isinstance(value, torch.Tensor):
             return self._noted(value)
         content, storage = self._contents.content_in(value)
@@ -107,7 +106,7 @@ class Noted:
         return blank
 
     def _overwrites(self, content: Content, storage: torch.UntypedStorage) -> None:
-        """A content is read and overwritten: without its maker nothing here can be repeated."""
+        """Note a content that is read and overwritten: its maker is needed to repeat anything."""
         if content in self.reads and storage._cdata not in self._written:
             self._written[storage._cdata] = content, storage
             self.repeats = self.repeats and content.maker is not None

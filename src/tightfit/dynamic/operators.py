@@ -13,8 +13,6 @@ from tightfit.torch_private.core import is_made_of_others
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of an operator."""
-
     position: int  # among all arguments
     name: str  # as a keyword
 

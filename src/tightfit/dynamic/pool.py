@@ -58,7 +58,7 @@ class Pool:
         self._random = random.Random(0)
 
     def offer(self, content: Content) -> None:
-        """A content is resident: it may be evicted if it can be computed again."""
+        """Let a resident content be evicted, if it can be computed again."""
         if content.size_bytes < self._eligible.smallest_bytes or content.maker is None:
             return
         if content not in self._positions:
@@ -69,7 +69,7 @@ class Pool:
         return content.size_bytes < self._eligible.smallest_bytes
 
     def withdraw(self, content: Content) -> None:
-        """A content may not be evicted any more, or is gone."""
+        """Let a content not be evicted any more; it may be gone."""
         position = self._positions.pop(content, None)
         if position is not None:
             last = self._contents.pop()
@@ -107,7 +107,7 @@ class Pool:
         self.left(content)
 
     def retire(self, content: Content) -> None:
-        """A content brought back for others is not needed by them now: it goes first of all."""
+        """Evict a content before all others: it was brought back for calls that have run."""
         if not self._policy.keeps_dead and content.maker is not None:
             self._retired[content] = None
 
@@ -119,13 +119,13 @@ class Pool:
                 self.drop(content)
 
     def ended(self, content: Content) -> None:
-        """The program has freed a content that was resident."""
+        """Note that the program has freed a resident content."""
         self.withdraw(content)
         content.lose_storage()
         self.left(content)
 
     def left(self, content: Content) -> None:
-        """A content is not resident any more: it joins the class of its evicted neighbours."""
+        """Note that a content is not resident any more: it joins its evicted neighbours' class."""
         if self._costs_are_known:
             _forget_costs_after(content)
         if self._classes is None or content.maker is None:
@@ -136,7 +136,7 @@ class Pool:
             self._classes.join(node, other)
 
     def came_back(self, content: Content) -> None:
-        """A content that was gone is about to be resident."""
+        """Note that an evicted content is about to be resident again."""
         if self._costs_are_known:
             _forget_costs_after(content)
         if self._classes is not None and content.maker is not None and content.node is not None:
@@ -218,7 +218,6 @@ class Pool:
     # -- terms of a score --------------------------------------------------------------------------
 
     def _cost(self, content: Content) -> float:
-        """Return a content's `Cost`, as of now."""
         known = content.known_cost
         return cost_of(self._policy.cost, self, content) if known is None else known
 
@@ -276,7 +275,7 @@ def _calls_before(call: Call) -> list[Call]:
 
 
 def _forget_costs_after(content: Content) -> None:
-    """The cost of a content has changed: forget costs of those that would need it first."""
+    """Forget the cost of a content, and the costs of contents that would need it first."""
     content.know_cost(None)
     front = [content]
     while front:

@@ -40,7 +40,6 @@ class _Known:
         self._views: dict[_Geometry, str] = {}
 
     def name_of(self, geometry: _Geometry) -> str | None:
-        """The name of a view; None if it has none yet."""
         return self.name if geometry == self.root else self._views.get(geometry)
 
     def add(self, geometry: _Geometry, name: str) -> None:

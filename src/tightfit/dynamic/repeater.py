@@ -22,7 +22,7 @@ from tightfit.errors import BadInput
 from tightfit.torch_private.storages import (
     below_autograd,
     copy_of,
-    fill,
+    exchange_memory,
     new_memory,
     storage_of,
     take_memory,
@@ -71,7 +71,6 @@ class Repeater:
         return held
 
     def bring_back(self, content: Content) -> None:
-        """Make a content resident."""
         if not content.is_resident:
             self._work(self._frame(content))
 
@@ -151,7 +150,7 @@ class Repeater:
         return copy_of(storage)
 
     def _arrive(self, content: Content, storage: torch.UntypedStorage, frame: _Frame) -> None:
-        """A content was computed: into the storage that waits for it, or for calls that need it."""
+        """Give a computed content to the storage that waits for it, or to calls that need it."""
         if storage.nbytes() != content.size_bytes:
             raise BadInput(
                 f"{frame.name} made {storage.nbytes()} bytes when it ran again, and "
@@ -162,7 +161,7 @@ class Repeater:
             return
         self._pool.came_back(content)
         if waiting is not None:
-            fill(waiting, storage)
+            exchange_memory(waiting, storage)
             content.arrive()
         else:
             content.arrive(own=storage)
@@ -185,7 +184,7 @@ class Pinned:
             content.pin(clock, op)
 
     def release(self) -> None:
-        """The operator has run."""
+        """Unlock them: the operator has run."""
         for content in self._contents:
             content.unpin()
 
@@ -208,7 +207,6 @@ class Held:
         self._lent: dict[Content, torch.UntypedStorage] = {}
 
     def lock(self, contents: Iterable[Content]) -> list[Content]:
-        """Lock those that are resident; return the others."""
         missing: list[Content] = []
         for content in contents:
             storage = content.memory if content.is_resident else None
@@ -223,7 +221,7 @@ class Held:
         return missing
 
     def mark_running(self, contents: Iterable[Content] | None = None) -> None:
-        """From now on nothing of it may be evicted; or some contents may not."""
+        """Let none of them be evicted from now on, or none of `contents`."""
         for content in self._storages if contents is None else contents:
             if content not in self._fast:
                 self._fast.add(content)
@@ -233,7 +231,8 @@ class Held:
         """Let storages whose content is not read be written, whether they have memory or not."""
         for content in self.lock(unread):
             storage = unread[content]
-            fill(storage, room.in_room(partial(new_memory, content.size_bytes, storage.device)))
+            memory = room.in_room(partial(new_memory, content.size_bytes, storage.device))
+            exchange_memory(storage, memory)
             self._lent[content] = storage
         self.mark_running()
 
@@ -253,20 +252,16 @@ class Held:
 
 
 class _Frame:
-    """A call that waits until all it reads is there.
+    """A call that waits until all that it reads is resident.
 
     `wanted`: why it runs; None: for the operator of the program, which runs elsewhere. `missing`:
-    those that are not resident.
+    contents that are not resident.
     """
 
     __slots__ = ("_missing", "_reads", "_rounds", "call", "held", "wanted")
 
     def __init__(
-        self,
-        wanted: Content | None,
-        reads: Iterable[Content],
-        held: Held,
-        missing: list[Content],
+        self, wanted: Content | None, reads: Iterable[Content], held: Held, missing: list[Content]
     ) -> None:
         self.wanted = wanted
         self.call = None if wanted is None else wanted.maker

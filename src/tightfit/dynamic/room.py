@@ -50,7 +50,6 @@ class Room(ABC):
         self._tally = self._new_tally()
 
     def has(self, memory: torch.Tensor | torch.UntypedStorage) -> bool:
-        """Whether something is on this device."""
         return memory.device == self.device
 
     @property
@@ -60,9 +59,9 @@ class Room(ABC):
 
     @abstractmethod
     def keep(self, free: Callable[[int], bool] | int) -> None:
-        """Keep to the limit from now on; a function frees something when it is reached.
+        """Keep to the limit from now on.
 
-        `free`: the function, or the address of a function in C.
+        `free`: frees memory when the limit is reached; a function, or the address of one in C.
         """
 
     @abstractmethod
@@ -78,7 +77,7 @@ class Room(ABC):
         return attempt()
 
     def note_earlier_freed(self, size_bytes: int) -> None:
-        """Something that was there before has ended."""
+        """Note that a storage from before the region was freed."""
         self.peak_bytes()
         self._before_bytes -= size_bytes
         self._tally.keep_to(self.limit_bytes, self._before_bytes)
@@ -183,7 +182,7 @@ class CudaRoom(RetryingRoom):
     _tally: CudaTally
 
     def note_earlier_freed(self, size_bytes: int) -> None:
-        """Something that was there before has ended: it is given out no longer, and not counted."""
+        """Do nothing: such memory is given out no longer, and not counted."""
 
     def taken_by(self, run: Callable[[], Result]) -> tuple[Result, int]:
         """Return a call's result, and the bytes that it has asked for: peaks are the user's."""

@@ -214,12 +214,7 @@ class Runtime(Core, private.TorchDispatchMode):
             self._ledger.computed_since(started)
 
     def _record(
-        self,
-        func: Any,
-        operator: Operator,
-        noted: Noted,
-        outputs: Any,
-        drawn_from: Drawn | None,
+        self, func: Any, operator: Operator, noted: Noted, outputs: Any, drawn_from: Drawn | None
     ) -> None:
         """Remember how the results were computed, if that can be done again."""
         try:
@@ -248,7 +243,7 @@ class Runtime(Core, private.TorchDispatchMode):
         made = [Content(storage.nbytes(), call, is_backward, *now) for storage in changed]
         if operator.makes_blank:
             for content in made:
-                content.leave_blank()
+                content.is_blank = True
         if call is not None:
             call.made(made)
         put = self._contents.put_first if changed is fresh else self._contents.put
@@ -273,7 +268,7 @@ class Runtime(Core, private.TorchDispatchMode):
     # -- contents --------------------------------------------------------------------------------
 
     def _know(self, parameter: torch.Tensor) -> None:
-        """A parameter stays, and so do its gradients as soon as they are accumulated."""
+        """Keep a parameter, and its gradients as soon as they are accumulated."""
         if self.watches(parameter):
             return
         content, _ = self._contents.content_in(parameter)

@@ -29,7 +29,7 @@ class Settled:
         self._copy_bytes = 0
 
     def expect_writes(self, size_bytes: int) -> None:
-        """So much is about to be overwritten, as parameters are by an optimizer; 0: no longer."""
+        """Note how many bytes are about to be overwritten, as by an optimizer; 0: none any more."""
         self._copy_bytes = size_bytes
 
     def settle(self, content: Content) -> None:
@@ -45,7 +45,7 @@ class Settled:
                 reader.keep(content, storage)
 
     def settle_all(self, contents: Iterable[Content]) -> None:
-        """Bring some back, to stay."""
+        """Bring contents back, to stay."""
         for content in [*contents]:
             self.settle(content)
 

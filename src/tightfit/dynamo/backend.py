@@ -29,9 +29,7 @@ HandOver = Callable[[HandedGraph], GraphCall]
 """Takes a graph whose first call is running."""
 
 
-def handing_over_to(
-    run: weakref.ref[Callable[[HandedGraph, Sequence[Any]], Any]],
-) -> HandOver:
+def handing_over_to(run: weakref.ref[Callable[[HandedGraph, Sequence[Any]], Any]]) -> HandOver:
     """Return a backend for a method; Dynamo keeps it, and must not keep its owner alive.
 
     `run`: runs one call of a graph. Once it is gone, graphs run as they are.
@@ -118,7 +116,7 @@ def handed(module: fx.GraphModule, place: str = "", failed_guards: str = "") -> 
     """
     graph = rewritten(module)
     nodes = list(graph.graph.nodes)
-    placeholders = [node for node in nodes if node.op == "placeholder"]
+    inputs = _inputs(graph.graph)
     made_in = ((node, private.module_of(node)) for node in nodes)
     returned_inputs = _returned_inputs(module.graph)
     forget_real_tensors(map(example_of, module.graph.nodes))
@@ -126,11 +124,15 @@ def handed(module: fx.GraphModule, place: str = "", failed_guards: str = "") -> 
         free_histories(each)
     return HandedGraph(
         module=private.without_hooks(graph),
-        numbers=tuple(i for i, n in enumerate(placeholders) if _is_number(n)),
+        numbers=tuple(
+            i for i, x in enumerate(inputs) if isinstance(x, torch.SymInt | torch.SymFloat)
+        ),
         reason=break_reason(module),
         place=place,
         failed_guards=failed_guards,
-        returned_with_loss=_returned_with_loss(module.graph.output_node()),
+        returned_with_loss=frozenset(
+            i for i, node in _outputs(module.graph) if is_returned_with_loss(node)
+        ),
         returned_inputs=returned_inputs,
         modules={node: inside for node, inside in made_in if inside is not None},
     )
@@ -138,30 +140,24 @@ def handed(module: fx.GraphModule, place: str = "", failed_guards: str = "") -> 
 
 def _returned_inputs(graph: fx.Graph) -> dict[int, int]:
     """Return which inputs are returned, by the outputs; operators in place return an input, too."""
-    given = (example_of(node) for node in graph.nodes if node.op == "placeholder")
-    places = {id(x): i for i, x in enumerate(given) if isinstance(x, torch.Tensor)}
-    (returned,) = graph.output_node().args
-    assert isinstance(returned, tuple | list)
-    found = ((i, example_of(n)) for i, n in enumerate(returned) if isinstance(n, fx.Node))
+    places = {id(x): i for i, x in enumerate(_inputs(graph)) if isinstance(x, torch.Tensor)}
+    found = ((i, example_of(node)) for i, node in _outputs(graph))
     return {i: places[id(x)] for i, x in found if id(x) in places}
 
 
-def _returned_with_loss(output: fx.Node) -> frozenset[int]:
-    """Return which outputs of a graph its callable returns along with a loss."""
-    (returned,) = output.args
+def _inputs(graph: fx.Graph) -> list[Any]:
+    return [example_of(node) for node in graph.nodes if node.op == "placeholder"]
+
+
+def _outputs(graph: fx.Graph) -> list[tuple[int, fx.Node]]:
+    (returned,) = graph.output_node().args
     assert isinstance(returned, tuple | list)
-    nodes = ((i, n) for i, n in enumerate(returned) if isinstance(n, fx.Node))
-    return frozenset(i for i, n in nodes if is_returned_with_loss(n))
-
-
-def _is_number(node: fx.Node) -> bool:
-    return isinstance(example_of(node), torch.SymInt | torch.SymFloat)
+    return [(i, node) for i, node in enumerate(returned) if isinstance(node, fx.Node)]
 
 
 def _may_train(graph: fx.Graph) -> bool:
     """Whether an output of a graph, or an input that it changes, may need a gradient."""
-    (output,) = (node for node in graph.nodes if node.op == "output")
-    returned = {*output.all_input_nodes}
+    returned = {*graph.output_node().all_input_nodes}
     return any(
         _needs_gradient(node) and (node in returned or _is_written(node)) for node in graph.nodes
     )
@@ -169,8 +165,7 @@ def _may_train(graph: fx.Graph) -> bool:
 
 def _is_on_meta(graph: fx.Graph) -> bool:
     """Whether an input of a graph is on the meta device: its ops take no memory."""
-    given = (example_of(node) for node in graph.nodes if node.op == "placeholder")
-    return any(isinstance(x, torch.Tensor) and x.is_meta for x in given)
+    return any(isinstance(x, torch.Tensor) and x.is_meta for x in _inputs(graph))
 
 
 def _needs_gradient(node: fx.Node) -> bool:

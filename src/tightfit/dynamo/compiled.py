@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from tightfit.capture.alone import no_capture_elsewhere
+from tightfit.capture.exclusive import CAPTURE_LOCK
 from tightfit.capture.opaque.leaves import leaf_forwards
 from tightfit.capture.opaque.only_computes import only_computes
 from tightfit.capture.trace.garbage import fewer_collections
@@ -53,7 +53,6 @@ class Following(private.Follower):
         self._call = self._call[0] + 1, given
 
     def end(self) -> None:
-        """End the current call."""
         self._call = self._call[0], None
 
     def entered_inner_frame(self) -> None:
@@ -109,7 +108,7 @@ class Following(private.Follower):
         self.unguarded.look()
         self._account.lift_limit()
         try:
-            with no_capture_elsewhere(), fewer_collections():
+            with CAPTURE_LOCK, fewer_collections():
                 yield
         finally:
             self._account.enforce()
@@ -175,7 +174,7 @@ class Compiled:
                     return function(*args, **kwargs)
                 except Exception as error:
                     if private.is_traced_meanwhile(error):
-                        with no_capture_elsewhere():
+                        with CAPTURE_LOCK:
                             continue
                     elif private.is_limit_of_graphs(error):
                         raise _too_many_graphs(self._name) from error

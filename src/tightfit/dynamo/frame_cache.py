@@ -7,7 +7,6 @@ process. Where anything differs, Dynamo follows the Python again.
 
 from __future__ import annotations
 
-import hashlib
 import marshal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,7 +26,7 @@ from tightfit.capture.recall.trace_files import (
     trace_folder,
     write_trace,
 )
-from tightfit.capture.recall.values import NotKept, packed, unpacked
+from tightfit.capture.recall.values import NotKept, digest, packed, unpacked
 from tightfit.dynamo.backend import DynamoGraph, HandOver
 from tightfit.dynamo.packing import KeptHandedGraph, graph_again, kept_graph
 from tightfit.dynamo.tokens import Tokens, digest_of, files_of
@@ -47,9 +46,9 @@ class KeptFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     format: int
     asked: str  # a digest of values that guards check
-    files: list[Any]  # those of installed code that was followed: size and date
+    files: list[Any]  # of installed code that was followed: size and date
     code: bytes
-    # Classes and fields; one that belongs to another has its place in this list as a field
+    # Classes and fields; a source inside another stands in its fields as a place in this list
     sources: list[tuple[str, list[Any]]]
     guards: list[tuple[int, str, dict[str, Any]]]
     sizes: list[tuple[int, Any, Any]]
@@ -72,11 +71,12 @@ class FrameCache:
 
     def key(self, frame: Any) -> str | None:
         with ignoring_errors("Dynamo's results are not kept"):
-            return _digest(packed(self._described(frame)))
+            return digest(packed(self._described(frame)))
         return None
 
     def find(self, key: str, frame: Any) -> tuple[frames.Frame, Callable[..., Any]] | None:
-        for path in sorted(trace_folder().glob(f"{key}-*{_SUFFIX}"), key=_date)[-_MOST_ALIKE:]:
+        files = trace_folder().glob(f"{key}-*{_SUFFIX}")
+        for path in sorted(files, key=lambda path: path.stat().st_mtime_ns)[-_MOST_ALIKE:]:
             with ignoring_errors(f"{path} is not used"):
                 kept = read_trace(path, KeptFrame, _FORMAT)
                 found = _unpacked(kept)
@@ -133,10 +133,6 @@ class FrameCache:
         )
 
 
-def _date(path: Path) -> int:
-    return path.stat().st_mtime_ns
-
-
 def _held_by(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for holder in (module._parameters, module._buffers):
         yield from ((name, tensor) for name, tensor in holder.items() if tensor is not None)
@@ -152,7 +148,7 @@ def _leaf_token(leaf: Any, names: Mapping[int, str]) -> str:
 
 def _guard_digest(frame: Any, found: frames.Frame, tokens: Tokens) -> str:
     """Return a digest of values that guards check, as they are now."""
-    return _digest([tokens.of(frames.facts_of(*each)) for each in frames.values_of(frame, found)])
+    return digest([tokens.of(frames.facts_of(*each)) for each in frames.values_of(frame, found)])
 
 
 def _unchanged(files: list[Any]) -> bool:
@@ -172,7 +168,7 @@ def _packed(found: frames.Frame) -> dict[str, Any]:
         return places[of]
 
     def field(value: Any) -> Any:
-        return ["source", place(value)] if frames.is_source(value) else packed(value)
+        return ["source", place(value)] if isinstance(value, frames.Source) else packed(value)
 
     return {
         "code": marshal.dumps(found.code),
@@ -213,7 +209,3 @@ def _unpacked(kept: KeptFrame) -> frames.Frame:
         imports=kept.imports,
         names=names,
     )
-
-
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(msgspec.msgpack.encode(value), digest_size=20).hexdigest()

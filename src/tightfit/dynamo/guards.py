@@ -58,7 +58,7 @@ class Unguarded:
         ]
         self._methods = tuple(dict.fromkeys(methods))
         owners = (*dict.fromkeys(owner for owner, _ in self._methods), torch.Tensor)
-        dictionaries = map(_dictionary_of, owners)
+        dictionaries = (gc.get_referents(vars(owner))[0] for owner in owners)  # `vars`: views
         self._dictionaries = (_ENVIRONMENT, *hooks_of_all_modules(), *dictionaries)
         self._last = None  # look closely in the next call
 
@@ -103,12 +103,6 @@ class Unguarded:
 _METHODS = (types.FunctionType, staticmethod, classmethod, property)
 _ENVIRONMENT: dict[Any, Any] = vars(os.environ)["_data"]
 _code_of = attrgetter("__code__")
-
-
-def _dictionary_of(kind: type) -> dict[str, Any]:
-    """Return the attributes of a class, of which `vars` gives a view."""
-    (attributes,) = gc.get_referents(vars(kind))
-    return attributes
 
 
 def _file_of(home: Any) -> str | None:

@@ -82,7 +82,6 @@ class OneOps:
 
 
 def _holds(code: types.CodeType, file: str, line: int) -> bool:
-    """Whether a line of a file is one of a function's."""
     if code.co_filename != file:
         return False
     lines = [each for _, _, each in code.co_lines() if each is not None]

@@ -148,8 +148,7 @@ class Outside:
     def varies(self) -> None:
         """Note that numbers decide in every call which code a graph runs."""
         self._note(
-            "a graph",
-            "numbers change its operators in every call (tightfit.opaque: one op)",
+            "a graph", "numbers change its operators in every call (tightfit.opaque: one op)"
         )
 
     def note_new_calls(self) -> None:

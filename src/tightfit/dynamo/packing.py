@@ -14,8 +14,6 @@ from tightfit.torch_private import traces
 
 
 class KeptHandedGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A graph."""
-
     # The kind of each, its name, its function, and packed arguments
     nodes: list[tuple[str, str, str, Any, Any]]
     made_in: dict[str, str]  # the module in whose forward a node was made

@@ -124,7 +124,7 @@ class Tokens:
         return ["class", kind.__module__, kind.__qualname__, self._classes[kind]]
 
     def _methods(self, base: type) -> Iterator[Any]:
-        """Yield the methods of a class; those of PyTorch are left out, see `traces.patched`."""
+        """Yield the methods of a class; none of PyTorch's, see `traces.patched`."""
         if base.__module__.partition(".")[0] in _KNOWN:
             return
         for name, value in vars(base).items():

@@ -46,7 +46,7 @@ class Repeated(Protocol):
         """Run its forward once more, with the same random numbers; return its raw outputs."""
 
     def replanned(self, came: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor | None]:
-        """Plan it for the gradients of outputs that came; return those of placeholders."""
+        """Plan it for the gradients of outputs that came; return gradients of placeholders."""
 
     def once_more(
         self,
@@ -208,12 +208,9 @@ class DifferentiatedCall:
         return is_reached and not any(call._takes_part() for call in self._after)
 
     def _edges(
-        self,
-        came: Collection[int],
-        waiting: Waiting,
-        calls: Sequence[DifferentiatedCall],
+        self, came: Collection[int], waiting: Waiting, calls: Sequence[DifferentiatedCall]
     ) -> list[GradientEdge]:
-        """Return where gradients of raw outputs go, and then where those that wait go.
+        """Return where gradients of raw outputs go, and then where waiting gradients go.
 
         A backward that keeps no graph has freed the forward's saved tensors on its way.
         """
@@ -230,7 +227,7 @@ class DifferentiatedCall:
     def _inside(
         self, outputs: Mapping[int, GradientEdge], calls: Sequence[DifferentiatedCall]
     ) -> Collection[Any]:
-        """Return autograd's nodes from raw outputs on, up to those of inputs."""
+        """Return autograd's nodes from raw outputs on, up to the nodes of inputs."""
         ends = {node for call in calls for node in call._ends}
         found: dict[Any, None] = {}
         following = [edge.node for edge in outputs.values()]

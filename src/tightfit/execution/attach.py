@@ -76,7 +76,6 @@ class _Attachment:
         return threading.get_ident() in self._running
 
     def __enter__(self) -> None:
-        """Note that a replaced method runs in this thread."""
         self._running.add(threading.get_ident())
 
     def __exit__(self, *_: object) -> None:
@@ -213,10 +212,7 @@ def refuse_unfittable(module: nn.Module) -> None:
 def _refuse_lazy(module: nn.Module) -> None:
     for name, each in module.named_modules():
         # classes may have methods of their own in place of these, with other arguments
-        own = (
-            *nn.Module.parameters(each, recurse=False),
-            *nn.Module.buffers(each, recurse=False),
-        )
+        own = (*nn.Module.parameters(each, recurse=False), *nn.Module.buffers(each, recurse=False))
         if any(map(nn.parameter.is_lazy, own)):
             raise BadInput(
                 f"module {name!r} ({type(each).__name__}) has no weights yet: they are made when "
@@ -347,7 +343,6 @@ def _refuse_nested(module: nn.Module) -> None:
 
 
 def _fitted_around(module: nn.Module) -> nn.Module | None:
-    """Return a fitted module that contains another module."""
     return next(
         (o for o in list(_FITTED) if o is not module and any(m is module for m in o.modules())),
         None,

@@ -29,7 +29,6 @@ class Chained:
         raise NotImplementedError
 
     def next_gradients(self, index: int) -> list[torch.Tensor | None]:
-        """Return the next group of finished gradients."""
         raise NotImplementedError
 
 
@@ -112,7 +111,7 @@ class _Node(torch.autograd.Function):
             run.start(incoming, ctx)
         incoming.clear()
         finished = run.next_gradients(ctx.index)
-        result = (*finished, *[None] * (ctx.owners - len(finished)))  # those of stepped parameters
+        result = (*finished, *[None] * (ctx.owners - len(finished)))  # none for stepped parameters
         finished.clear()
         return (None, None, torch.empty(0, device=ctx.token_device), *result)
 

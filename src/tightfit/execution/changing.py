@@ -34,7 +34,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def versions_of(inputs: Sequence[Any]) -> list[int]:
-    """Return such a number for each tensor; 0 for inputs of other types."""
+    """Return the version of each tensor; 0 for inputs of other types."""
     versions = [getattr(x, "_version", 0) for x in inputs]
     if not _UNCOUNTED:
         return versions
@@ -63,8 +63,8 @@ def _count(tensor: torch.Tensor) -> None:
 class ChangingBuffers:
     """Which buffers of a step may be changed between forward and backward.
 
-    That is not known at first: the first call copies each that its backward reads. Later ones copy
-    those that were seen to change.
+    That is not known at first: the first call copies each that its backward reads. Later calls
+    copy buffers that were seen to change.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -72,7 +72,7 @@ class ChangingBuffers:
         self._may_change = set(self._buffers)
 
     def places(self, kept: Sequence[int]) -> list[int]:
-        """Return the places of those that may change among placeholders."""
+        """Return the places, among kept placeholders, of buffers that may change."""
         if self._may_change.isdisjoint(kept):
             return []
         return [place for place, i in enumerate(kept) if i in self._may_change]
@@ -141,7 +141,6 @@ class Unchanged:
         self.release()
 
     def release(self) -> None:
-        """Hold no copies."""
         self._copies.clear()
 
     def _changed(self) -> list[int]:

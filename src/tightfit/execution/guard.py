@@ -87,8 +87,6 @@ class StepPeaks(msgspec.Struct, frozen=True):
 
 
 class Opened(Protocol):
-    """A forward."""
-
     @property
     def is_open(self) -> bool:
         """Whether a backward may still come or is running."""
@@ -98,8 +96,6 @@ _GUARDS: Living[Guard] = Living()
 
 
 class Measuring(Protocol):
-    """Measures steps."""
-
     def take_peak(self) -> Any:
         """Note the peak so far."""
 
@@ -111,7 +107,7 @@ _MEASURING: Living[Measuring] = Living()
 
 
 def leave_out_of(measuring: Measuring) -> None:
-    """Have work to plan a step left out of those that something measures."""
+    """Have work to plan a step left out of the steps that something measures."""
     _MEASURING.add(measuring)
 
 
@@ -131,7 +127,7 @@ def left_out() -> Iterator[None]:
 class _Exceeded:
     """Says that a step held more than the budget, in the way the user asked for.
 
-    Parameters are those of `Guard`.
+    Parameters are as of `Guard`.
     """
 
     def __init__(self, device: str, on_exceed: Literal["raise", "warn"], advice: str) -> None:
@@ -173,11 +169,9 @@ class _Unmetered:
         self._start_bytes = 0
 
     def begin(self) -> None:
-        """Note the bytes held as a step begins."""
         self._start_bytes = self._now_bytes()
 
     def released_bytes(self) -> int:
-        """Return the bytes released since the step began."""
         return max(0, self._start_bytes - self._now_bytes())
 
 
@@ -187,7 +181,7 @@ class Guard:
     `device`: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. `on_exceed`: ``"raise"`` or ``"warn"``.
     `advice`: ways out, for the message of a step that exceeded the budget. `unmetered_bytes`:
     returns the bytes of constants that were allocated before there was a meter. `steps`: the last
-    of which every peak is known: not those that were only checked.
+    steps whose peaks are all known; steps that were only checked are left out.
     """
 
     def __init__(
@@ -285,26 +279,22 @@ class Guard:
             self._start = self.meter.live_bytes()
             self._reset_peak()
 
-    def leave_out_garbage(self) -> None:
-        """Leave out garbage of when the window was opened and has been collected since."""
-        if self.meter is not None and self._open is not None and self._start is not None:
-            self.take_peak()  # while it was there
-            self._start = min(self._start, self.meter.live_bytes())
+    def leave_out_freed(self, constant_bytes: int = 0) -> None:
+        """Leave out memory that was held at the start of the step and has been freed since.
 
-    def leave_out(self, constant_bytes: int) -> None:
-        """Leave out constants of when the window was opened that have been freed since."""
-        if self._open is not None and self._start is not None:
-            self.take_peak()  # while they were there
-            self._start -= constant_bytes
+        That is garbage, and so many bytes of its constants.
+        """
+        if self.meter is not None and self._open is not None and self._start is not None:
+            self.take_peak()  # while it was held
+            self._start = min(self._start - constant_bytes, self.meter.live_bytes())
             self._open["constant_bytes"] -= constant_bytes
 
-    def saved_tensors_freed(self, freed_bytes: int) -> None:
-        """Note that saved tensors of calls that wait have been freed for what comes before."""
+    def note_freed_saved(self, freed_bytes: int) -> None:
+        """Note that saved tensors were freed after the forward and before the backward."""
         if self._open is not None and self._phase == "between":
             self._open["freed_bytes"] = self._open.get("freed_bytes", 0) + freed_bytes
 
     def after_forward(self) -> None:
-        """Note the peak of the forward program."""
         if self.meter is not None and self._open is not None:
             self._turn("forward", "between")
             self._disturb(self._others())
@@ -329,7 +319,6 @@ class Guard:
             self._disturb(others)
 
     def after_backward(self) -> None:
-        """Note the peak of the backward program."""
         if self.meter is not None and self._open is not None:
             self._turn("backward", "after")
             self._disturb(self._others())

@@ -12,6 +12,7 @@ import linecache
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -20,6 +21,7 @@ from torch import fx
 
 from tightfit.capture.captured import Captured
 from tightfit.capture.nodes import base_of, is_random
+from tightfit.capture.side_effects.generators import get_state, set_state
 from tightfit.capture.updates import are_statistics
 from tightfit.errors import InvalidPlan
 from tightfit.execution.changing import copy_uncounted
@@ -194,8 +196,8 @@ class _Lowering:
     def _hand_over(self, now: int) -> None:
         """Hand over finished gradients; inputs may be changed as soon as their gradient exists.
 
-        Fresh gradients are held to the end in any case: those of inputs that are still read wait
-        for that.
+        Fresh gradients are held to the end in any case: gradients of inputs that are still read
+        wait for that.
         """
         values = self.finished
         if self.plan.gradients == "fresh":
@@ -217,7 +219,7 @@ class _Lowering:
         return max(self.last_reads.get(position, -1) for _, position in self.gradients_in[value])
 
     def _in_turn(self, values: list[ValueId]) -> list[ValueId]:
-        """Return those of finished gradients whose turn it is, in their turn."""
+        """Return the finished gradients whose turn it is, in order."""
         turns = self.captured.in_turn
         if not turns:
             return values
@@ -283,11 +285,7 @@ class _Lowering:
         joint, writer = self.captured.joint, self.writer
         inputs = [f"p{i}" for i, s in enumerate(joint.sources) if s.kind != "tangent"]
         constants = [f"p{i}" for i in writer.backward.last_reads]
-        tangents = [
-            f"v{self.captured.value_of[n]}"
-            for n, s in zip(joint.placeholders, joint.sources, strict=True)
-            if s.kind == "tangent"
-        ]
+        tangents = [f"v{self.captured.value_of[node]}" for node, _ in joint.tangents]
         kept = ", ".join([*constants, *writer.saved.values()])
         far = ", *, far" if self.plan.far is not None else ""
         lines = [
@@ -319,7 +317,6 @@ class _Moves:
         self._loading: set[ValueId] = set()
 
     def store(self, value: ValueId) -> None:
-        """Begin to copy a value to far memory."""
         self._writer.function.emit(f"far.store({value}, {self._writer.name(value)})")
         self._storing.add(value)
 
@@ -362,27 +359,21 @@ class _RepeatedDraws:
             return []
         self._left[op] -= 1
         function = self._writer.function
-        get, set_ = self._access(op)
+        value = self._nodes[op].meta["val"]
+        device = (value[0] if isinstance(value, tuple | list) else value).device
+        access = {"get_state": partial(get_state, device), "set_state": partial(set_state, device)}
+        self._writer.take(**access)
         holder = self._state_in.get(op)
         self._state_in[op] = function
         if holder is None:
-            function.emit(f"s{op} = {get}()")
+            function.emit(f"s{op} = get_state()")
             return []
         if holder is not function:
             self._writer.keep_for_backward(f"s{op}", f"s{op}")
-        function.emit(f"other_state = {get}()")
-        function.emit(f"{set_}(s{op})")
-        after = [f"{set_}(other_state)", "other_state = None"]
+        function.emit("other_state = get_state()")
+        function.emit(f"set_state(s{op})")
+        after = ["set_state(other_state)", "other_state = None"]
         return after if self._left[op] else [*after, f"s{op} = None"]
-
-    def _access(self, op: OpId) -> tuple[str, str]:
-        """Return the names of functions that read and set the generator an op draws from."""
-        node = self._nodes[op]
-        value = node.meta["val"]
-        device = (value[0] if isinstance(value, tuple | list) else value).device
-        get_state, set_state = _generator_access(device)
-        self._writer.take(get_state=get_state, set_state=set_state)
-        return "get_state", "set_state"
 
 
 def _last_reads(captured: Captured, plan: Plan) -> dict[int, int]:
@@ -434,13 +425,3 @@ def write_back(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) 
             else:
                 buffer.as_strided_(value.shape, value.stride())
     private.foreach_copy(buffers, values)
-
-
-def _generator_access(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    """Return how to read and set the state of the generator a device draws from."""
-    if device.type == "cuda":
-        return (
-            lambda: torch.cuda.get_rng_state(device),
-            lambda state: torch.cuda.set_rng_state(state, device),
-        )
-    return torch.get_rng_state, torch.set_rng_state

@@ -53,13 +53,13 @@ class Reached:
         self.unplanned = tuple([i for i, g in came.items() if g is not None and i not in planned])
 
     def has_freed(self, reads: Callable[[], Freed]) -> bool:
-        """Whether a backward before has freed what one reads."""
+        """Whether an earlier backward has freed anything that a backward reads."""
         return bool(self._freed) and not self._freed.isdisjoint(reads())
 
     def frees(self, reads: Callable[[], Freed], may_follow: Callable[[Freed], bool] | None) -> None:
-        """Note that the last backward keeps no graph, and frees what it reads.
+        """Note that the last backward keeps no graph, and frees the saved tensors that it reads.
 
-        `reads`: tells that. `may_follow`: whether from any output a backward may go that reads
+        `reads`: returns them. `may_follow`: whether from any output a backward may go that reads
         nothing freed; None: none can.
         """
         self._may_follow = False

@@ -36,7 +36,6 @@ def second_time(*, is_freed: bool) -> TightfitError:
 
 
 def differentiated() -> TightfitError:
-    """Return the error that a backward is to be differentiated whose call cannot be run again."""
     return TightfitError(
         "tightfit cannot differentiate through its backward (create_graph=True) where parameters "
         "are spread over processes (fully_shard): leave the part that needs double backward out "
@@ -65,7 +64,6 @@ def changed(source: Source | None, shape: tuple[int, ...]) -> TightfitError:
 
 
 def changed_during(name: str) -> TightfitError:
-    """Return the error that a tensor was changed during backward."""
     return TightfitError(
         f"{name} was changed during backward "
         "(by a hook or an optimizer that steps there) while the plan still reads it. "

@@ -43,10 +43,7 @@ def gradients_at_once(
 
 
 def gradients_in_turn(
-    planned: Planned,
-    inputs: Sequence[Any],
-    came: Mapping[int, torch.Tensor],
-    begun: Begun,
+    planned: Planned, inputs: Sequence[Any], came: Mapping[int, torch.Tensor], begun: Begun
 ) -> Iterator[dict[int, torch.Tensor | None]]:
     """Run the forward of a call; return an iterator that runs its backward by groups of gradients.
 

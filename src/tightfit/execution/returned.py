@@ -21,12 +21,7 @@ from tightfit.capture.nodes import ancestors_of, base_of
 from tightfit.execution import refused
 from tightfit.torch_private import core as private
 from tightfit.torch_private import engine
-from tightfit.torch_private.wrappers import (
-    OutputType,
-    TensorAlias,
-    receives_gradient,
-    wrapped,
-)
+from tightfit.torch_private.wrappers import OutputType, TensorAlias, receives_gradient, wrapped
 
 _OF_FUNCTION = OutputType.custom_function_view
 """The kind of a view that an autograd Function returns, with a history of its own."""
@@ -102,8 +97,8 @@ class Returned:
         """Return values that leave the chain, as views only of values that leave it, too.
 
         A view of a tensor that is visible nowhere else is no view: the caller may write into it. A
-        tensor without a history is no view of one that gets one. What an autograd Function returns
-        of an input stays a view of it.
+        tensor without a history is no view of a tensor that gets a history. What an autograd
+        Function returns of an input stays a view of it.
         """
         if not self._views_of_inputs and not any(t._is_view() for t in raw):
             return tuple(raw)
@@ -137,7 +132,7 @@ class Returned:
 
 
 def viewed_outputs(joint: JointGraph) -> frozenset[int]:
-    """Return the raw outputs whose gradients several outputs give that are views of one another."""
+    """Return the raw outputs whose gradients come from several outputs, as these are its views."""
     infos = [info for info in joint.metadata.output_info if receives_gradient(info)]
     outputs = joint.metadata.num_outputs
     further = Counter(outputs + i.base_idx for i in infos if i.output_type in _VIEWS)
@@ -146,7 +141,7 @@ def viewed_outputs(joint: JointGraph) -> frozenset[int]:
 
 
 def readers_of_outputs(joint: JointGraph) -> dict[int, frozenset[int]]:
-    """Return of each output that may receive a gradient which of these are computed of it.
+    """Return for each differentiable output which of the others are computed from it.
 
     Nothing if none is: else gradients come inside of a step. What is a view of another output has
     no readers of its own.
@@ -188,7 +183,8 @@ class InnerParts:
     def refuse_hooks(self) -> None:
         """Refuse hooks of the user on such an output, and to keep its gradient."""
         outputs = (reference() for reference in self._read.values())
-        if any(x is not None and (len(_hooks(x)) > 1 or x.retains_grad) for x in outputs):
+        alive = [x for x in outputs if x is not None]
+        if any(len(x._backward_hooks or ()) > 1 or x.retains_grad for x in alive):
             raise refused.looks_at_parts()
 
     def _noting(self, index: int) -> Callable[[Any], None]:
@@ -198,17 +194,11 @@ class InnerParts:
             if gradient is not None:
                 self._came.add(index)
             if not self._came.isdisjoint(self._readers[index]):
-                self._refuse_derivative_by(self._read[index]())
+                output = self._read[index]()
+                if output is not None and engine.is_differentiated_by(output):
+                    raise refused.looks_at_parts()
 
         return unserializable_hook(noting)  # else saving an output would warn of it
-
-    def _refuse_derivative_by(self, output: torch.Tensor | None) -> None:
-        if output is not None and engine.is_differentiated_by(output):
-            raise refused.looks_at_parts()
-
-
-def _hooks(tensor: torch.Tensor) -> Mapping[int, Any]:
-    return tensor._backward_hooks or {}
 
 
 def inputs_viewed(joint: JointGraph) -> frozenset[int]:

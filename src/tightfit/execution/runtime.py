@@ -23,7 +23,6 @@ from tightfit.capture.normalise.gradients import added_up
 from tightfit.errors import TightfitError
 from tightfit.execution import refused
 from tightfit.execution.again import DifferentiatedCall, Repeated
-from tightfit.execution.apart import Apart
 from tightfit.execution.chain import Chained, chained, goes_on_through
 from tightfit.execution.changing import ChangingBuffers, LateReads, Unchanged
 from tightfit.execution.lower import Program
@@ -37,6 +36,7 @@ from tightfit.execution.returned import (
     viewed_outputs,
 )
 from tightfit.execution.run_state import RunState
+from tightfit.execution.saved_reads import SavedReads
 from tightfit.execution.stepping import refuse_other_backward
 from tightfit.execution.sums import Sums, added_to, is_sum
 from tightfit.progress import announce
@@ -59,17 +59,13 @@ class Runner:
         self.captured = captured
         self.program = program
         self.joint = joint
-        self.tangents = [
-            (source.index, added_to(node))
-            for node, source in zip(joint.placeholders, joint.sources, strict=True)
-            if source.kind == "tangent"
-        ]
+        self.tangents = [(index, added_to(node)) for node, index in joint.tangents]
         self.device = joint.device
         self.returned = Returned(joint, chained)
         self.differentiable = frozenset(index for index, _ in self.tangents)
         self._readers = readers_of_outputs(joint)
         self._without: dict[frozenset[int], frozenset[int]] = {}
-        self.apart = Apart(joint)
+        self.saved_reads = SavedReads(joint)
         self.written = {position for _, position in joint.write_backs}
         self.stepped = tuple(position for _, position in joint.stepped)
         self.afterwards = " Parameters that were stepped by then stay so." if self.stepped else ""
@@ -77,9 +73,9 @@ class Runner:
         self.summed = {i for n, i in joint.gradients if is_sum(added_up(n)) or i in viewed}
         views = viewed_outputs(joint)
         self._mixed = {
-            source.index
-            for node, source in zip(joint.placeholders, joint.sources, strict=True)
-            if source.kind == "tangent" and source.index in views and any(map(is_sum, node.users))
+            index
+            for node, index in joint.tangents
+            if index in views and any(map(is_sum, node.users))
         }
 
     def __call__(self, inputs: list[Any], run: Run) -> list[Any]:
@@ -141,6 +137,8 @@ class Run(Chained):
     tells the user of bits that may differ.
     """
 
+    runner: Runner  # once the call has begun
+
     def __init__(
         self,
         on_start: Callable[[Run], None] = lambda run: None,
@@ -148,7 +146,6 @@ class Run(Chained):
         repeated: Repeated | None = None,
         tell: Callable[[str], None] = announce,
     ) -> None:
-        self.runner: Runner | None = None
         self.inputs: list[Any] = []
         self.aliases: dict[int, Any] = {}
         self.saved: list[Any] | None = None
@@ -187,7 +184,6 @@ class Run(Chained):
         """
         self._node = weakref.ref(node)
         runner = self.runner
-        assert runner is not None
         inputs, self.inputs = self.inputs, []
         with private.without_autocast():
             raw, self.saved = runner.program.forward(inputs)
@@ -200,7 +196,6 @@ class Run(Chained):
     def note_versions(self, inputs: Sequence[Any]) -> None:
         """Note inputs that must not change until read, now that the call has changed its own."""
         runner = self.runner
-        assert runner is not None
         saved, kept = self.saved or [], runner.program.kept
         self.unchanged = Unchanged(saved, kept, runner.joint.sources, runner.changing)
         if reads := runner.program.late_reads:
@@ -210,27 +205,19 @@ class Run(Chained):
         """Watch outputs of which others are computed: parts of their gradients come inside."""
         self._inner_parts = InnerParts(outputs, readers)
 
-    def _refuse_looking_at_parts(self, parts: InnerParts) -> None:
-        """Refuse hooks that would see a part of a gradient.
-
-        Raises `TightfitError`: says so.
-        """
-        try:
-            parts.refuse_hooks()
-        except TightfitError:
-            self._end(RunState.FAILED)
-            raise
-
     def start(self, gradients: Sequence[torch.Tensor | None], node: Any) -> None:
         """Begin the backward program with the gradients of the outputs, which came to a node."""
         runner = self.runner
-        assert runner is not None
         if self._inner_parts is not None:
-            self._refuse_looking_at_parts(self._inner_parts)
+            try:
+                self._inner_parts.refuse_hooks()
+            except TightfitError:
+                self._end(RunState.FAILED)
+                raise
         by_position = dict(zip(runner.returned.plain, gradients, strict=True))
         if runner.stepped:
             refuse_other_backward(runner, by_position, node, state=self.state)
-        reads = partial(runner.apart.read_by, by_position, node, runner.program.groups)
+        reads = partial(runner.saved_reads.read_by, by_position, node, runner.program.groups)
         if self.reached.has_freed(reads):
             raise refused.second_time(is_freed=False)
         if self._again is not None or (self._repeated is not None and torch.is_grad_enabled()):
@@ -239,7 +226,7 @@ class Run(Chained):
         self._check_startable(with_copies=True)
         unplanned = self._note_gradients(by_position)
         if not self.reached.is_retained:
-            self.reached.frees(reads, runner.apart.may_follow if self._repeated else None)
+            self.reached.frees(reads, runner.saved_reads.may_follow if self._repeated else None)
         if not unplanned:
             runner.look_at_views(self._tell, by_position)
         saved, self.saved = self.saved, None  # nothing frees them from now on
@@ -263,7 +250,6 @@ class Run(Chained):
 
     def _end_with_backward(self) -> None:
         """Have the running backward end where autograd asks for some of the gradients only."""
-        assert self.runner is not None
         if len(self.runner.program.groups) > 1:
             running = self.generator
             engine.after_this_backward(
@@ -280,7 +266,6 @@ class Run(Chained):
     def _start_again(self, by_position: dict[int, torch.Tensor | None]) -> None:
         """Differentiate the call as plain PyTorch does: its gradients are to have a history."""
         runner = self.runner
-        assert runner is not None
         if self.state is not RunState.DIFFERENTIATED:
             if self._again is None:
                 self._check_startable()
@@ -290,10 +275,7 @@ class Run(Chained):
         try:
             found = self._ran_again().gradients(by_position, runner.returned.canonical)
         except BaseException as error:
-            self._end(RunState.FAILED)
-            if is_refusal(error):
-                message = "A differentiated backward takes as much memory as in plain PyTorch."
-                raise budget_exceeded(error, message) from error
+            self._fail(error, "A differentiated backward takes as much memory as in plain PyTorch.")
             raise
         if self.state is not RunState.DIFFERENTIATED:
             self._end(RunState.DIFFERENTIATED)
@@ -312,7 +294,6 @@ class Run(Chained):
         """
         if self.state is not RunState.AWAITS_BACKWARD or self.saved is None:
             return 0
-        assert self.runner is not None
         computed = self.saved[len(self.runner.program.kept) :]
         if not hold_alone(computed) or self._repeated is None or not self._repeated.may_free():
             return 0  # outputs that are held stay
@@ -327,8 +308,7 @@ class Run(Chained):
     def _ran_again(self) -> DifferentiatedCall:
         """Return the call as it was run again under autograd; it is now, the first time."""
         if self._again is None:
-            assert self.runner is not None and self._repeated is not None
-            assert self._node is not None
+            assert self._repeated is not None and self._node is not None
             self.saved = self.unchanged = None
             before: list[DifferentiatedCall] = []
 
@@ -356,18 +336,16 @@ class Run(Chained):
             if self._repeated is None or not self.state.may_begin_backward:
                 return None, None
             self._check_startable()
-        assert self.runner is not None
         again, returned = self._ran_again(), self.runner.returned
         return again, again.output(returned.plain[place], returned.canonical)
 
     def output_once_more(self, place: int) -> torch.Tensor | None:
         """Run the call's forward once more; return an output, None if that cannot be.
 
-        Parameters are those of `output_run_again`.
+        Parameters are as of `output_run_again`.
         """
         if self._repeated is None or not self.state.may_begin_backward:
             return None
-        assert self.runner is not None
         return self._repeated.outputs_once_more()[self.runner.returned.plain[place]]
 
     def _check_startable(self, *, with_copies: bool = False) -> None:
@@ -380,8 +358,7 @@ class Run(Chained):
             self.unchanged.check(with_copies=with_copies)
 
     def _note_gradients(self, by_position: dict[int, torch.Tensor | None]) -> tuple[int, ...]:
-        """Note which outputs have gradients; return those that were to have none, and have."""
-        assert self.runner is not None
+        """Note which outputs have gradients; return outputs that were to have none, and have."""
         self.reached.begin(
             by_position,
             self.runner.differentiable,
@@ -398,7 +375,6 @@ class Run(Chained):
     def _start_rerun(self, by_position: dict[int, torch.Tensor | None], node: Any) -> None:
         """Run the call again: outputs have gradients that were to have none, or others before."""
         runner, repeated, reached = self.runner, self._repeated, self.reached
-        assert runner is not None
         if repeated is None:
             self._refuse(reached.unplanned)
             return
@@ -422,22 +398,19 @@ class Run(Chained):
             else:
                 assert self.sums is not None
                 self.sums.start(node, groups)
-                unread = runner.apart.unread(frozenset(came))
+                unread = runner.saved_reads.unread(frozenset(came))
                 coming = repeated.once_more(came, self.sums.begin, unread)
                 self.generator = grouped(coming, groups)
         except BaseException as error:
-            self._end(RunState.FAILED)
-            if is_refusal(error):
-                message = "The backward runs the forward of the call again."
-                if reached.unplanned:
-                    message = "A loss took an output that was planned to have no gradient."
-                raise budget_exceeded(error, message) from error
+            why = "The backward runs the forward of the call again."
+            if reached.unplanned:
+                why = "A loss took an output that was planned to have no gradient."
+            self._fail(error, why)
             raise
         self._end_with_backward()
 
     def next_gradients(self, index: int) -> list[torch.Tensor | None]:
         """Return the next group of finished gradients; None as in eager, where nothing comes in."""
-        assert self.runner is not None
         if self._again is not None:
             return next(self.generator)
         groups = self.runner.program.groups
@@ -449,10 +422,8 @@ class Run(Chained):
                 if index + 1 >= len(groups):
                     next(self.generator, None)  # the optimizer may step until after the last
         except BaseException as error:
-            self._end(RunState.FAILED)
-            if is_refusal(error):
-                message = "The backward was stopped before it took more than was planned for."
-                raise budget_exceeded(error, message + self.runner.afterwards) from error
+            why = "The backward was stopped before it took more than was planned for."
+            self._fail(error, why + self.runner.afterwards)
             raise
         positions = groups[index] if groups else ()
         if self.reached.missing:
@@ -465,6 +436,12 @@ class Run(Chained):
         if index + 1 >= len(groups):
             self._end(RunState.DONE)
         return gradients
+
+    def _fail(self, error: BaseException, why: str) -> None:
+        """End a backward that raised; raise `BudgetExceeded` instead if a limit refused memory."""
+        self._end(RunState.FAILED)
+        if is_refusal(error):
+            raise budget_exceeded(error, why) from error
 
     def _end(self, state: RunState) -> None:
         goes_on = self.reached.may_go_on and self._repeated is not None

@@ -35,8 +35,6 @@ def refuse_other_backward(
     `came`: the gradients of outputs. `node`: the first of its chain in autograd's graph. Raises
     `TightfitError`: names the cause, and a way out.
     """
-    if not runner.stepped:
-        return
     missing = frozenset(i for i in runner.differentiable if came.get(i) is None)
     without = runner.without_gradient(missing).intersection(runner.stepped) if missing else ()
     why = None
@@ -59,7 +57,6 @@ def refuse_other_backward(
 
 @contextlib.contextmanager
 def with_gradient(parameter: torch.Tensor, gradient: torch.Tensor) -> Iterator[None]:
-    """Have a parameter have a gradient meanwhile, and none afterwards."""
     parameter.grad = gradient
     try:
         yield

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -98,16 +98,6 @@ def _first_sum(gradient: fx.Node) -> fx.Node | None:
     return first
 
 
-def _in_one_memory(gradients: Iterable[tuple[Any, int]]) -> frozenset[int]:
-    """Return the placeholders whose gradients share memory with those of others."""
-    found: dict[int, list[int]] = {}
-    for node, position in gradients:
-        value = node.meta.get("val") if isinstance(node, fx.Node) else None
-        if isinstance(value, torch.Tensor):
-            found.setdefault(private.storage_key(value), []).append(position)
-    return frozenset(p for positions in found.values() if len(positions) > 1 for p in positions)
-
-
 class _GradientsInFlight(threading.local):
     """Gradients that calls of this thread handed over in the backward that it runs now."""
 
@@ -146,11 +136,11 @@ _OPEN: weakref.WeakSet[Sums] = weakref.WeakSet()
 
 
 class Sums:
-    """The gradients of one call, on their way to where those of other calls may meet them.
+    """The gradients of one call, on their way to places where gradients of other calls may go.
 
     `announce`: called with a placeholder to whose sum code outside the plan has added, in another
-    order than plain PyTorch. `gradients`: those of the call's graph, each with the placeholder
-    whose it is.
+    order than plain PyTorch. `gradients`: of the call's graph, each with its
+    placeholder.
     """
 
     def __init__(
@@ -269,7 +259,13 @@ class Sums:
 
     @cached_property
     def _in_one_memory(self) -> frozenset[int]:
-        return _in_one_memory(self._gradients)
+        """The placeholders whose gradients share memory with gradients of others."""
+        found: dict[int, list[int]] = {}
+        for node, position in self._gradients:
+            value = node.meta.get("val") if isinstance(node, fx.Node) else None
+            if isinstance(value, torch.Tensor):
+                found.setdefault(private.storage_key(value), []).append(position)
+        return frozenset(p for positions in found.values() if len(positions) > 1 for p in positions)
 
     def end(self, *, goes_on: bool) -> None:
         """Drop all but notes for when gradients arrive; `goes_on`: more backwards come."""

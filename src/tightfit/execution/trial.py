@@ -113,19 +113,14 @@ def _run(
 
 
 def _tangents(captured: Captured, raw: Sequence[Any], device: torch.device) -> list[torch.Tensor]:
-    joint = captured.joint
     return [
-        torch.zeros(node.meta["val"].shape, dtype=raw[source.index].dtype, device=device)
-        for node, source in zip(joint.placeholders, joint.sources, strict=True)
-        if source.kind == "tangent"
+        torch.zeros(node.meta["val"].shape, dtype=raw[index].dtype, device=device)
+        for node, index in captured.joint.tangents
     ]
 
 
 def _backward(
-    program: Program,
-    saved: list[torch.Tensor],
-    tangents: list[torch.Tensor],
-    gradients: Gradients,
+    program: Program, saved: list[torch.Tensor], tangents: list[torch.Tensor], gradients: Gradients
 ) -> None:
     """Run the backward pass; gradients stay or go as autograd will let them."""
     kept: list[torch.Tensor] = []

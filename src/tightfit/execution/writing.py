@@ -42,7 +42,6 @@ class Function:
         self.lines.append("    " + line)
 
     def emit_release(self, names: Sequence[str]) -> None:
-        """Free the tensors that names hold."""
         self.emit(" = ".join(names) + " = None")
 
     def emit_hand_over(self, gradients: Sequence[str], names: Sequence[str]) -> None:
@@ -77,9 +76,9 @@ class Function:
 class Writer:
     """Writes a forward function and then a backward function.
 
-    `names`: those that the code takes from outside; constants that turn up are added. `forward`,
-    `backward`, `function`: both functions, and that which is being written. `saved`: the values
-    that the forward function keeps for the backward function: name, and how kept.
+    `names`: taken by the code from outside; constants that turn up are added. `forward`,
+    `backward`, `function`: both functions, and the function that is being written. `saved`: the
+    values that the forward function keeps for the backward function: name, and how kept.
     """
 
     def __init__(self, captured: Captured, names: Mapping[str, Any]) -> None:
@@ -101,10 +100,8 @@ class Writer:
     def go_on_in_backward(self) -> None:
         """Begin the backward function; gradients of outputs are there from its start on."""
         self.function = self.backward
-        joint = self._captured.joint
-        for node, source in zip(joint.placeholders, joint.sources, strict=True):
-            if source.kind == "tangent":
-                self.make(self._captured.value_of[node])
+        for node, _ in self._captured.joint.tangents:
+            self.make(self._captured.value_of[node])
 
     # -- values -------------------------------------------------------------------------------
 

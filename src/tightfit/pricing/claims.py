@@ -34,11 +34,12 @@ _ELEMENTWISE = (  # as PyTorch's own tag says of others
 class Claim:
     """The claim of an alternative: its exactness."""
 
-    # default, call: those that are compared
+    # default, call: both sides of the comparison
     default: Call
     call: Call
     exactness: Exactness  # the claim
-    # key, kind: equal for comparisons that come out alike, and for those that differ in sizes only
+    # key, kind: equal for comparisons that come out alike, and for comparisons that differ in sizes
+    # only
     key: str
     kind: str
     is_by_element: bool  # whether it treats each element by itself

@@ -25,7 +25,7 @@ from tightfit.graph.ir import ValueId
 from tightfit.pricing.claims import Claim
 from tightfit.pricing.fewer_rows import FewerRows, rows_of, shortened
 from tightfit.pricing.keys import key_of, name_of
-from tightfit.pricing.records import DOES_NOT_RUN, Brief, device_of, keep
+from tightfit.pricing.records import DOES_NOT_RUN, Brief, keep
 from tightfit.pricing.trial import Results, Trial
 from tightfit.progress import Progress
 
@@ -63,7 +63,7 @@ class Comparisons:
         self._captured = captured
         self._room_bytes = room_bytes
         self._default = {n: c[0] for n, c in zip(captured.nodes, captured.calls, strict=True)}
-        self._device = device_of(captured)
+        self._device = captured.joint.device
         self._cache = Cache(environment_of(self._device))
         self._default_results: _DefaultResults | None = None
         self.on_rows: set[str] = set()
@@ -125,7 +125,7 @@ class Comparisons:
         return verdict
 
     def _representatives(self, claims: Iterable[Claim]) -> Iterable[Claim]:
-        """Return one claim of each kind: one that has room, and is neither large nor small."""
+        """Return one claim of each kind: it has room, and is neither large nor small."""
         alike: dict[str, list[Claim]] = defaultdict(list)
         for claim in claims:
             alike[claim.kind].append(claim)
@@ -169,7 +169,7 @@ class Comparisons:
         return Verdict(_UNLIKE) if claim.exactness == "bitwise" else None
 
     def _compared_side_by_side(self, claim: Claim) -> Verdict:
-        """Compare two results; those of a default serve all alternatives of an op."""
+        """Compare two results; the results of a default serve all alternatives of an op."""
         known, self._default_results = self._default_results, None
         trial = self._trial(claim)
         if known is None or known.default is not claim.default or not trial.is_drawn:

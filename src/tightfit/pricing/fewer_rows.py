@@ -20,14 +20,12 @@ _LEAST_SHAPE = 3  # numbers that are a shape in any case; fewer may be strides o
 
 def rows_of(nodes: Iterable[fx.Node]) -> int:
     """Return how many rows the largest of some tensors has; 0 if there is none."""
-    tensors = [x for n in nodes for x in flat_outputs(n) if isinstance(x, torch.Tensor)]
-    largest = max(tensors, key=_bytes, default=None)
+    largest = max(_tensors_of(nodes), key=lambda tensor: tensor.nbytes, default=None)
     return largest.shape[0] if largest is not None and largest.dim() else 0
 
 
-def _bytes(tensor: Any) -> int:
-    """Return the bytes of all elements, wherever they are; 0 for other values."""
-    return tensor.numel() * tensor.itemsize if isinstance(tensor, torch.Tensor) else 0
+def _tensors_of(nodes: Iterable[fx.Node]) -> list[torch.Tensor]:
+    return [x for node in nodes for x in flat_outputs(node) if isinstance(x, torch.Tensor)]
 
 
 def _is_a_shape_only(node: fx.Node) -> bool:
@@ -57,9 +55,10 @@ class FewerRows:
     ) -> None:
         self._captured = captured
         self._before, self._rows = rows_of(nodes), rows
-        tensors = [x for n in nodes for x in flat_outputs(n)]
-        self._shapes = {tuple(x.shape) for x in tensors if isinstance(x, torch.Tensor)}
-        self._least_bytes = 0 if with_small else _SMALL * max(map(_bytes, tensors), default=0)
+        tensors = _tensors_of(nodes)
+        self._shapes = {tuple(x.shape) for x in tensors}
+        largest_bytes = max((x.nbytes for x in tensors), default=0)
+        self._least_bytes = 0 if with_small else _SMALL * largest_bytes
         self._given = defaults or {}
         self._runs = {*running}
         self._graph = fx.Graph()
@@ -77,7 +76,6 @@ class FewerRows:
         )
 
     def _condition(self, given: FarFromZero | None) -> FarFromZero | None:
-        """Return the same of substitutes for the parameters."""
         if given is None:
             return None
         return FarFromZero(self.node(given.weight), given.bias and self.node(given.bias))
@@ -127,7 +125,7 @@ class FewerRows:
 
     def _shorter(self, node: fx.Node, fake: torch.Tensor) -> torch.Tensor:
         has_rows = fake.dim() and fake.shape[0] == self._before
-        if not has_rows or _bytes(fake) < self._least_bytes or self._lasts(node):
+        if not has_rows or fake.nbytes < self._least_bytes or self._lasts(node):
             return fake
         with private.fake_mode_of(fake):
             return torch.empty_strided(

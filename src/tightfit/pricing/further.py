@@ -11,9 +11,9 @@ from torch import fx
 from tightfit.capture.captured import Captured
 from tightfit.costs.measured.call import Measurement, measure_call
 from tightfit.graph.ir import Alternative, Op, Variant
+from tightfit.pricing.exactness import compare_alternatives
 from tightfit.pricing.keys import key_of
 from tightfit.pricing.price import priced_by, without_room
-from tightfit.pricing.promises import promises_kept
 from tightfit.pricing.records import recorded
 from tightfit.progress import Progress
 
@@ -30,7 +30,7 @@ def further_costs(
     alternative with its default; alternatives without room to be compared at their own size are
     left out.
     """
-    kept = promises_kept(_with_sizes_of(priced, wider), progress, room_bytes=room_bytes)
+    kept = compare_alternatives(_with_sizes_of(priced, wider), progress, room_bytes=room_bytes)
     wider = kept.captured.keeping(lambda op, way, call: id(call) not in kept.on_rows)
     known = dict(zip(_places(priced), priced.graph.ops, strict=True))
     strange = [

@@ -1,4 +1,4 @@
-"""Names of calls: equal for those that cost the same."""
+"""Names of calls: calls that cost the same have equal names."""
 
 from __future__ import annotations
 
@@ -53,11 +53,9 @@ def _new_key(call: Call) -> str:
     if is_opaque(call):
         return f"this process: {call.function!r}"
     name = name_of(call.function)
-    args, kwargs = fx.map_arg((call.args, call.kwargs), _fake)
+    args, kwargs = fx.map_arg(
+        (call.args, call.kwargs), lambda node: node.meta.get("val", node.target)
+    )
     places = _PLACES.get(name, ())
     args = tuple("anywhere" if n in places else x for n, x in enumerate(args))
     return call_key(name, args, kwargs)
-
-
-def _fake(node: fx.Node) -> Any:
-    return node.meta.get("val", node.target)

@@ -56,7 +56,7 @@ class MadeByOps(KnownResults):
         return kinds[place] if place < len(kinds) else None
 
     def given(self, call: Call) -> Mapping[fx.Node, Any]:
-        """Return for a backward op those of its inputs that its forward has made."""
+        """Return the inputs of a backward op that its forward has made."""
         op = self._op_of_call.get(id(call))
         if op is None or self._phase(op) != "backward":
             return {}

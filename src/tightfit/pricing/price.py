@@ -12,17 +12,12 @@ import msgspec
 
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.trace.strides import Strides, TrueStrides, misreported
-from tightfit.costs.measured.call import (
-    Footprint,
-    Measurement,
-    measure_call,
-    measure_workspace,
-)
+from tightfit.costs.measured.call import Footprint, Measurement, measure_call, measure_workspace
 from tightfit.costs.neighbour import matched, scaled_from
 from tightfit.costs.variants import operator_name
 from tightfit.graph.ir import Alternative, Graph, Op, ValueId, Variant
+from tightfit.pricing.exactness import compare_alternatives, without_inexact
 from tightfit.pricing.keys import is_opaque, key_of
-from tightfit.pricing.promises import keeping_promises, promises_kept
 from tightfit.pricing.records import UNKNOWN, recorded
 from tightfit.progress import Progress
 from tightfit.units import rounded_up
@@ -83,7 +78,7 @@ def measured_costs(captured: Captured, progress: Progress, *, postpones: bool = 
     `progress`: shows each call that is measured. `postpones`: whether to compare alternatives for
     three seconds only, and to leave longer comparisons for later: `Captured.hoped` has them.
     """
-    kept = promises_kept(captured, progress, postpones=postpones, seconds=_COMPARING_S)
+    kept = compare_alternatives(captured, progress, postpones=postpones, seconds=_COMPARING_S)
     captured = kept.captured
     calls = [call for calls in captured.calls for call in calls]
     known = recorded(captured, calls, Measurement, measure_call, progress)
@@ -100,7 +95,7 @@ def measured_costs(captured: Captured, progress: Progress, *, postpones: bool = 
 def including_launches(
     captured: Captured, known: Mapping[str, Measurement]
 ) -> Mapping[str, Measurement]:
-    """Return the cost of calls: launches, where those of a step take longer than its kernels.
+    """Return the cost of calls: of launches, where a step's launches take longer than its kernels.
 
     A GPU waits for them then, and recomputation costs as much as its launches.
     """
@@ -114,9 +109,9 @@ def measured_workspaces(captured: Captured, progress: Progress) -> Priced:
     """Return the captured step with the workspace of every alternative measured, costs kept.
 
     A model of costs says nothing of workspaces, and a plan that is to run must hold them.
-    Parameters are those of `measured_costs`; each distinct call runs twice.
+    Parameters are as of `measured_costs`; each distinct call runs twice.
     """
-    captured = keeping_promises(captured, progress)
+    captured = without_inexact(captured, progress)
     calls = [call for calls in captured.calls for call in calls]
     known = recorded(captured, calls, Footprint, measure_workspace, progress)
     unknown = without_room(calls, known)
@@ -129,7 +124,7 @@ def without_room(calls: Iterable[Call], known: Mapping[str, Footprint]) -> froze
 
 
 def scaled_costs(captured: Captured, neighbour: Graph, progress: Progress) -> Priced:
-    """Return the captured step with costs scaled from those of another shape of its inputs.
+    """Return the captured step with costs scaled from its costs at another shape of its inputs.
 
     Workspaces are measured, except where the neighbour's is nothing and the kernel is not chosen
     by shape; ops that the neighbour lacks are measured as `measured_costs` does.
@@ -137,7 +132,7 @@ def scaled_costs(captured: Captured, neighbour: Graph, progress: Progress) -> Pr
     `neighbour`: priced, of the same callable on inputs of another shape. `progress`: as for
     `measured_costs`.
     """
-    captured = keeping_promises(captured, progress)
+    captured = without_inexact(captured, progress)
     likes = matched(captured.graph, neighbour)
     strange = [c for op in captured.graph.ops if op.id not in likes for c in captured.calls[op.id]]
     known = recorded(captured, strange, Measurement, measure_call, progress)
@@ -165,10 +160,7 @@ def may_need_workspace(like: Op) -> bool:
 
 
 def priced_by(
-    captured: Captured,
-    known: Mapping[str, Any],
-    source: str,
-    unknown: frozenset[str] = frozenset(),
+    captured: Captured, known: Mapping[str, Any], source: str, unknown: frozenset[str] = frozenset()
 ) -> Priced:
     """Return the captured step with measurements of its calls, and the strides of kernels.
 

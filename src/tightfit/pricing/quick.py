@@ -25,11 +25,11 @@ from tightfit.capture.stepping.predicted import PredictedOp
 from tightfit.costs.measured.call import Footprint, Measurement, measure_once
 from tightfit.costs.neighbour import matched, scaled_from, work
 from tightfit.graph.ir import Graph, OpId, ValueId
+from tightfit.pricing.exactness import compare_alternatives
 from tightfit.pricing.fewer_rows import rows_of, shortened
 from tightfit.pricing.keys import is_opaque, key_of, name_of
 from tightfit.pricing.plain import plain_footprint
-from tightfit.pricing.price import Priced, may_need_workspace, priced_by, without_room
-from tightfit.pricing.promises import promises_kept
+from tightfit.pricing.price import Priced, may_need_workspace, priced_by
 from tightfit.pricing.records import UNKNOWN, Brief, recorded
 from tightfit.progress import SILENT, Progress
 from tightfit.torch_private import core as private
@@ -78,45 +78,28 @@ def quick_costs(
     scaled from it, and calls that need no workspace there do not run. `postpones`: whether to leave
     alternatives that take long to compare for later: `Captured.hoped` has them.
     """
-    kept = promises_kept(captured, progress, room_bytes=room_bytes, postpones=postpones)
+    kept = compare_alternatives(captured, progress, room_bytes=room_bytes, postpones=postpones)
     captured = kept.captured
     likes = matched(captured.graph, neighbour) if neighbour is not None else {}
     as_there = {place for place, like in likes.items() if not may_need_workspace(like)}
     asked = _distinct_calls(captured, as_there, alone=neighbour is None)
     needed = _needed(captured, kept.postponed, asked) if kept.postponed else asked
-    fitting = [
-        distinct
-        for distinct in needed.values()
-        if room_bytes is None or distinct.running_bytes <= room_bytes
-    ]
-    chosen = [distinct for distinct in fitting if distinct.plain is None]
-    if neighbour is None:
-        short = (distinct for distinct in fitting if distinct.running_bytes <= _LARGE_BYTES)
-        chosen += _typical([distinct for distinct in short if distinct.plain is not None])
-    calls = [distinct.call for distinct in chosen]
-    known = recorded(captured, calls, Brief, _brief, progress)
-    predicted = {key for key, distinct in needed.items() if distinct.must_run and key not in known}
+    chosen = _chosen(needed.values(), room_bytes, alone=neighbour is None)
+    known = recorded(captured, [each.call for each in chosen], Brief, _brief, progress)
+    large = {key: each for key, each in needed.items() if each.must_run and key not in known}
     if room_bytes is not None:
-        large = [
-            distinct
-            for distinct in needed.values()
-            if distinct.must_run and key_of(distinct.call) not in known
-        ]
-        known |= _by_rows(captured, large, room_bytes)
-    unknown = without_room(
-        (distinct.call for distinct in needed.values() if distinct.must_run), known
-    )
+        known |= _by_rows(captured, large.values(), room_bytes)
+    unknown = frozenset(large.keys() - known.keys())
     scaled = _scaled(asked, known)
     of_defaults = (key_of(calls[0]) for calls in captured.calls)
-    places = frozenset(op for op, key in enumerate(of_defaults) if key in predicted)
-    captured = dataclasses.replace(captured, predicted=places)
-    ready = captured
+    predicted = frozenset(op for op, key in enumerate(of_defaults) if key in large)
+    captured = dataclasses.replace(captured, predicted=predicted)
     if kept.postponed:
         ready = captured.keeping(lambda op, way, call: id(call) not in kept.postponed)
-    priced = priced_by(ready, scaled, "measured", unknown)
-    if kept.postponed:
+        priced = priced_by(ready, scaled, "measured", unknown)
         hoped = priced_by(captured, scaled, "measured").captured
         return Priced(dataclasses.replace(priced.captured, hoped=hoped), priced.strides)
+    priced = priced_by(captured, scaled, "measured", unknown)
     captured = priced.captured
     if neighbour is not None:
         captured = captured.with_graph(scaled_from(captured.graph, neighbour))
@@ -125,6 +108,21 @@ def quick_costs(
         captured = captured.keeping(lambda op, way, call: id(call) not in kept.on_rows)
         captured = dataclasses.replace(captured, beyond=beyond)
     return Priced(captured, priced.strides)
+
+
+def _chosen(
+    needed: Iterable[_DistinctCall], room_bytes: int | None, *, alone: bool
+) -> list[_DistinctCall]:
+    """Return the calls that run: those whose bytes are not plain, and one of each other operator.
+
+    `alone`: no neighbour prices the step; else calls whose bytes are plain do not run.
+    """
+    fitting = [x for x in needed if room_bytes is None or x.running_bytes <= room_bytes]
+    chosen = [distinct for distinct in fitting if distinct.plain is None]
+    if alone:
+        plain = (distinct for distinct in fitting if distinct.plain is not None)
+        chosen += _typical(x for x in plain if x.running_bytes <= _LARGE_BYTES)
+    return chosen
 
 
 def _needed(
@@ -251,25 +249,19 @@ def _typical(asked: Iterable[_DistinctCall]) -> list[_DistinctCall]:
     by_kind: dict[str, list[_DistinctCall]] = defaultdict(list)
     for distinct in asked:
         by_kind[distinct.kind].append(distinct)
-    return [
-        min(
-            alike,
-            key=lambda distinct: (
-                distinct.work > _TYPICAL_BYTES,
-                abs(_TYPICAL_BYTES - distinct.work),
-            ),
-        )
-        for alike in by_kind.values()
-    ]
+
+    def distance(distinct: _DistinctCall) -> tuple[bool, int]:
+        return distinct.work > _TYPICAL_BYTES, abs(_TYPICAL_BYTES - distinct.work)
+
+    return [min(alike, key=distance) for alike in by_kind.values()]
 
 
 def _scaled(
     asked: Mapping[str, _DistinctCall], known: Mapping[str, Brief]
 ) -> dict[str, Measurement]:
     """Return the cost of every call; a call that did not run is scaled from others like it."""
-    largest: dict[
-        tuple[str, bool], tuple[_DistinctCall, Brief]
-    ] = {}  # calls that must run, and others
+    # Of each operator: of calls that must run, and of others
+    largest: dict[tuple[str, bool], tuple[_DistinctCall, Brief]] = {}
     for key, record in known.items():
         distinct = asked[key]
         kind = distinct.kind, distinct.plain is None

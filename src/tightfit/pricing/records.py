@@ -7,18 +7,13 @@ from functools import partial
 from typing import TypeVar
 
 import msgspec
-import torch
 
 from tightfit.allocator.refusals import is_refusal, unless_refused
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
 from tightfit.capture.stepping.predicted import PredictedOp
 from tightfit.costs.cache import Cache
-from tightfit.costs.measured.call import (
-    Footprint,
-    Measurement,
-    environment_of,
-)
+from tightfit.costs.measured.call import Footprint, Measurement, environment_of
 from tightfit.pricing.keys import is_opaque, key_of, name_of
 from tightfit.pricing.made import MadeByOps
 from tightfit.pricing.synthetic import synthetic_arguments
@@ -60,14 +55,14 @@ def recorded(
 ) -> dict[str, Record]:
     """Return a record of a kind for the key of every call, from the disk cache or measured.
 
-    A call for which the budget has no room is left out, and one that refuses drawn numbers:
-    lengths that must sum up, say, or factors of a matrix.
+    Calls are left out for which the budget has no room, or that refuse drawn numbers: lengths that
+    must sum up, say, or factors of a matrix.
 
     `calls`: of its ops; opaque modules are known in this process only. `kind`: `Footprint`,
     `Measurement` or `Brief`. `measure`: runs a function on arguments and returns such a record.
     `progress`: shows each call that is measured.
     """
-    device = device_of(captured)
+    device = captured.joint.device
     cache = Cache(environment_of(device))
     wanted = {key_of(call): call for call in calls}
     known = {key: record for key in wanted if (record := _kept(cache, key, kind)) is not None}
@@ -102,7 +97,7 @@ def _measured(
     args, kwargs = synthetic_arguments(captured.joint.module, call, made)
     try:
         with private.without_autocast():
-            return measure(call.function, args, kwargs, device=device_of(captured))
+            return measure(call.function, args, kwargs, device=captured.joint.device)
     except DOES_NOT_RUN as error:
         if is_refusal(error):
             raise
@@ -129,11 +124,3 @@ def _of_opaque(
     """Return the cost of a call that names it itself; it is known in this process only."""
     measured = function.measure(briefly=kind is not Measurement)
     return kind(**{name: getattr(measured, name) for name in kind.__struct_fields__})
-
-
-def device_of(captured: Captured) -> torch.device:
-    for node in captured.joint.placeholders:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-            return value.device
-    return torch.device("cpu")

@@ -113,7 +113,7 @@ class Trial:
 
 @contextlib.contextmanager
 def _drawing_the_same() -> Iterator[None]:
-    """Let calls draw the same random numbers each time, and leave those of others alone."""
+    """Let calls draw the same random numbers each time; other code draws as if nothing had run."""
     with torch.no_grad(), torch.random.fork_rng(), private.without_autocast():
         # `torch.manual_seed` notes a stack trace each time where CUDA was not used yet
         for generator in (torch.default_generator, *torch.cuda.default_generators):

@@ -13,9 +13,9 @@ from torch import nn
 
 from tightfit.allocator.caching import return_cached
 from tightfit.alternatives.registry import with_alternatives
-from tightfit.capture.alone import captured_alone
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured, parameters_of
+from tightfit.capture.exclusive import capture_exclusively
 from tightfit.capture.stepping.steps import with_parameter_steps
 from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.traced_call import TracedCall
@@ -86,7 +86,7 @@ def capture_step(
     model one measures.
     """
     with _announcing(options, f"looking at {name}: its operators, and time and memory of each"):
-        captured = captured_alone(lambda: _captured_and_priced(call, options, name, pricing))
+        captured = capture_exclusively(lambda: _captured_and_priced(call, options, name, pricing))
     captured.joint.opaque.forget_examples()
     return_cached(device_of_modules(call.modules))  # operators that were measured left holes
     return captured

@@ -10,8 +10,8 @@ from tightfit.capture.captured import Captured
 from tightfit.costs.measured.call import Measurement, measure_call
 from tightfit.errors import BadInput
 from tightfit.graph.ir import EXACTNESS, Exactness, Graph, Op
+from tightfit.pricing.exactness import without_inexact
 from tightfit.pricing.keys import key_of
-from tightfit.pricing.promises import keeping_promises
 from tightfit.pricing.records import recorded
 from tightfit.progress import SILENT, Progress
 from tightfit.studies.dry_step import Offered, captured_step
@@ -54,7 +54,7 @@ def profile_ops(
     step = step.keeping(lambda op, way, call: op.id in chosen)
     calls = [call for op in chosen for call in step.calls[op]]
     known = recorded(step, calls, Measurement, measure_call, progress)
-    sound = keeping_promises(step, progress).graph
+    sound = without_inexact(step, progress).graph
     found: list[OpWay] = []
     for op in (step.graph.ops[number] for number in chosen):
         kept = {way.name for way in sound.ops[op.id].alternatives}

@@ -51,6 +51,8 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from tightfit.torch_private.patches import replaced
+
 ITEM = torch.ops.aten._local_scalar_dense.default
 """The operator behind `Tensor.item`."""
 
@@ -72,6 +74,7 @@ __all__ = [
     "ViewBaseAOTInput",
     "WeakTensorKeyDictionary",
     "aot_export_joint_with_descriptors",
+    "pytree",
 ]
 
 aten = torch.ops.aten
@@ -126,36 +129,39 @@ def keep_composites_whole() -> Iterator[None]:
     """While tracing, dispatch the listed operators to their kernels instead of decompositions."""
     overloads = [getattr(packet, name) for packet in _KEPT_WHOLE for name in packet.overloads()]
     cudnn = aten.cudnn_batch_norm.default
-    before = dict(cudnn.py_kernels)
-    cudnn.py_kernels[torch._C.DispatchKey.Autograd] = _cudnn_batch_norm
-    cudnn._dispatch_cache.clear()
-    try:
-        with python_kernels(dict.fromkeys(overloads)):
-            yield
-    finally:
-        cudnn.py_kernels.clear()
-        cudnn.py_kernels.update(before)
-        cudnn._dispatch_cache.clear()
+    own = {**cudnn.py_kernels, torch._C.DispatchKey.Autograd: _cudnn_batch_norm}
+    with _with_kernels({cudnn: own}), python_kernels(dict.fromkeys(overloads)):
+        yield
 
 
 @contextlib.contextmanager
 def python_kernels(kernels: Mapping[Any, Callable[..., Any] | None]) -> Iterator[None]:
     """While tracing, run functions in place of operators; None: the kernel, no decomposition."""
     keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
-    saved = [(overload, dict(overload.py_kernels)) for overload in kernels]
+    by_key: dict[Any, dict[Any, Any]] = {}
     for overload, function in kernels.items():
-        for key in keys:
-            overload.py_kernels.pop(key, None)
-        if function is not None:
-            overload.py_kernels[keys[1]] = function
-        overload._dispatch_cache.clear()
+        by_key[overload] = {k: f for k, f in overload.py_kernels.items() if k not in keys}
+        by_key[overload] |= {} if function is None else {keys[1]: function}
+    with _with_kernels(by_key):
+        yield
+
+
+@contextlib.contextmanager
+def _with_kernels(kernels: Mapping[Any, Mapping[Any, Any]]) -> Iterator[None]:
+    """Give operators other functions by dispatch key for a while."""
+
+    def put(kernels: Mapping[Any, Mapping[Any, Any]]) -> None:
+        for overload, own in kernels.items():
+            overload.py_kernels.clear()
+            overload.py_kernels.update(own)
+            overload._dispatch_cache.clear()
+
+    before = {overload: dict(overload.py_kernels) for overload in kernels}
+    put(kernels)
     try:
         yield
     finally:
-        for overload, before in saved:
-            overload.py_kernels.clear()
-            overload.py_kernels.update(before)
-            overload._dispatch_cache.clear()
+        put(before)
 
 
 def composite(operator: Any, *args: Any) -> Any:
@@ -166,7 +172,8 @@ def composite(operator: Any, *args: Any) -> Any:
 @contextlib.contextmanager
 def without_open_transforms() -> Iterator[None]:
     """End transforms that a failing context has begun: torch.func, forward-mode derivatives."""
-    depth, is_forward_mode = torch._C._functorch.get_dynamic_layer_stack_depth(), _is_forward_mode()
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    is_forward_mode = forward_ad._current_level >= 0
     try:
         yield
     except BaseException:
@@ -175,10 +182,6 @@ def without_open_transforms() -> Iterator[None]:
             with contextlib.suppress(RuntimeError):  # that there is none
                 torch._C._exit_dual_level(level=0)
         raise
-
-
-def _is_forward_mode() -> bool:
-    return forward_ad._current_level >= 0
 
 
 def caches_parametrizations() -> bool:
@@ -198,11 +201,6 @@ def is_made_of_others(function: OpOverload) -> bool:
     return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU")
 
 
-def is_pytree_node(kind: type) -> bool:
-    """Whether pytrees know how to take instances of a class apart."""
-    return kind in pytree.SUPPORTED_NODES
-
-
 @contextlib.contextmanager
 def symbolic_numbers() -> Iterator[None]:
     """While tracing, let numbers read from tensors be symbols; sizes stay numbers."""
@@ -214,11 +212,8 @@ def symbolic_numbers() -> Iterator[None]:
             mode = _StaticShapes(shape_env=ShapeEnv())
         return mode, mode.shape_env
 
-    aot_autograd.construct_fake_mode = fake_mode
-    try:
+    with replaced(aot_autograd, construct_fake_mode=fake_mode):
         yield
-    finally:
-        aot_autograd.construct_fake_mode = before
 
 
 class _StaticShapes(FakeTensorMode):
@@ -288,15 +283,15 @@ def hidden_changes_without_tangents(is_parameter: Callable[[Any], bool]) -> Iter
             given["requires_grad"] = False
         return plain(**given)
 
-    collect_metadata_analysis.InputAliasInfo = info
-    collect_metadata_analysis.are_all_mutations_hidden_from_autograd = lambda tensor: (
-        is_parameter(tensor) or hidden(tensor)
-    )
-    try:
+    def are_hidden(tensor: Any) -> bool:
+        return is_parameter(tensor) or hidden(tensor)
+
+    with replaced(
+        collect_metadata_analysis,
+        InputAliasInfo=info,
+        are_all_mutations_hidden_from_autograd=are_hidden,
+    ):
         yield
-    finally:
-        collect_metadata_analysis.InputAliasInfo = plain
-        collect_metadata_analysis.are_all_mutations_hidden_from_autograd = hidden
 
 
 def sequence_number() -> int:
@@ -314,9 +309,14 @@ def viewed(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor._base is None else tensor._base
 
 
-def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a fake tensor of the same geometry with a storage of its own."""
-    with tensor.fake_mode:  # type: ignore[attr-defined]
+def like(
+    tensor: Any, dtype: torch.dtype | None = None, mode: FakeTensorMode | None = None
+) -> torch.Tensor:
+    """Return a fake tensor of the same geometry with a storage of its own.
+
+    `mode`: in which it is fake; None: in the mode of the tensor.
+    """
+    with mode or tensor.fake_mode:
         return torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device=tensor.device
         )
@@ -350,11 +350,14 @@ def watched_autocast(changed: Callable[[], None]) -> Iterator[None]:
         changed()
         return result
 
-    kind.__enter__, kind.__exit__ = watched_enter, watched_leave
-    try:
+    with replaced(kind, __enter__=watched_enter, __exit__=watched_leave):
         yield
-    finally:
-        kind.__enter__, kind.__exit__ = enter, leave
+
+
+def autocast_dtypes() -> tuple[tuple[str, torch.dtype], ...]:
+    """Return the types of devices under autocast, each with the type that it casts to."""
+    devices = filter(torch.is_autocast_enabled, ("cpu", "cuda"))
+    return tuple((device, torch.get_autocast_dtype(device)) for device in devices)
 
 
 def autocast_nesting() -> int:

@@ -34,6 +34,7 @@ from tightfit.torch_private.frames.again import KeptFrames, ReusingConversion
 from tightfit.torch_private.frames.ends import End, noting_ends
 from tightfit.torch_private.frames.follower import Follower, Given
 from tightfit.torch_private.frames.following import DerivativeOutside, following_for_plans
+from tightfit.torch_private.frames.is_compiling import AnswerChanged, Answers
 from tightfit.torch_private.frames.leaves import (
     HAS_LEAVES,
     ArgumentsKnown,
@@ -47,7 +48,6 @@ from tightfit.torch_private.frames.leaves import (
 )
 from tightfit.torch_private.frames.numpy import NumpyFollowed, without_numpy
 from tightfit.torch_private.frames.outermost import with_own_frame
-from tightfit.torch_private.frames.plainly import AnswerChanged, Answers
 from tightfit.torch_private.frames.recompiled import noting_failed_guards
 from tightfit.torch_private.frames.values import follows_values
 from tightfit.torch_private.patches import Patch
@@ -56,7 +56,7 @@ __all__ = ["Given", "dict_version", "is_leaf_call", "leaf_of", "run_leaf"]
 
 _OPTIONS = inspect.signature(eval_frame._optimize_catch_errors).parameters
 _ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in _OPTIONS else {}
-"""Dynamo keeps graphs by code: those of one callable apart from those of others, from 2.13 on."""
+"""From 2.13 on Dynamo keeps the graphs of each callable apart, even for the same code."""
 _MOST_GRAPHS = 1024
 _MOST_ALIKE = 4  # calls on the same sizes that make a graph of a frame: then Python runs it
 _CONFIGURATION = {
@@ -375,7 +375,7 @@ def _is_of_optimizer(frame: Any) -> bool:
 
 
 def _module_behind_a_break(frame: Any) -> nn.Module | None:
-    """Return the first module among inputs of the code after a break, and what it closes over."""
+    """Return the first module among the inputs and closed-over variables of code after a break."""
     if not frame.f_code.co_name.startswith(_BEHIND_A_BREAK):
         return None
     names = frame.f_code.co_varnames[: frame.f_code.co_argcount] + frame.f_code.co_freevars

@@ -11,6 +11,8 @@ from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tightfit.torch_private.patches import replaced
+
 aten = torch.ops.aten
 
 
@@ -123,13 +125,13 @@ def _as_computed(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
 def corrected_fake_kernels() -> Iterator[None]:
     """While tracing, use our fake kernels where torch's refuse inputs that the CPU accepts."""
     kernels = fake_impls.op_implementations_dict
-    replaced = {op: kernels.get(op) for op in _FAKE_KERNELS}
+    before = {op: kernels.get(op) for op in _FAKE_KERNELS}
     kernels.update(_FAKE_KERNELS)
     try:
         with corrected_fake_results(_as_computed):
             yield
     finally:
-        for op, kernel in replaced.items():
+        for op, kernel in before.items():
             if kernel is None:
                 del kernels[op]
             else:
@@ -149,8 +151,5 @@ def corrected_fake_results(correct: Callable[[Any, Any, Any, Any], Any]) -> Iter
         with self:
             return correct(func, args, kwargs or {}, result)
 
-    FakeTensorMode.dispatch = dispatch
-    try:
+    with replaced(FakeTensorMode, dispatch=dispatch):
         yield
-    finally:
-        FakeTensorMode.dispatch = plain

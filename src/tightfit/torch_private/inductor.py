@@ -40,19 +40,6 @@ def _without_deprecations() -> Iterator[None]:
         yield
 
 
-def new_fake_mode() -> FakeTensorMode:
-    """Return a mode in which tensors have geometry and no values."""
-    return FakeTensorMode()
-
-
-def fake_like(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    """Return a fake tensor of a mode with the geometry of a real or fake tensor."""
-    with mode:
-        return torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-        )
-
-
 def trace_functional(
     function: Callable[..., list[Any]], inputs: Sequence[torch.Tensor], mode: FakeTensorMode
 ) -> fx.GraphModule:
@@ -61,7 +48,7 @@ def trace_functional(
     Operators that appear twice stay twice.
 
     `function`: takes the tensors one by one; returns a list of tensors. `inputs`: fake tensors of
-    `mode`. `mode`: see `new_fake_mode`.
+    `mode`.
     """
     with _without_deprecations():
         import torch._inductor.lowering  # some decompositions ask it
@@ -69,8 +56,7 @@ def trace_functional(
 
     with mode, torch.no_grad(), _without_deprecations():
         module = make_fx(
-            functionalize(function, remove="mutations"),
-            decomposition_table=select_decomp_table(),
+            functionalize(function, remove="mutations"), decomposition_table=select_decomp_table()
         )(*inputs)
         return _rewritten(module, mode)
 
@@ -100,7 +86,7 @@ def compile_graph(
         from torch._inductor.compile_fx import compile_fx_inner
 
     graph = module.graph
-    output = next(iter(reversed(graph.nodes)))
+    output = graph.output_node()
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
     inputs = [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
     mode = next((value.fake_mode for value in inputs), None)

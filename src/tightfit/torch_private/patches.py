@@ -34,7 +34,7 @@ class Patch:
     def by(self, replacement: Callable[..., Any]) -> Iterator[None]:
         """Let this thread run another function instead.
 
-        `replacement`: gets the original as its first argument, then those of the call.
+        `replacement`: gets the original as its first argument, then the arguments of the call.
         """
         self._enter()
         before = getattr(self._replacing, "function", None)
@@ -70,6 +70,22 @@ class Patch:
                 delattr(self._owner, self._name)
             else:
                 setattr(self._owner, self._name, self._own)
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Give a class, a module or an object other attributes for a while, for all threads."""
+    before = {name: vars(owner)[name] for name in attributes if name in vars(owner)}
+    for name, value in attributes.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            if name in before:
+                setattr(owner, name, before[name])
+            else:  # it is inherited
+                delattr(owner, name)
 
 
 _ASKS = "has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"

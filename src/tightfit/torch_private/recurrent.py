@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from tightfit.torch_private.patches import replaced
+
 _KERNELS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
@@ -21,18 +23,14 @@ def has_computed_weights(module: nn.RNNBase) -> bool:
 
 
 def weights_of(module: nn.RNNBase) -> list[torch.Tensor]:
-    """Return the weights as they are set now."""
     return [getattr(module, name) for name in module._flat_weights_names]
 
 
 @contextlib.contextmanager
 def with_weights(module: nn.RNNBase, weights: Sequence[torch.Tensor]) -> Iterator[None]:
     """Let a module's forward read other weights."""
-    module._flat_weights, without = list(weights), module._flat_weights
-    try:
+    with replaced(module, _flat_weights=list(weights)):
         yield
-    finally:
-        module._flat_weights = without
 
 
 def weights_in(node: fx.Node) -> Sequence[fx.Node] | None:

@@ -17,6 +17,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tightfit.torch_private.patches import replaced
+
 storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]
 """The storage of a tensor, also while `observed_addresses` listens."""
 
@@ -35,7 +37,7 @@ def memory_obstacle() -> str | None:
         return "the flags of a storage are elsewhere"
     storage = torch.UntypedStorage(64)
     tensor = torch.empty(0, dtype=torch.uint8).set_(storage)
-    _take(storage)
+    take_memory(storage)
     try:
         tensor.sum()
     except RuntimeError:
@@ -64,17 +66,18 @@ def _flags() -> tuple[int, int] | None:
     return first[0], first[0] + 2
 
 
-def _take(storage: torch.UntypedStorage) -> None:
+def take_memory(storage: torch.UntypedStorage) -> None:
+    """Free the memory of a storage; reading or writing it is an error from now on."""
     flags = _flags()
     assert flags is not None
     nothing = torch._C._construct_storage_from_data_pointer(0, storage.device, storage.nbytes())
     for flag in flags:
         ctypes.memset(nothing._cdata + flag, 1, 1)
-    _swap(storage, nothing)
+    exchange_memory(storage, nothing)
 
 
-def _swap(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
-    """Exchange the memory of two storages, and all that says how it may be used.
+def exchange_memory(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
+    """Exchange the memory of two storages of one size, and all that says how it may be used.
 
     PyTorch 2.11 has no function for it: there the bytes of both are exchanged, from the pointer to
     the allocator, which follows the flags.
@@ -103,16 +106,6 @@ def _owned() -> tuple[int, int]:
 
 
 _WORD_BYTES = ctypes.sizeof(ctypes.c_void_p)
-
-
-def take_memory(storage: torch.UntypedStorage) -> None:
-    """Free the memory of a storage; reading or writing it is an error from now on."""
-    _take(storage)
-
-
-def fill(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
-    """Give a storage the memory of another of the same size, which is left without."""
-    _swap(storage, other)
 
 
 @contextlib.contextmanager
@@ -179,11 +172,8 @@ def intercepted_resizing(
     def telling(storage: Any, size: int) -> Any:
         return callback(storage, lambda: resize(storage, size))
 
-    torch.UntypedStorage.resize_ = telling  # type: ignore[method-assign]
-    try:
+    with replaced(torch.UntypedStorage, resize_=telling):
         yield
-    finally:
-        del torch.UntypedStorage.resize_
 
 
 @contextlib.contextmanager
@@ -195,17 +185,11 @@ def observed_addresses(callback: Callable[[torch.Tensor, bool], None]) -> Iterat
     """
     places: list[tuple[Any, str]] = [(torch.Tensor, name) for name in _TENSOR_METHODS]
     places += [(module, name) for module, name in _FUNCTIONS if hasattr(module, name)]
-    before = [(owner, name, vars(owner).get(name)) for owner, name in places]
-    for owner, name in places:
-        setattr(owner, name, _with_callback(getattr(owner, name), name in _HANDED_OUT, callback))
-    try:
+    with contextlib.ExitStack() as stack:
+        for owner, name in places:
+            told = _with_callback(getattr(owner, name), name in _HANDED_OUT, callback)
+            stack.enter_context(replaced(owner, **{name: told}))
         yield
-    finally:
-        for owner, name, own in before:
-            if own is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, own)
 
 
 def _with_callback(

@@ -61,11 +61,9 @@ class WithoutDynamo:
     """Lets Dynamo leave a callee alone, as ``torch.compiler.disable``, not loading it."""
 
     def __enter__(self) -> None:
-        """Put Dynamo aside."""
         self._before = _dynamo_frames.set_eval_frame(None)
 
     def __exit__(self, *_: object) -> None:
-        """Restore its behaviour from before."""
         _dynamo_frames.set_eval_frame(self._before)
 
 
@@ -107,9 +105,9 @@ def _multiply(device: torch.device) -> None:
 def cublas_workspace_bytes(device: torch.device) -> int:
     """Return bytes that cuBLAS keeps for the streams planned on, after letting it take them.
 
-    A workspace for each stream and thread: this thread, and that which runs backward. Nothing where
-    each product allocates its own and frees it (PyTorch 2.15): then it is workspace of the product,
-    which the meter sees.
+    A workspace for each stream and thread: this thread, and the thread that runs backward. Nothing
+    where each product allocates its own and frees it (PyTorch 2.15): then it is workspace of the
+    product, which the meter sees.
     """
     stream = torch.cuda.current_stream(device).cuda_stream
     if (device, stream) not in _CUBLAS_BYTES:

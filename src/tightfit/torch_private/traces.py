@@ -19,10 +19,6 @@ from torch.utils._contextlib import _DecoratorContextManager as DecoratingContex
 __all__ = ["DecoratingContext"]
 
 
-def children_of_tree(spec: Any) -> list[Any]:
-    return spec.children()
-
-
 def tree_of(kind: Any, context: Any, children: Sequence[Any]) -> Any:
     """Return a tree spec; one of no class is a leaf."""
     if kind is None:
@@ -77,7 +73,7 @@ def operator_named(name: str) -> Any:
 def patched(classes: Sequence[type]) -> Iterator[tuple[str, Any]]:
     """Yield replacements that others have put in the place of PyTorch's own functions.
 
-    `classes`: of modules, whose methods are looked at as those of tensors are.
+    `classes`: of modules; their methods are looked at as well as the methods of tensors.
     """
     home = torch.__path__[0]
     kinds = (torch.Tensor, torch.nn.Module, *classes)

@@ -54,7 +54,7 @@ else:
 
 @contextlib.contextmanager
 def marking_gradient_receivers() -> Iterator[None]:
-    """Have the tracer tell views that are made under `no_grad` from those that have a history.
+    """Have the tracer tell views made under `no_grad` from views with a history.
 
     PyTorch before 2.12 gives both a tangent. There the tracer treats the former as requiring none.
     """

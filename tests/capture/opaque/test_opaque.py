@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -140,6 +141,14 @@ class Recorder(nn.Module):
         return x
 
 
+def trained(model: nn.Module, x: torch.Tensor) -> list[Any]:
+    """Return the loss and the gradients of a step."""
+    model.zero_grad()
+    loss = model(x)
+    loss.backward()
+    return [loss, *(p.grad for p in model.parameters())]
+
+
 @needs(LEAVES)
 def test_a_block_that_keeps_more_than_was_measured_gets_a_new_plan(capsys) -> None:
     model = Tower(Recorder)
@@ -149,13 +158,7 @@ def test_a_block_that_keeps_more_than_was_measured_gets_a_new_plan(capsys) -> No
     tightfit.fit(model, "1GiB", costs="unit")
     for scale in (1.0, 1.0, 1e9, 1.0):
         x = torch.randn(16, 32).abs() * scale
-        results = []
-        for each in (plain, model):
-            each.zero_grad()
-            loss = each(x)
-            loss.backward()
-            results.append([loss, *(p.grad for p in each.parameters())])
-        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+        assert all(map(torch.equal, trained(plain, x), trained(model, x)))
     assert "'blocks.0' kept" in capsys.readouterr().err
 
 
@@ -296,13 +299,7 @@ def test_what_cannot_be_one_op_runs_as_it_is(inner, message, capsys) -> None:
     model = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit")
     for _ in range(3):
         x = torch.randn(9, 8)
-        results = []
-        for each in (plain, model):
-            each.zero_grad()
-            loss = each(x)
-            loss.backward()
-            results.append([loss, *(p.grad for p in each.parameters())])
-        assert all(map(torch.equal, *results))
+        assert all(map(torch.equal, trained(plain, x), trained(model, x)))
     assert re.search(message, capsys.readouterr().err)
 
 

@@ -132,9 +132,7 @@ def test_python_sees_the_operators_where_the_core_cannot_be_had(
 
 
 @needs(COMPILED_ONLINE)
-def test_python_sees_the_operators_until_the_core_is_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_python_sees_the_operators_until_the_core_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
     def compiled_later(*, waits: bool):

@@ -9,13 +9,12 @@ the device says so. The gradient of the weight is a sum over images, which round
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.base import Extension, OpView, Way, slices
 from tightfit.capture.nodes import storage_bytes
 
 aten = torch.ops.aten
@@ -39,7 +38,7 @@ def convolved_by_images(
     `x`, `weight`, `bias`: as in ``convolution``. `geometry`: as in ``convolution``.
     """
     made = torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
-    for part in _parts(shape[0], at_once):
+    for part in slices(shape[0], at_once):
         made[part].copy_(aten.convolution.default(x[part], weight, bias, *geometry))
     return made
 
@@ -59,7 +58,7 @@ def gradients_by_images(
     """
     of_x = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device)
     sums: list[torch.Tensor | None] = []
-    for part in _parts(x.shape[0], at_once):
+    for part in slices(x.shape[0], at_once):
         its_x, *others = aten.convolution_backward.default(gradient[part], x[part], weight, *rest)
         of_x[part].copy_(its_x)
         for total, addend in zip(sums, others, strict=False):
@@ -67,11 +66,6 @@ def gradients_by_images(
                 total.add_(addend)
         sums = sums or others
     return (of_x, *sums)
-
-
-def _parts(images: int, at_once: int) -> Iterator[slice]:
-    for start in range(0, images, at_once):
-        yield slice(start, min(start + at_once, images))
 
 
 def convolution_by_images(view: OpView) -> Extension | None:

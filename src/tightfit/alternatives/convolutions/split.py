@@ -1,8 +1,8 @@
 """The backward of a convolution in two parts: the gradient of the weight, then that of the input.
 
 MONeT (section 5.2) splits it for the same reason: the gradient of the input does not read the
-input, which can be freed before that gradient is made. The kernels are those that the one
-operator runs one after the other.
+input, which can be freed before that gradient is made. The one operator runs the same
+kernels one after the other.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ step that used such a weight is captured again (`FarFromZero`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.base import Extension, OpView, Way, slices
 from tightfit.alternatives.kernels import runs_on
 from tightfit.capture.captured import FarFromZero
 
@@ -140,18 +140,12 @@ def _summed(
     """Run on some rows at a time: write the input's gradient, return those of the parameters."""
     of_weight: torch.Tensor | None = None
     of_bias: torch.Tensor | None = None
-    for part in _parts(of_x.shape[0], width):
+    for part in slices(of_x.shape[0], max(1, _AT_ONCE // max(1, width))):
         its_x, its_weight, its_bias = run(part)
         torch.mul(its_x, slopes[part], out=of_x[part])
         of_weight = its_weight if of_weight is None else of_weight.add_(its_weight)
         of_bias = its_bias if of_bias is None else of_bias.add_(its_bias)
     return of_weight, of_bias
-
-
-def _parts(rows: int, width: int) -> Iterator[slice]:
-    step = max(1, _AT_ONCE // max(1, width))
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
 
 
 def batch_norm_from_output(view: OpView) -> Extension | None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.base import Extension, OpView, Way, slices
 from tightfit.capture.captured import FarFromZero
 
 aten = torch.ops.aten
@@ -38,10 +38,7 @@ class _Normed:
 
 
 def product_with_normed(
-    other: torch.Tensor,
-    output: torch.Tensor,
-    weight: torch.Tensor,
-    deviation: torch.Tensor | None,
+    other: torch.Tensor, output: torch.Tensor, weight: torch.Tensor, deviation: torch.Tensor | None
 ) -> torch.Tensor:
     """Return another tensor times the (normalised) input of a norm, some rows at a time.
 
@@ -56,10 +53,7 @@ def product_with_normed(
 
 
 def power_of_normed(
-    exponent: float,
-    output: torch.Tensor,
-    weight: torch.Tensor,
-    deviation: torch.Tensor | None,
+    exponent: float, output: torch.Tensor, weight: torch.Tensor, deviation: torch.Tensor | None
 ) -> torch.Tensor:
     """Return a power of the (normalised) input of a norm; see `product_with_normed`."""
     result = torch.empty_like(output)
@@ -69,17 +63,12 @@ def power_of_normed(
 
 
 def _stretches(
-    result: torch.Tensor,
-    output: torch.Tensor,
-    weight: torch.Tensor,
-    deviation: torch.Tensor | None,
+    result: torch.Tensor, output: torch.Tensor, weight: torch.Tensor, deviation: torch.Tensor | None
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
     """Yield some rows, the place of their result, and the (normalised) input of the norm."""
     width = output.shape[-1]
     made, given = result.view(-1, width), output.view(-1, width)
-    step = max(1, _AT_ONCE // max(1, width))
-    for start in range(0, given.shape[0], step):
-        part = slice(start, start + step)
+    for part in slices(given.shape[0], max(1, _AT_ONCE // max(1, width))):
         normed = given[part] / weight
         if deviation is not None:
             normed.div_(deviation.view(-1, 1)[part])

@@ -126,13 +126,9 @@ def refuse_subclass(tensor: torch.Tensor, where: str) -> None:
 
 def _modes() -> tuple[Any, ...]:
     """The modes of PyTorch: gradients, autocast of every device type, saving hooks."""
-    casts = []
-    for device in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(device):
-            casts.append((device, torch.get_autocast_dtype(device)))
     kept = torch.is_autocast_cache_enabled(), private.autocast_nesting() > 0
     around = bool(saving_hook()), private.caches_parametrizations()
-    return (torch.is_grad_enabled(), tuple(casts), *kept, *around)
+    return (torch.is_grad_enabled(), private.autocast_dtypes(), *kept, *around)
 
 
 def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:

@@ -64,12 +64,7 @@ def _put_together(values: Any, context: Any) -> Any:
 private.pytree.register_pytree_node(_Fields, _take_apart, _put_together)
 
 
-FUNCTIONS = (
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    functools.partial,
-)
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 
 
 class _Fixed:
@@ -96,10 +91,6 @@ def _fixed(value: Any) -> Any:
     return _Fixed(value) if isinstance(value, FUNCTIONS) else value
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 def _opened(tree: Any, around: frozenset[int], leaf: Callable[[Any], Any]) -> Any:
     def visible(value: Any) -> Any:
         if not _may_be_opened(value) or id(value) in around:
@@ -119,7 +110,7 @@ def _opened(tree: Any, around: frozenset[int], leaf: Callable[[Any], Any]) -> An
 
 def _may_be_opened(value: Any) -> bool:
     kind = type(value)
-    if isinstance(value, type) or private.is_pytree_node(kind):
+    if isinstance(value, type) or kind in private.pytree.SUPPORTED_NODES:
         return False
     return dataclasses.is_dataclass(value) or _is_plain_object(value)
 
@@ -162,7 +153,6 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
 
 
 def unflatten(leaves: Sequence[Any], spec: Any) -> Any:
-    """Return the tree again, with other leaves."""
     return private.pytree.tree_unflatten(leaves, spec)
 
 
@@ -236,7 +226,7 @@ def structure_of(output: Any, where: str) -> tuple[list[torch.Tensor], Structure
     Raises `CaptureError` if it holds an object that may hold tensors but cannot be looked into.
     """
     leaves, spec = private.pytree.tree_flatten(
-        _opened(output, frozenset(), _as_it_is), is_leaf=_is_size
+        _opened(output, frozenset(), lambda leaf: leaf), is_leaf=_is_size
     )
     numbers = tuple(i for i, x in enumerate(leaves) if isinstance(x, torch.SymFloat | torch.SymInt))
     for position in numbers:

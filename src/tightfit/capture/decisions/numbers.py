@@ -2,7 +2,7 @@
 
 The length of a schedule, a factor that a buffer counts up to: such a number changes in every step,
 and a plan for each would never run twice. While a step is traced it is a symbol. Operators on it go
-into the graph; so do writes into the slice that it names (`stretches`). Code that asks for its
+into the graph; so do writes into the slice that it names (`slice_writes`). Code that asks for its
 value fails, and the number is a decision then.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tightfit.capture.decisions.stretches import Writes
+from tightfit.capture.decisions.slice_writes import Writes
 from tightfit.torch_private import core as private
 
 _BATCH_NORMS = (torch.batch_norm, torch.nn.functional.batch_norm)
@@ -53,7 +53,7 @@ class Numbers(TorchFunctionMode):
     Operators take their numbers as symbols, but for the momentum of batch norm, which has to be a
     plain number. A mark is its placeholder: a number that occurs nowhere else.
 
-    `deciding`: those that decide which code runs, by the order in which numbers are asked for.
+    `deciding`: numbers that decide which code runs, by the order in which they are asked for.
     `placed`: the writes that are traced as if a number placed them, whether it does or not.
     """
 

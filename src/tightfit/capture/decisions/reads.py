@@ -75,7 +75,6 @@ class Decisions:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The values read."""
         return tuple(step.value for step in self.steps if isinstance(step, Read))
 
     def hold(self, inputs: Sequence[Any], modules: Mapping[str, nn.Module]) -> bool:

@@ -105,7 +105,7 @@ class DecisionRecorder(private.TorchDispatchMode):
             raise CaptureError(
                 f"module {self._trail.running!r} writes ({func}) into a tensor of shape "
                 f"{list(args[0].shape)} that is neither a parameter, a buffer nor an input. Way "
-                "out: self.register_buffer(name, tensor, persistent=False)",
+                "out: self.register_buffer(name, tensor, persistent=False)"
             )
 
     def decisions(self) -> Decisions:

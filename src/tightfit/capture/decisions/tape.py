@@ -7,14 +7,7 @@ from typing import Any
 
 import torch
 
-from tightfit.capture.decisions.reads import (
-    Decisions,
-    Read,
-    TapeSlot,
-    TapeStep,
-    owned,
-    run_step,
-)
+from tightfit.capture.decisions.reads import Decisions, Read, TapeSlot, TapeStep, owned, run_step
 from tightfit.torch_private import core as private
 
 aten = torch.ops.aten
@@ -119,7 +112,6 @@ class Tape:
             return step.result(tensors)
 
     def _only(self, places: set[int]) -> list[TapeStep]:
-        """Return the steps at some places, in order."""
         return [s for i, s in enumerate(self._steps) if i in places and isinstance(s, TapeStep)]
 
     # -- values read --------------------------------------------------------------------------
@@ -161,7 +153,6 @@ def has_values(value: Any) -> bool:
 
 
 def may_write(function: Any) -> bool:
-    """Whether an operator may write into its arguments."""
     schema = getattr(function, "_schema", None)
     return schema is None or schema.is_mutable
 

@@ -11,11 +11,8 @@ from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.nodes import (
     ancestors_of,
     base_of,
+    forward_nodes,
     is_getitem,
-    is_kept_forward,
-    is_op,
-    is_random,
-    is_traced_in_backward,
     is_view,
     note_kept_forward,
 )
@@ -77,7 +74,8 @@ def read_written_inputs(work: Rewriting) -> None:
 
     There it is held once, as by an operator in place. Snapshots of the old content come before.
     """
-    forward = _forward_of(work)
+    written_nodes = [node for node, _ in work.write_backs]
+    forward = forward_nodes(work.graph, [*work.returned, *written_nodes])
     for written, position in work.write_backs:
         if _may_be_read_in(work, written, position):
             primal = work.placeholders[position]
@@ -86,15 +84,7 @@ def read_written_inputs(work: Rewriting) -> None:
             rebuilt = {written: primal}
             for index in _aliases_of(work, written):
                 output = work.raw_outputs[index]
-                work.set_raw_output(index, _rebuild(work, output, rebuilt))
-
-
-def _forward_of(work: Rewriting) -> set[fx.Node]:
-    """Return the nodes that run before the step writes its new contents back."""
-    nodes = work.graph.nodes
-    roots = [n for n in nodes if is_kept_forward(n)]
-    roots += [n for n in nodes if is_op(n) and is_random(n) and not is_traced_in_backward(n)]
-    return ancestors_of([*work.returned, *(n for n, _ in work.write_backs), *roots])
+                work.raw_outputs[index] = _rebuild(work, output, rebuilt)
 
 
 def _may_be_read_in(work: Rewriting, written: fx.Node, position: int) -> bool:
@@ -130,7 +120,7 @@ def own_write_backs(work: Rewriting) -> None:
             node = work.cloned(node)
         kept.add(base_of(node))
         result.append((node, position))
-    work.set_write_backs(result)
+    work.write_backs = result
 
 
 def _read_instead(

@@ -83,10 +83,8 @@ def _sum_before_cast(work: Rewriting, position: int, backs: list[fx.Node]) -> No
     terms = [t for t in terms if t is cast or t not in members]
     with graph.inserting_before(cast.next):
         total = _chain(graph, terms, cast)
-    gradients = list(work.gradients)
-    gradients[index] = (total, position)
-    work.set_gradients(gradients)
-    tail = next(iter(reversed(graph.nodes)))
+    work.gradients[index] = (total, position)
+    tail = graph.output_node()
     tail.replace_input_with(root, total)
 
 

@@ -77,7 +77,7 @@ def _copied_for_new_content(work: Rewriting) -> set[fx.Node]:
 
 
 def drop_unread_arguments(work: Rewriting) -> None:
-    """Drop arguments that a kernel does not read, or of which it reads the shape only."""
+    """Drop arguments that a kernel does not read, or whose shape alone it reads."""
     for node in list(work.graph.nodes):
         if node.op != "call_function":
             continue

@@ -16,7 +16,7 @@ aten = torch.ops.aten
 def sum_in_place(work: Rewriting) -> None:
     """Add up the gradients of a weight with several readers in place, where autograd does.
 
-    Their order is that of the trace, which is autograd's.
+    The trace has them in autograd's order.
     """
     bases = [base_of(n) for n in work.outputs]
     waiting = [n for n, _ in work.gradients]
@@ -72,7 +72,7 @@ def own_gradients(work: Rewriting) -> None:
     """Make each gradient the only owner of a storage laid out as its parameter.
 
     If not, autograd would clone it outside the plan. The gradient of an input that autograd has
-    made keeps its strides, on which bits of what is computed from it depend. It may be a view of a
+    made keeps its strides: bits of values computed from it depend on them. It may be a view of a
     storage that holds others, too.
     """
     taken = {base_of(n) for n in work.returned}
@@ -94,7 +94,7 @@ def own_gradients(work: Rewriting) -> None:
             fixed[position] = _with_own_strides(work, node) if is_shared else node
             if is_whole:
                 whole.append((base_of(fixed[position]), part))
-    work.set_gradients([(fixed[position], position) for _, position in work.gradients])
+    work.gradients = [(fixed[position], position) for _, position in work.gradients]
 
 
 def _overlap(one: range, other: range) -> bool:

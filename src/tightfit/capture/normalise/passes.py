@@ -21,11 +21,7 @@ from tightfit.capture.normalise.casts import share_casts
 from tightfit.capture.normalise.compact import compact_results
 from tightfit.capture.normalise.copies import drop_clones, drop_detaches, drop_unread_arguments
 from tightfit.capture.normalise.dropout import correct_dropout
-from tightfit.capture.normalise.gradients import (
-    add_inside_opaque,
-    own_gradients,
-    sum_in_place,
-)
+from tightfit.capture.normalise.gradients import add_inside_opaque, own_gradients, sum_in_place
 from tightfit.capture.normalise.rewriting import Rewriting
 from tightfit.capture.operators.linalg import is_check
 
@@ -46,11 +42,11 @@ def find_views(work: Rewriting) -> None:
 def erase_dead(work: Rewriting) -> None:
     """Erase nodes that are not read.
 
-    A random operator without readers still advanced the generator in eager, so it stays; and so do
-    those that ask for the step's sake, or raise an error.
+    A random operator without readers still advanced the generator in eager, so it stays. So does an
+    operator that only checks, and may raise an error.
     """
     outputs = work.outputs
-    tail = next(iter(reversed(work.graph.nodes)))
+    tail = work.graph.output_node()
     tail.args = (tuple(outputs),)
     for node in reversed(list(work.graph.nodes)):
         unread = node.op == "call_function" and not node.users and node not in outputs

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -54,18 +55,6 @@ class Rewriting:
         self.gradients = [(new if n is old else n, i) for n, i in self.gradients]
         self.graph.erase_node(old)
 
-    def set_gradients(self, gradients: Iterable[tuple[fx.Node, int]]) -> None:
-        """Hand over other gradients."""
-        self.gradients = list(gradients)
-
-    def set_write_backs(self, write_backs: Iterable[tuple[fx.Node, int]]) -> None:
-        """Write other contents back."""
-        self.write_backs = list(write_backs)
-
-    def set_raw_output(self, index: int, node: fx.Node) -> None:
-        """Return another value in the place of a raw output."""
-        self.raw_outputs[index] = node
-
     def input_viewed(self, index: int) -> int | None:
         """Return the placeholder that a raw output is, or is a view of, by its position."""
         outputs = self._joint.metadata.output_info
@@ -110,9 +99,8 @@ class Rewriting:
         return node
 
     def finished(self) -> JointGraph:
-        """Return the step as it has become."""
         held = {str(n.target) for n in self.graph.nodes if n.op == "get_attr"}
-        given = {n: _attribute(self._joint.module, n) for n in held - self._constants.keys()}
+        given = {n: attrgetter(n)(self._joint.module) for n in held - self._constants.keys()}
         constants = {n: outside_allocator(c) for n, c in {**given, **self._constants}.items()}
         return replace(
             self._joint,
@@ -131,12 +119,6 @@ def _copy_of(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
     value, tail = result
     copy.output(value).meta = dict(tail.meta)
     return copy, copies
-
-
-def _attribute(module: Any, name: str) -> Any:
-    for part in name.split("."):
-        module = getattr(module, part)
-    return module
 
 
 def outside_allocator(constant: Any) -> Any:

@@ -284,11 +284,6 @@ class OpaqueCall:
             del tensors  # further runs replace this run
             kept = self._kept(result, copies, drew) if self.has_record else {}
         self.draws = tuple(kept)[: None if len({*kept.values()}) > 1 else 1] or (0,)
-        size = max(
-            *(held for _, held in kept.values()),
-            0,
-            self.seen.kept_bytes,
-        )
         changed = [n for n in copies if n in buffers and copies[n]._version != versions[n]]
         changed += [*python.changed, *_changed_by_cudnn(self)]
         self.profile = Profile(
@@ -297,7 +292,7 @@ class OpaqueCall:
             structure=result.structure,
             passed=result.passed,
             saved=tuple(sorted({index for saved, _ in kept.values() for index in saved})),
-            record_bytes=size,
+            record_bytes=max(0, self.seen.kept_bytes, *(held for _, held in kept.values())),
             # another branch may draw where this branch did not
             random=drew or not isinstance(self.module, nn.RNNBase),
             changed=tuple(changed),
@@ -396,12 +391,6 @@ class OpaqueModules:
             call.forget_examples()
 
 
-def _keeps_dropout_state(module: nn.Module) -> bool:
-    """Whether cuDNN runs a module and draws its dropout from a generator of its own."""
-    drops = isinstance(module, nn.RNNBase) and module.dropout > 0 and module.num_layers > 1
-    return drops and module.training and torch.backends.cudnn.enabled
-
-
 def _own(leaves: Sequence[Any], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the tensors, copied where they share a storage with tensors elsewhere."""
     taken = {private.storage_key(t) for t in others if t.numel()}
@@ -480,6 +469,10 @@ def _with_fresh_draws(
 
 
 def _changed_by_cudnn(call: OpaqueCall) -> list[str]:
-    if call.device.type == "cuda" and any(map(_keeps_dropout_state, call.module.modules())):
-        return ["the state of cuDNN's dropout, which cannot be restored,"]
+    """Name the generator from which cuDNN draws the dropout of recurrent modules, if it does."""
+    if call.device.type == "cuda" and torch.backends.cudnn.enabled:
+        for module in call.module.modules():
+            drops = isinstance(module, nn.RNNBase) and module.dropout > 0 and module.num_layers > 1
+            if drops and module.training:
+                return ["the state of cuDNN's dropout, which cannot be restored,"]
     return []

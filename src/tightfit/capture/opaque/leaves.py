@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.opaque.mark import is_marked, is_opaque, opaque_modules
-from tightfit.capture.opaque.recurrent import has_computed_weights, shapes_alone
+from tightfit.capture.opaque.recurrent import shapes_alone, takes_computed_weights
 from tightfit.capture.restored.python_state import PythonState
 from tightfit.costs.measured.call import fixed_generators
 from tightfit.torch_private import core as private
@@ -30,27 +30,16 @@ def leaf_forwards(modules: Mapping[str, nn.Module]) -> dict[Forward, Forward]:
     """
     opaque = set(opaque_modules(modules).values())
     every = [module for top in modules.values() for module in top.modules()]
-    computed = any(isinstance(m, nn.RNNBase) and _is_given_weights(m) for m in every)
+    computed = any(map(takes_computed_weights, every))
     kinds = {type(module) for module in opaque}
-    followed = {_forward_of(type(m)) for m in every if not _is_inside(m, opaque)}
-    states = {
-        module: {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        for module in opaque
-    }
+    # scripted modules have no forward but their own
+    followed = {getattr(type(m), "forward", None) for m in every if not _is_inside(m, opaque)}
+    states = {m: {**dict(m.named_parameters()), **dict(m.named_buffers())} for m in opaque}
     return {
         kind.forward: _returned_by(kind.forward, states)
         for kind in kinds
         if kind.forward not in followed and not (computed and issubclass(kind, nn.RNNBase))
     }
-
-
-def _forward_of(kind: type[nn.Module]) -> Forward | None:
-    """Return the forward of a class; scripted modules have none but their own."""
-    return getattr(kind, "forward", None)
-
-
-def _is_given_weights(module: nn.RNNBase) -> bool:
-    return has_computed_weights(module) and not is_marked(module)
 
 
 def _is_inside(module: nn.Module, opaque: set[nn.Module]) -> bool:

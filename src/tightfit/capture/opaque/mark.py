@@ -52,7 +52,6 @@ def opaque(module: nn.Module) -> nn.Module:
 
 
 def is_opaque(module: nn.Module) -> bool:
-    """Whether a module is not looked into."""
     return isinstance(module, nn.RNNBase) or is_marked(module)
 
 

@@ -48,7 +48,6 @@ class ModuleObservations:
         self.overwritten |= frozenset(changed)
 
     def forget_handed_out(self) -> None:
-        """Free the tensors of a trace."""
         self._handed_out = []
 
     def refuse_copies(self, name: str, outputs: Sequence[int]) -> None:

@@ -16,12 +16,7 @@ from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.opaque.call import OpaqueCall
 from tightfit.capture.opaque.record import Profile, Result
 from tightfit.capture.restored.python_state import PythonState
-from tightfit.costs.measured.call import (
-    Measurement,
-    fixed_generators,
-    measure_call,
-    measure_once,
-)
+from tightfit.costs.measured.call import Measurement, fixed_generators, measure_call, measure_once
 from tightfit.errors import OpaqueChanged, OpaqueVaries, PlanMismatch
 
 _SECONDS = 0.12  # for the timing of one call
@@ -108,7 +103,8 @@ class OpaqueForward:
 
         def run(seed: int) -> list[Any]:
             call.seed(seed)
-            return _everything(call.forward(tensors, buffers))
+            result = call.forward(tensors, buffers)
+            return [*result.outputs, result.record]
 
         with PythonState(call.module):
             timed = [_measured(call, run, (seed,), briefly=briefly) for seed in call.draws]
@@ -138,10 +134,6 @@ def _over_draws(measured: Sequence[Measurement]) -> Measurement:
         cost_s=statistics.fmean(each.cost_s for each in measured),
         workspace_bytes=max(each.workspace_bytes for each in measured),
     )
-
-
-def _everything(result: Result) -> list[Any]:
-    return [*result.outputs, result.record]
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class Keeper:
         return list(allowed) if allowed is not None else found
 
     def held_bytes(self, resident: set[int]) -> int:
-        """Return the bytes of the storages held here, those of the module itself left out."""
+        """Return the bytes of the storages held here, without storages of the module itself."""
         held = {
             key: p.tensor.untyped_storage().nbytes()
             for p in self._packed
@@ -92,7 +92,7 @@ class Keeper:
     def bound(
         self, tensors: Sequence[torch.Tensor], offsets_bytes: Sequence[int]
     ) -> Iterator[None]:
-        """While backward runs, find in tensors those that were packed as references to them.
+        """While backward runs, unpack references to given tensors.
 
         `offsets_bytes`: where each of them began in its storage when the graph was made.
         """
@@ -158,7 +158,7 @@ class Operand:
 class Profile:
     """The measurements of one real run of an opaque module's forward."""
 
-    outputs: tuple[Geometry, ...]  # of each tensor it returns, those that it was given left out
+    outputs: tuple[Geometry, ...]  # of each tensor that it makes and returns
     differentiable: tuple[bool, ...]  # which of them require a gradient
     structure: Structure  # its output without the tensors
     # For each tensor it returns, the unchanged operand that it is, if any; such are no outputs

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tightfit.capture.opaque.mark import is_marked
 from tightfit.torch_private import recurrent as private
 
 
@@ -29,6 +30,11 @@ def can_be_cut(module: nn.Module) -> bool:
 def has_computed_weights(module: nn.Module) -> bool:
     """Whether some weights of a recurrent module are no parameters: its user computes them."""
     return type(module) in (nn.LSTM, nn.GRU, nn.RNN) and private.has_computed_weights(module)
+
+
+def takes_computed_weights(module: nn.Module) -> bool:
+    """Whether such weights are arguments of the module's op; a marked module holds them."""
+    return has_computed_weights(module) and not is_marked(module)
 
 
 def shapes_alone(module: nn.RNNBase, args: Any, kwargs: Any) -> Any:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,14 +23,15 @@ from tightfit.capture.opaque.call import CallMode, OpaqueArguments, OpaqueCall, 
 from tightfit.capture.opaque.mark import is_marked, opaque_modules
 from tightfit.capture.opaque.needs import naming_its_needs
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
-from tightfit.capture.opaque.record import TENSOR, Operand
+from tightfit.capture.opaque.record import TENSOR, Operand, Profile
 from tightfit.capture.opaque.recurrent import (
     OfGivenWeights,
     RecurrentLayers,
     can_be_cut,
-    has_computed_weights,
+    takes_computed_weights,
 )
 from tightfit.capture.side_effects.forwards import SwappedForwards
+from tightfit.capture.side_effects.members import parameters_and_buffers
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 from tightfit.torch_private.recurrent import weights_of
@@ -64,13 +66,7 @@ class OpaqueStandIns:
         self._modules = opaque_modules(modules)
         self._look_up = look_up
         self._made: dict[Any, OpaqueCall] = {}
-        self._members = {
-            name: {
-                **dict(m.named_parameters(remove_duplicate=False)),
-                **dict(m.named_buffers(remove_duplicate=False)),
-            }
-            for name, m in self._modules.items()
-        }
+        self._members = {n: parameters_and_buffers(m) for n, m in self._modules.items()}
         self._trained = {
             name: [n for n, p in m.named_parameters() if p.requires_grad]
             for name, m in self._modules.items()
@@ -85,7 +81,8 @@ class OpaqueStandIns:
                 own = dict(layer.named_parameters())
                 self._members[_layer_name(name, number)] = own
                 self._trained[_layer_name(name, number)] = list(own)
-        for name in filter(self._is_given_weights, self._modules):  # they come as arguments
+        self._computed = {n for n, m in self._modules.items() if takes_computed_weights(m)}
+        for name in self._computed:  # weights come as arguments
             self._members[name], self._trained[name] = {}, []
         self._forwards = SwappedForwards()
         self._examples: dict[int, tuple[Any, torch.Tensor]] = {}
@@ -99,14 +96,10 @@ class OpaqueStandIns:
             forward = self._stand_in(name, module, module.forward, parameters)
             if name in self._layers:
                 forward = self._layer_by_layer(name, forward)
-            if self._is_given_weights(name):
+            if name in self._computed:
                 forward = self._given_weights(name, module)
             self._forwards.swap(module, forward)
         return self
-
-    def _is_given_weights(self, name: str) -> bool:
-        module = self._modules[name]
-        return has_computed_weights(module) and not is_marked(module)
 
     def _given_weights(self, name: str, module: Any) -> Callable[..., Any]:
         """Return a forward of a recurrent module whose call is given the weights of now."""
@@ -192,11 +185,7 @@ class OpaqueStandIns:
         spec: Any,
         tensors: list[torch.Tensor],
     ) -> OpaqueCall:
-        casts = tuple(
-            (device, torch.get_autocast_dtype(device))
-            for device in ("cpu", "cuda")
-            if torch.is_autocast_enabled(device)
-        )
+        casts = private.autocast_dtypes()
         if casts and torch.is_grad_enabled() and self._caches_casts:
             self._refuse_shared_casts(name)
         plain = tuple(TENSOR if isinstance(x, torch.Tensor) else x for x in leaves)
@@ -271,18 +260,14 @@ def _layer_name(name: str, number: int) -> str:
 
 def _sharing(modules: Mapping[str, nn.Module], opaque: Mapping[str, nn.Module]) -> set[str]:
     """Return the opaque modules with a parameter that is also used outside of them."""
-    uses: dict[int, int] = {}
-    for top in modules.values():
-        for _, parameter in top.named_parameters(remove_duplicate=False):
-            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
-    result: set[str] = set()
-    for name, module in opaque.items():
-        inside: dict[int, int] = {}
-        for _, parameter in module.named_parameters(remove_duplicate=False):
-            inside[id(parameter)] = inside.get(id(parameter), 0) + 1
-        if any(uses[key] > count for key, count in inside.items()):
-            result.add(name)
-    return result
+    uses = _uses_of_parameters(modules.values())
+    inside = {name: _uses_of_parameters([module]) for name, module in opaque.items()}
+    return {name for name, own in inside.items() if any(uses[key] > own[key] for key in own)}
+
+
+def _uses_of_parameters(modules: Iterable[nn.Module]) -> Counter[int]:
+    named = (module.named_parameters(remove_duplicate=False) for module in modules)
+    return Counter(id(parameter) for each in named for _, parameter in each)
 
 
 class _Boundary(torch.autograd.Function):
@@ -358,11 +343,14 @@ def opaque_function(node: fx.Node) -> tuple[OpaqueForward | OpaqueBackward, tupl
     return run, (record, saved, tangents, before)
 
 
+def _profile_of(node: fx.Node) -> Profile | None:
+    """Return the profile of the opaque forward that a traced operator runs; None: it runs none."""
+    return _CALLS[node.args[-1]].profile if node.target is _FORWARD else None  # type: ignore
+
+
 def is_record(node: fx.Node, index: int) -> bool:
     """Whether an opaque forward keeps an output of a traced operator for its backward."""
-    if node.target is not _FORWARD:
-        return False
-    profile = _CALLS[node.args[-1]].profile  # type: ignore[index]
+    profile = _profile_of(node)
     return profile is not None and index == len(profile.outputs)
 
 
@@ -387,9 +375,7 @@ def is_opaque_operator(node: fx.Node) -> bool:
 
 def draws_inside(node: fx.Node) -> bool:
     """Whether a traced operator is the forward of an opaque module that draws random numbers."""
-    if node.target is not _FORWARD:
-        return False
-    profile = _CALLS[node.args[-1]].profile  # type: ignore[index]
+    profile = _profile_of(node)
     return profile is not None and profile.random
 
 
@@ -397,7 +383,5 @@ def pin_of(node: fx.Node) -> str | None:
     """Return why a traced opaque operator may not run twice, if it may not."""
     if node.target is _BACKWARD:
         return "frees the tensors its forward kept for it"
-    if node.target is not _FORWARD:
-        return None
-    profile = _CALLS[node.args[-1]].profile  # type: ignore[index]
+    profile = _profile_of(node)
     return profile.pinned if profile is not None else None

@@ -10,21 +10,13 @@ draws nothing.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-
-from tightfit.torch_private import core as private
 
 aten = torch.ops.aten
 
 
-def traced_dropout() -> Any:
-    """Return a context in which dropout is traced without draws where everything is dropped."""
-    return private.python_kernels({aten.dropout.default: _dropout})
-
-
-def _dropout(x: torch.Tensor, probability: float, training: bool) -> torch.Tensor:
+def dropout(x: torch.Tensor, probability: float, training: bool) -> torch.Tensor:
+    """Drop elements; nothing is drawn where all of them, or none, are dropped."""
     if not training or probability == 0:
         return x.clone()
     if probability == 1:

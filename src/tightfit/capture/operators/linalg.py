@@ -7,11 +7,7 @@ others: it reads the numbers that tell, and raises the error of plain PyTorch.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-
-from tightfit.torch_private import core as private
 
 aten = torch.ops.aten
 
@@ -24,17 +20,12 @@ _LIBRARY.define(
 )
 
 
-def traced_checks() -> Any:
-    """Return a context in which checks of factorizations are traced as ops with a result."""
-    return private.python_kernels({_CHECK: _traced_check})
-
-
 def is_check(node: torch.fx.Node) -> bool:
-    """Whether a traced node checks a factorization."""
     return node.target is torch.ops.tightfit.checked.default
 
 
-def _traced_check(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
+def check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
+    """Check a factorization by an op with a result."""
     torch.ops.tightfit.checked(info, api_name, is_matrix)
 
 

@@ -6,8 +6,6 @@ storage of its own, where a kernel rounds some of its elements differently.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,12 +13,7 @@ from torch import Tensor
 from tightfit.torch_private import core as private
 
 
-def traced_cells() -> Any:
-    """Return a context in which GRU cells are traced with their gates side by side."""
-    return private.python_kernels({torch.ops.aten.gru_cell.default: _gru_cell})
-
-
-def _gru_cell(
+def gru_cell(
     x: Tensor,
     hidden: Tensor,
     input_weight: Tensor,

@@ -73,7 +73,6 @@ def _processes() -> tuple[int, int]:
 
 
 def _devices(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """Return properties of the GPUs of tensors."""
     devices = dict.fromkeys(t.device for t in tensors if t.is_cuda)
     about = torch.cuda.get_device_name, torch.cuda.get_device_capability
     kinds = tuple(tuple(ask(device) for ask in about) for device in devices)

@@ -15,7 +15,7 @@ from tightfit.capture.decisions.reads import Decisions
 from tightfit.capture.joint_graph import JointGraph, Source
 from tightfit.capture.opaque.call import OpaqueModules
 from tightfit.capture.operators.checkpoints import Checkpoints
-from tightfit.capture.origins import Origins, Stretches
+from tightfit.capture.origins import BySequence, Origins
 from tightfit.capture.recall.values import NotKept, bytes_of, packed, unpacked
 from tightfit.torch_private import core as private
 from tightfit.torch_private import traces, wrappers
@@ -69,8 +69,6 @@ class KeptConstant(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeptGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A traced step."""
-
     storages: list[tuple[int, str]]
     tensors: list[KeptTensor]
     constants: list[KeptConstant]
@@ -127,12 +125,7 @@ class _Packing:
             modules=packed((joint.origins.modules.starts, joint.origins.modules.values)),
             regions=packed((joint.origins.regions.starts, joint.origins.regions.values)),
             decisions=packed(
-                (
-                    decisions.steps,
-                    dict(decisions.leaves),
-                    decisions.copied,
-                    decisions.shared,
-                )
+                (decisions.steps, dict(decisions.leaves), decisions.copied, decisions.shared)
             ),
             detached=packed(joint.detached),
             checkpoints=joint.checkpoints.name,
@@ -210,7 +203,7 @@ def traced_again(kept: KeptGraph) -> JointGraph:
         root.register_buffer(constant.name, _constant_again(constant))
     graph, nodes = _graph_again(kept)
     module = traces.lazy_module(root, graph)
-    modules, regions = (Stretches(*unpacked(each)) for each in (kept.modules, kept.regions))
+    modules, regions = (BySequence(*unpacked(each)) for each in (kept.modules, kept.regions))
     return JointGraph(
         module=module,
         placeholders=tuple(nodes[i] for i in kept.placeholders),

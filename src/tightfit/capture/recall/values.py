@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 import enum
+import hashlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import torch
 from torch import fx
 
@@ -31,6 +33,11 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
     """Return the numbers of a tensor on the CPU, in the order of its dimensions."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def digest(value: Any) -> str:
+    """Return a hash of a packed value."""
+    return hashlib.blake2b(msgspec.msgpack.encode(value), digest_size=20).hexdigest()
 
 
 def packed(value: Any, nodes: Mapping[fx.Node, int] | None = None) -> Any:
@@ -75,8 +82,7 @@ def _tagged(value: Any, inner: Callable[[Any], Any]) -> list[Any] | None:
     if isinstance(value, private.OpOverload):
         return _operator(value)
     if isinstance(value, private.pytree.TreeSpec):
-        children = traces.children_of_tree(value)
-        return ["tree", *map(inner, (value.type, value.context, children))]
+        return ["tree", *map(inner, (value.type, value.context, value.children()))]
     if isinstance(value, enum.Enum):
         return ["enum", inner(kind), value.name]
     if isinstance(value, type) or value is collections.namedtuple:  # so trees name their kinds

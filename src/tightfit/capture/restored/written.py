@@ -26,7 +26,7 @@ _MISSING = object()
 
 
 class Written:
-    """Contents of objects around a forward; names those that changed, and restores them.
+    """Contents of objects around a forward; names changed objects, and restores them.
 
     `modules`: by name; other objects in the place of their attributes are noticed elsewhere.
     """

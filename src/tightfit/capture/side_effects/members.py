@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,11 +20,9 @@ class RepeatedMembers:
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        counts: dict[nn.Module, int] = {}
-        for top in modules.values():
-            for _, module in top.named_modules(remove_duplicate=False):
-                counts[module] = counts.get(module, 0) + 1
-        self._modules = [m for m, count in counts.items() if count > 1]
+        every = (top.named_modules(remove_duplicate=False) for top in modules.values())
+        counts = Counter(module for named in every for _, module in named)
+        self._modules = [module for module, count in counts.items() if count > 1]
         self._before: list[dict[str, Any]] = []
 
     def __enter__(self) -> RepeatedMembers:
@@ -45,8 +44,14 @@ def _alike(a: Any, b: Any) -> bool:
     return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
 
 
+def parameters_and_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a module, shared ones under each of their names."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    return parameters | dict(module.named_buffers(remove_duplicate=False))
+
+
 def members_of(module: nn.Module) -> dict[str, Any]:
-    """Return parameters and buffers by name, those of shared modules under each name."""
+    """Return the same, members that are None included."""
     return {
         f"{name}.{key}".lstrip("."): tensor
         for name, child in module.named_modules(remove_duplicate=False)

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from tightfit.capture.captured import Call, Captured
-from tightfit.capture.nodes import base_of, is_getitem, is_random, is_without_gaps, storage_bytes
+from tightfit.capture.nodes import base_of, fills_storage, is_getitem, is_random
 from tightfit.capture.opaque.tracing import pin_of
 from tightfit.capture.stepping.predicted import Copied, TakenOver
 from tightfit.graph.ir import Alternative, Graph, Op, Value, ValueId
@@ -133,7 +133,7 @@ class SecondPass:
         """Yield the ways to use the result of the first pass, where it is one tensor."""
         node, (value, *others) = self._first.nodes[op.id], op.alternatives[0].writes
         fake, known = node.meta["val"], self._first.graph.values[value]
-        if others or not isinstance(fake, torch.Tensor) or not _is_whole(fake):
+        if others or not isinstance(fake, torch.Tensor) or not fills_storage(fake):
             return
         if known.fate != "none" or known.role == "gradient" or value in self._gone:
             return
@@ -176,7 +176,7 @@ class SecondPass:
         if node not in self._copies:
             copy = self._copies[node] = self._graph.node_copy(node, self._copy)
             for read in copy.all_input_nodes:
-                if read.graph is not self._graph:  # whose readers stay those of its own graph
+                if read.graph is not self._graph:  # which lists readers in its own graph only
                     read.users.pop(copy, None)
             if node in self._first.value_of:
                 self._value_of[copy] = self._again[self._first.value_of[node]]
@@ -187,8 +187,3 @@ def _overwritten(graph: Graph) -> frozenset[ValueId]:
     """Return the values that the first pass writes over in any case."""
     every = (op.alternatives[0].overwrites for op in graph.ops)
     return frozenset(value for value in every if value is not None)
-
-
-def _is_whole(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements fill its storage."""
-    return is_without_gaps(tensor) and storage_bytes(tensor) == tensor.nbytes

@@ -100,14 +100,11 @@ class ParameterStep(PredictedOp):
         return f"step of {self.layout}" + f" by {self.elements}" * (self.elements is not None)
 
     def __call__(
-        self,
-        parameter: torch.Tensor,
-        gradient: torch.Tensor,
-        factor: torch.Tensor | None = None,
+        self, parameter: torch.Tensor, gradient: torch.Tensor, factor: torch.Tensor | None = None
     ) -> None:
         """Take the step, with the gradient laid out as autograd lays out that of a leaf.
 
-        `factor`: that of the gradient.
+        `factor`: scales the gradient.
         """
         if self.copies or not _is_laid_out_as(gradient, parameter):
             own = torch.empty_like(parameter) if _is_dense(parameter) else gradient.contiguous()
@@ -154,8 +151,8 @@ def with_parameter_steps(
     """Return a step in which the optimizer steps each parameter as soon as that may be.
 
     A parameter's step reads it, its gradient and its state, and writes over it. It comes after all
-    ops that need the old weight: those that read it, and those that may be computed again and reads
-    something that was computed of it. Backward ops that read it are not computed again. Where
+    ops that need the old weight. They read it, or read a value computed from it and may be computed
+    again. Backward ops that read it are not computed again. Where
     gradients are clipped, the second pass has ops for that.
     """
     members = parameters_of(captured.joint, modules)
@@ -217,7 +214,7 @@ class _Placing:
         )
 
     def _sources(self, node: fx.Node) -> tuple[fx.Node, ...]:
-        """Return the nodes that a step may take a gradient from, the one that is kept first."""
+        """Return the nodes that a step may take a gradient from; the first of them is kept."""
         again = None if self.second is None else self.second.node_of(node)
         return (node,) if again is None else (node, again)
 
@@ -269,11 +266,7 @@ class _Placing:
         return fx.Graph().create_node("call_function", function, name=name)
 
     def _add(
-        self,
-        target: str,
-        calls: tuple[Call, ...],
-        node: fx.Node,
-        changes: tuple[ValueId, ...] = (),
+        self, target: str, calls: tuple[Call, ...], node: fx.Node, changes: tuple[ValueId, ...] = ()
     ) -> None:
         """Add an op behind all others, that writes over some constants."""
         ways = []

@@ -13,7 +13,7 @@ _OBJECTS = 50_000  # that are made between two collections
 
 @dataclass
 class _Before:
-    """How the program collects, for as long as any of these contexts is open, in any thread."""
+    """The garbage collector's settings outside of all open contexts, in any thread."""
 
     thresholds: tuple[int, int, int]
     has_frozen: bool

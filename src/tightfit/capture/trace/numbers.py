@@ -47,20 +47,13 @@ def _with_inputs(call: TracedCall, joint: JointGraph, strides: TrueStrides | Non
             deciders = numbers.deciders(_in_sizes(found))
             if not deciders:
                 _settle(found.module.graph, numbers)
-                plain = _with_places(call, joint, strides, numbers)
+                placed = numbers.writes.placed
+                plain = trace(call, strides, Numbers(_ALL, placed)) if placed else joint
                 return found if _is_same(plain.module.graph, found.module.graph) else joint
         if deciders <= deciding:
             break
         deciding |= deciders
     return joint
-
-
-def _with_places(
-    call: TracedCall, joint: JointGraph, strides: TrueStrides | None, numbers: Numbers
-) -> JointGraph:
-    """Return the step with its own numbers, with alike writes into slices."""
-    placed = numbers.writes.placed
-    return trace(call, strides, Numbers(_ALL, placed)) if placed else joint
 
 
 def _in_sizes(joint: JointGraph) -> Iterator[str]:

@@ -1,9 +1,9 @@
-"""The true strides of results, where those of fake kernels are wrong.
+"""The true strides of results where fake kernels are wrong.
 
 A step is traced on fake tensors. Some fake kernels give a result other strides than the real kernel
 does (BatchNorm of a transposed input, kernels on images of one pixel). Everything traced after it
 follows: copies appear or vanish, later kernels choose another path, sizes are wrong. Pricing runs
-each distinct call for real; where it sees other strides, the step is traced again with those.
+each distinct call for real. Where it sees other strides, the step is traced again with them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CALL = "tightfit_call"
 def note_calls(graph: fx.Graph) -> None:
     """Note on each operator how it was called in the trace, before anything is rewritten.
 
-    Opaque modules are left out: their results are those of a real run.
+    Opaque modules are left out: their results come from a real run.
     """
     for node in graph.nodes:
         if isinstance(node.target, private.OpOverload) and not is_opaque_operator(node):

@@ -16,12 +16,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tightfit.capture.calls.structure import (
-    Structure,
-    flatten,
-    opened,
-    structure_of,
-)
+from tightfit.capture.calls.structure import Structure, flatten, opened, structure_of
 from tightfit.capture.decisions.numbers import Numbers, is_carried
 from tightfit.capture.decisions.recorder import DecisionRecorder
 from tightfit.capture.decisions.shared import shared_views
@@ -134,14 +129,12 @@ def _without_scripts(module: nn.Module) -> nn.Module:
 
 
 def trace(
-    call: TracedCall,
-    strides: TrueStrides | None = None,
-    numbers: Numbers | None = None,
+    call: TracedCall, strides: TrueStrides | None = None, numbers: Numbers | None = None
 ) -> JointGraph:
     """Trace the step of a call on fake tensors; only opaque modules run once, to be measured.
 
     `call`: the callable with its modules and example inputs (real or fake tensors). `strides`:
-    those of results for which fake kernels give wrong ones. `numbers`: takes numbers that are read
+    of results for which fake kernels give wrong strides. `numbers`: takes numbers that are read
     as inputs of the step. Raises `CaptureError` if the tracer cannot follow the call: it
     branches on data, has outputs of unknown shape, or uses tensors that are no parameter, buffer or
     input, for example. The error names the module that was running.
@@ -151,7 +144,7 @@ def trace(
     refuse_saving_hooks("the call")
     with explained(trail), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        leaves = flatten((call.args, call.kwargs))[0]
+        leaves = call.leaves
         recorder = DecisionRecorder(leaves, call.modules, trail, numbers)
         opaque = OpaqueStandIns(call.modules, recorder.known_value)
         callee = _Callee(call, opaque, recorder)
@@ -182,7 +175,7 @@ def trace(
     assert callee.structure is not None
     kept = {
         "structure": callee.structure,
-        "origins": Origins(trail.stretches(), regions.stretches()),
+        "origins": Origins(trail.names(), regions.regions()),
         "decisions": recorder.decisions(),
         "opaque": opaque.found(),
         "detached": callee.detached,
@@ -216,7 +209,7 @@ def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph
 
 @dataclass
 class _Outputs:
-    """The outputs of a traced step, by what they are for; positions are those of placeholders."""
+    """The outputs of a traced step, by purpose; positions are places among the placeholders."""
 
     raw: list[tuple[Any, Any]] = field(default_factory=list)  # of the callable, with descriptors
     write_backs: list[tuple[fx.Node, int]] = field(default_factory=list)
@@ -225,8 +218,8 @@ class _Outputs:
 
 
 def _outputs_of(joint: Any, placeholders: Sequence[fx.Node], asked: AskedGradients) -> _Outputs:
-    """Return the outputs by what they are for; changed inputs come last among the raw ones."""
-    output_node = next(iter(reversed(joint.graph_module.graph.nodes)))
+    """Return the outputs by purpose; changed inputs come last among the raw outputs."""
+    output_node = joint.graph_module.graph.output_node()
     flat = list(private.pytree.arg_tree_leaves(*output_node.args))
     descriptors = list(output_node.meta["desc"])
     position = {n.meta["desc"]: i for i, n in enumerate(placeholders)}
@@ -302,7 +295,7 @@ def _number_sums(graph: fx.Graph) -> None:
 
     Autograd sums between two of its operators, and these sums are given the last number of the
     forward: that of the module that ran last. Backward counts down from that number, so a number
-    that jumps back to the end is that of a sum.
+    that jumps back to the end belongs to a sum.
     """
     numbered = [node for node in graph.nodes if node.meta.get("seq_nr") is not None]
     last = max((n.meta["seq_nr"] for n in numbered if not is_traced_in_backward(n)), default=0)

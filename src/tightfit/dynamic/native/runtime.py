@@ -16,6 +16,7 @@ from tightfit.dynamic.room import Room, allocated_bytes
 from tightfit.errors import BadInput
 from tightfit.eviction.policies.policy import Policy
 from tightfit.torch_private.storages import free_failed_backward
+from tightfit.torch_private.traces import operator_named
 
 
 class NativeRuntime(Core):
@@ -29,13 +30,7 @@ class NativeRuntime(Core):
     name = "C++"
 
     def __init__(
-        self,
-        room: Room,
-        ledger: Ledger,
-        policy: Policy,
-        candidates: Candidates,
-        *,
-        waits: bool,
+        self, room: Room, ledger: Ledger, policy: Policy, candidates: Candidates, *, waits: bool
     ) -> None:
         super().__init__(room)
         self._ledger = ledger
@@ -114,8 +109,7 @@ class NativeRuntime(Core):
 
     def describe(self, name: str, overload: str) -> tuple[Any, ...]:
         """Return the facts about an operator, as module.cpp takes them."""
-        space, packet = name.split("::")
-        function = getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
+        function = operator_named(f"{name}.{overload}")
         operator = operator_of(function)
         arguments = [argument.name for argument in function._schema.arguments]
         return (
@@ -142,7 +136,7 @@ class NativeRuntime(Core):
         return True
 
     def note_earlier_freed(self, size_bytes: int) -> None:
-        """Something that was there before the region has ended."""
+        """Note that a storage from before the region was freed."""
         self._room.note_earlier_freed(size_bytes)
 
     def free_failed_backward(self) -> None:
@@ -150,22 +144,13 @@ class NativeRuntime(Core):
         free_failed_backward()
 
     def raise_exceeded(self, name: str) -> None:
-        """An operator cannot fit.
-
-        Raises `BudgetExceeded`: always.
-        """
+        """Raise `BudgetExceeded` for an operator that does not fit."""
         raise self.exceeded(name)
 
     def raise_thrashes(self, times: float) -> None:
-        """Computing again has cost so many times the cost of the step itself.
-
-        Raises `InfeasibleBudget`: always.
-        """
+        """Raise `InfeasibleBudget`: computing again has cost so many times the step itself."""
         raise self._ledger.thrashing(times)
 
     def raise_bad_input(self, text: str) -> None:
-        """Something cannot be computed again.
-
-        Raises `BadInput`: always.
-        """
+        """Raise `BadInput` for a tensor that cannot be computed again."""
         raise BadInput(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,8 +13,6 @@ from tightfit.capture.nodes import is_getitem
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a graph."""
-
     module: fx.GraphModule  # its operators; placeholders and outputs by the names below
     inputs: tuple[str, ...]  # names of its inputs: nodes of the whole graph
     outputs: tuple[str, ...]  # names of values it makes that are read later or returned
@@ -35,19 +34,12 @@ def cut(module: fx.GraphModule, groups: Sequence[Sequence[fx.Node]]) -> list[Pie
     piece_of: dict[fx.Node, int] = {}
     for node, index in place.items():  # a node that picks an output of a tuple stays with the maker
         picked = piece_of[node.all_input_nodes[0]] if is_getitem(node) else None
-        piece_of[node] = _piece_of(index, ends) if picked is None else picked
+        piece_of[node] = bisect_left(ends, index) if picked is None else picked
+    computed = [node for node in nodes if node.op == "call_function"]
     return [
-        _piece(module, [n for n in nodes if _is_computed(n) and piece_of[n] == number], wanted)
+        _piece(module, [node for node in computed if piece_of[node] == number], wanted)
         for number in range(len(groups))
     ]
-
-
-def _piece_of(index: int, ends: Sequence[int]) -> int:
-    return next((number for number, end in enumerate(ends) if index <= end), len(ends))
-
-
-def _is_computed(node: fx.Node) -> bool:
-    return node.op == "call_function"
 
 
 def _piece(module: fx.GraphModule, inside: list[fx.Node], wanted: set[fx.Node]) -> Piece:
@@ -62,14 +54,12 @@ def _piece(module: fx.GraphModule, inside: list[fx.Node], wanted: set[fx.Node]) 
         copies[node].meta = dict(node.meta)
     for node in (*constants, *inside):
         copies[node] = graph.node_copy(node, copies.__getitem__)
-    outputs = [n for n in inside if n in wanted or any(u not in members for u in _users(n))]
+    leaving = (n for n in inside if any(u not in members and u.op != "output" for u in n.users))
+    kept = wanted.union(leaving)
+    outputs = [node for node in inside if node in kept]
     graph.output([copies[node] for node in outputs])
     return Piece(
         fx.GraphModule(module, graph),
         tuple(node.name for node in inputs),
         tuple(node.name for node in outputs),
     )
-
-
-def _users(node: fx.Node) -> list[fx.Node]:
-    return [user for user in node.users if user.op != "output"]

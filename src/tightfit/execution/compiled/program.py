@@ -15,9 +15,9 @@ from torch import fx
 
 from tightfit.capture.captured import Captured
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
+from tightfit.capture.side_effects.generators import get_state, set_state
 from tightfit.errors import CompileError
 from tightfit.execution.compiled.pieces import cut
-from tightfit.execution.compiled.random_state import get_state, set_state
 from tightfit.execution.compiled.tracing import (
     Constant,
     TracedProgram,

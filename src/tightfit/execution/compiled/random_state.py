@@ -14,24 +14,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tightfit.capture.nodes import draws
+from tightfit.capture.side_effects.generators import get_state, set_state
 from tightfit.torch_private.core import OpOverload
 
 _LIBRARY = torch.library.Library("tightfit", "FRAGMENT")
 _ALIAS = r"\([a-z]!\)"  # in a schema, says that an argument is written in place
 _DEFINED: dict[OpOverload, Any] = {}
-
-
-def get_state(device: torch.device) -> torch.Tensor:
-    """Return the state of the generator a device draws from."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def set_state(device: torch.device, state: torch.Tensor) -> None:
-    """Set the state of the generator a device draws from."""
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
 
 
 def draw(operator: OpOverload, state: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -16,10 +16,12 @@ import torch
 from torch import fx
 
 from tightfit.capture.captured import Captured
+from tightfit.capture.side_effects.generators import get_state
 from tightfit.errors import CompileError, TightfitError
-from tightfit.execution.compiled.random_state import GeneratorState, get_state
+from tightfit.execution.compiled.random_state import GeneratorState
 from tightfit.execution.lower import Program
 from tightfit.torch_private import inductor as private
+from tightfit.torch_private.core import FakeTensorMode, like
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,6 @@ class Saved:
 
 @dataclass(frozen=True)
 class TracedForward:
-    """The forward graph."""
-
     # Takes the tensors among the inputs, the constants, the generator's state
     module: fx.GraphModule
     # For each raw output its position among the graph's outputs
@@ -91,14 +91,14 @@ def explained(action: str) -> Iterator[None]:
 class _Tracing:
     def __init__(self, captured: Captured, program: Program) -> None:
         self.program = program
-        self.mode = private.new_fake_mode()
+        self.mode = FakeTensorMode()
         joint = captured.joint
         self.given: list[Any] = []
         self.tangents: list[torch.Tensor] = []
         for node, source in zip(joint.placeholders, joint.sources, strict=True):
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor):
-                value = private.fake_like(value, self.mode)
+                value = like(value, mode=self.mode)
             (self.tangents if source.kind == "tangent" else self.given).append(value)
         self.constants = {k: v for k, v in program.names.items() if isinstance(v, torch.Tensor)}
         self.inputs = [i for i, x in enumerate(self.given) if isinstance(x, torch.Tensor)]
@@ -200,8 +200,8 @@ class _Tracing:
         return names["forward"], names["backward"]
 
     def _fakes(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [private.fake_like(t, self.mode) for t in tensors]
+        return [like(t, mode=self.mode) for t in tensors]
 
 
 def results_of(module: fx.GraphModule) -> list[fx.Node]:
-    return list(next(iter(reversed(module.graph.nodes))).args[0])
+    return list(module.graph.output_node().args[0])

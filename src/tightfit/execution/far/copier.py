@@ -88,7 +88,6 @@ class Copier:
         _CLOCKS.begin(self._thread)
 
     def begin(self, memory: memoryview, extents: Sequence[Extent]) -> Transfer:
-        """Queue a copy."""
         transfer = Transfer(memory, extents)
         self._transfers.put(transfer)
         return transfer
@@ -131,7 +130,6 @@ class _Clocks:
         self._lock = threading.Lock()
 
     def begin(self, thread: threading.Thread) -> None:
-        """Count a thread that has begun."""
         with self._lock:
             self._running.append(thread)
 
@@ -143,7 +141,6 @@ class _Clocks:
                 self._ended_s += _cpu_s(thread)
 
     def now_s(self) -> float:
-        """Return the processor time of all of them so far."""
         with self._lock:
             return self._ended_s + sum(map(_cpu_s, self._running))
 

@@ -13,7 +13,7 @@ from tightfit.execution.far.step import FarStep
 
 
 class FarMemory:
-    """Begins the far memory of each step; what is pinned on a GPU stays for later steps."""
+    """Begins the far memory of each step; pinned memory of a GPU stays for later steps."""
 
     def __init__(self, offload: Offload) -> None:
         self._offload = offload

@@ -59,7 +59,9 @@ class Offload:
         if self.folder is not None:
             return Path(self.folder).expanduser().resolve()
         usual = Path("/var/tmp")
-        return usual if usual.is_dir() and "TMPDIR" not in os.environ else _temporary()
+        if usual.is_dir() and "TMPDIR" not in os.environ:
+            return usual
+        return Path(tempfile.gettempdir()).resolve()
 
     def far(
         self,
@@ -86,7 +88,3 @@ class Offload:
             load_bytes_per_s=link.load_bytes_per_s / threads,
             latency_s=link.latency_s * threads,
         )
-
-
-def _temporary() -> Path:
-    return Path(tempfile.gettempdir()).resolve()

@@ -37,27 +37,21 @@ class Streams(Protocol):
 
     def current(self) -> Stream:
         """Return the stream that operators of this thread are in now."""
-        ...
 
     def mark(self, stream: Stream, *, is_timed: bool = False) -> Event:
         """Return an event: all that is in a stream so far has run."""
-        ...
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Let what comes next in a stream wait for an event."""
-        ...
 
     def copy(self, stream: Stream, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy in a stream."""
-        ...
 
     def pinned(self, size: int) -> torch.Tensor:
         """Return bytes of the host that a stream copies to and from by itself."""
-        ...
 
     def seconds(self, begin: Event, end: Event) -> float | None:
         """Return the time between two timed events; None: it is not known yet."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -125,7 +119,7 @@ class Waits:
         self._pending.append(tuple(pairs))
 
     def last_s(self) -> float:
-        """Return the time that the last step waited of which it is known."""
+        """Return how long operators waited in the last step for which it is known."""
         while self._pending:
             found = [self._streams.seconds(*pair) for pair in reversed(self._pending[0])]
             known = [seconds for seconds in found if seconds is not None]
@@ -233,12 +227,9 @@ class PinnedStep(FarStep):
 
 
 def _close(
-    memory: PinnedMemory,
-    under_way: dict[int, _Transfer],
-    chunks: list[_Chunk],
-    waits: list[Pair],
+    memory: PinnedMemory, under_way: dict[int, _Transfer], chunks: list[_Chunk], waits: list[Pair]
 ) -> None:
-    """End a step: operators wait for what is still under way, and its memory may then be freed."""
+    """End a step: operators wait for transfers under way, whose memory may then be freed."""
     for transfer in under_way.values():
         memory.streams.wait(transfer.home, transfer.done)
     under_way.clear()

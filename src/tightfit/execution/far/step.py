@@ -15,8 +15,6 @@ from tightfit.execution.lower import Program
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
-    """The bytes that a step moves."""
-
     # stored_bytes, loaded_bytes: to far memory, and back
     stored_bytes: int
     loaded_bytes: int
@@ -39,7 +37,6 @@ class FarStep(ABC):
         self._stored_bytes = self._loaded_bytes = 0
 
     def store(self, value: int, tensor: torch.Tensor) -> None:
-        """Begin to copy a value to far memory."""
         storage = tensor.untyped_storage()
         away = FarValue.of(tensor, self._space.take(storage.nbytes()))
         self._away[value] = away

@@ -119,7 +119,7 @@ class PartSteps:
                 freed_bytes += run.free_saved()
         if freed_bytes:
             self.plans.note_freed()
-            self.guard.saved_tensors_freed(freed_bytes)
+            self.guard.note_freed_saved(freed_bytes)
         return freed_bytes
 
     # -- steps --------------------------------------------------------------------------------

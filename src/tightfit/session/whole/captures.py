@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from tightfit.capture.calls.signature import differ_in_sizes_only, flatten
+from tightfit.capture.calls.signature import differ_in_sizes_only
 from tightfit.capture.captured import Captured, StepGuards, placeholder_tensors
 from tightfit.capture.graph_calls import GraphCalls, places_among
 from tightfit.capture.handed import GraphArguments, HandedGraphs, takes_numbers
@@ -162,7 +162,7 @@ class Captures(RepeatedCalls):
         announce_checkpoints(self.callee, captured.joint, (spec.captured.joint for spec in self))
         if call.numbers and not captured.joint.takes_numbers:
             self._deciding.add(key)
-        leaves = flatten(call.args, call.kwargs)[0]
+        leaves = call.leaves
         guards = StepGuards(captured.joint, leaves, self.callee.modules)
         made = Specialisation(key, captured, guards, is_further=neighbour is not None)
         timed = options.costs == "measured" and not options.compile

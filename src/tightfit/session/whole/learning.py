@@ -135,20 +135,15 @@ class StepMonitor:
         elif self.guard is not None:
             self.guard.after_backward()
 
-    def leave_out_garbage(self) -> None:
-        """Leave out garbage that was there as the window was opened and was collected since."""
+    def leave_out_freed(self, constant_bytes: int = 0) -> None:
+        """See `Guard.leave_out_freed`."""
         if self.guard is not None:
-            self.guard.leave_out_garbage()
+            self.guard.leave_out_freed(constant_bytes)
 
-    def leave_out(self, constant_bytes: int) -> None:
-        """Leave out constants of when the window was opened that have been freed since."""
+    def note_freed_saved(self, freed_bytes: int) -> None:
+        """See `Guard.note_freed_saved`."""
         if self.guard is not None:
-            self.guard.leave_out(constant_bytes)
-
-    def saved_tensors_freed(self, freed_bytes: int) -> None:
-        """Note that saved tensors of calls that wait have been freed."""
-        if self.guard is not None:
-            self.guard.saved_tensors_freed(freed_bytes)
+            self.guard.note_freed_saved(freed_bytes)
 
     def restart(self) -> None:
         """Restart the measured window: its peaks so far belong to no step."""

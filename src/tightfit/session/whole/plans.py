@@ -235,7 +235,7 @@ class Plans:
             self.shares.begin(spec, alone, options, looks=looks)
             planned = self._fitting(spec, inputs, options, waits=waits)
         if all(planned is not each for each in known):
-            self._monitor.leave_out_garbage()  # making a plan makes Python collect it
+            self._monitor.leave_out_freed()  # making a plan makes Python collect garbage
             if options.compile:
                 self._monitor.restart()  # memory of compiling and trials belongs to no step
         if self.shares.is_alone(spec, options):
@@ -438,7 +438,7 @@ class Plans:
             return True
         before_bytes = self._monitor.live_bytes() or 0
         is_freed = free_for(max(1, lacking_bytes), self._account.device) > 0
-        self._monitor.leave_out(before_bytes - (self._monitor.live_bytes() or 0))
+        self._monitor.leave_out_freed(before_bytes - (self._monitor.live_bytes() or 0))
         return is_freed
 
     def _may_be_alone(self, spec: Specialisation, options: Options) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tightfit.capture.captured import Captured
 from tightfit.planners.registry import DEFAULT
+from tightfit.pricing.exactness import GradualComparison
 from tightfit.pricing.price import measured_costs
-from tightfit.pricing.promises import ComparedInTurns
 from tightfit.pricing.quick import quick_costs
 from tightfit.session.options import Options
 
@@ -29,10 +29,10 @@ class Postponed:
     def __init__(self, hoped: Captured) -> None:
         self.hoped = hoped
         self.is_done = False
-        self._turns = ComparedInTurns(hoped)
+        self._turns = GradualComparison(hoped)
 
     def go_on(self, seconds: float, room_bytes: int) -> None:
-        """Compare for so long; see `pricing.promises.ComparedInTurns`."""
+        """Compare for so long; see `pricing.exactness.GradualComparison`."""
         self.is_done = self.is_done or self._turns.go_on(seconds, room_bytes)
 
     def compared(self, options: Options, room_bytes: int) -> Captured:

@@ -370,7 +370,7 @@ def _free_saved(lacking_bytes: int, device: torch.device) -> int:
         if freed_bytes < lacking_bytes:
             freed_bytes += run.free_saved()
     for steps in here:
-        steps.monitor.saved_tensors_freed(freed_bytes)
+        steps.monitor.note_freed_saved(freed_bytes)
     return freed_bytes
 
 

@@ -58,7 +58,6 @@ class _RecordingBackend:
         self.made: list[tuple[Any, Any]] = []  # while Dynamo follows a frame
 
     def __call__(self, module: Any, examples: Any) -> Any:
-        """Return a callable of a graph."""
         made = self._backend(module, examples)
         if self._notes:
             self.made.append((InstructionTranslator.current_tx().output, made))
@@ -66,7 +65,6 @@ class _RecordingBackend:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Note graphs for a while."""
         self._notes = True
         try:
             yield

@@ -17,8 +17,6 @@ from tightfit.torch_private.patches import Patch
 
 @dataclass(frozen=True)
 class End:
-    """The end of one graph."""
-
     reason: str  # why Dynamo ends it; "" where the frame ends
     # The file and line of each call that Dynamo had followed there, the outermost first
     frames: tuple[tuple[str, int], ...]

@@ -33,8 +33,6 @@ class NotReusable(Exception):
 
 @dataclass(frozen=True)
 class GuardOf:
-    """One guard."""
-
     source: Source  # where its value is found from the frame
     kind: str  # which of Dynamo's guards it is
     # Its other arguments; another source among them for a guard on two
@@ -164,7 +162,6 @@ def imported(found: Frame) -> dict[str, Any]:
 
 
 def builtins_of(frame: Any) -> dict[str, Any]:
-    """Return the builtins as a frame finds them."""
     return get_builtins_dict(frame.f_globals)
 
 
@@ -196,11 +193,6 @@ def fields_of(of: Source) -> tuple[str, tuple[Any, ...]]:
     return type(of).__name__, tuple(fields)
 
 
-def is_source(value: Any) -> bool:
-    """Whether a value says where another is."""
-    return isinstance(value, Source)
-
-
 def source_of(kind: str, fields: tuple[Any, ...]) -> Source:
     """Return the source of a class that is made with certain fields.
 
@@ -213,7 +205,6 @@ def source_of(kind: str, fields: tuple[Any, ...]) -> Source:
 
 
 def guard_of(guard: GuardOf) -> Guard:
-    """Return a guard as Dynamo makes them."""
     create = getattr(guards.GuardBuilder, guard.kind)
     if guard.settings:
         create = functools.partial(create, **guard.settings)

@@ -42,7 +42,10 @@ _WITHOUT_NAMES = (tuple, list, set, int, float, bool, str, type(None))
 
 def _note_returned_with_loss(context: Any) -> None:
     """Note which tensors are returned along with a loss, and kept nowhere else."""
-    local = {n: _variable(context.get_local(n)) for n in ("loss", "output")}
+    local = {
+        name: context.get_local(name)._i_will_not_complain_if_bc_breaks_VariableTracker()
+        for name in ("loss", "output")
+    }
     effects = context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.side_effects
     kept = _made_in([local["loss"], *changed_variables(effects)], effects)
     for node in _made_in(local["output"], effects) - kept:
@@ -57,10 +60,6 @@ def changed_variables(effects: Any) -> list[VariableTracker]:
         for each in effects.id_to_variable.values()
         if isinstance(each.mutation_type, existing) and effects.is_modified(each)
     ]
-
-
-def _variable(seen: Any) -> VariableTracker:
-    return seen._i_will_not_complain_if_bc_breaks_VariableTracker()
 
 
 def _made_in(variables: Any, effects: Any) -> set[fx.Node]:

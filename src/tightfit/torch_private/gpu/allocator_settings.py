@@ -14,7 +14,7 @@ _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 def expand_segments() -> bool:
     """Let segments grow from now on, unless the user has decided how; return whether they do now.
 
-    Settings are read as a whole: those that are there are given again.
+    PyTorch takes all settings at once: the present ones are given again.
     """
     settings = _settings()
     if (
@@ -29,7 +29,7 @@ def expand_segments() -> bool:
 
 
 def divide_coarsely() -> None:
-    """Keep segments as they are, for good: those that grow divide blocks to the last bytes.
+    """Keep segments as they are, for good: growing segments divide blocks to the last bytes.
 
     The user's own settings stay.
     """

@@ -17,7 +17,7 @@ from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured
 from tightfit.capture.traced_call import TracedCall
 from tightfit.graph.ir import EXACTNESS
-from tightfit.pricing.promises import ComparedInTurns, keeping_promises, promises_kept
+from tightfit.pricing.exactness import GradualComparison, compare_alternatives, without_inexact
 from tightfit.pricing.quick import quick_costs
 from tightfit.progress import SILENT
 
@@ -81,10 +81,10 @@ def names(captured: Captured) -> set[str]:
         (transposed, "lossy", False),
     ],
 )
-@pytest.mark.parametrize("price", [keeping_promises, quick_costs])
+@pytest.mark.parametrize("price", [without_inexact, quick_costs])
 def test_an_alternative_that_breaks_its_promise_is_left_out(price, function, exactness, kept):
     priced: Any = price(with_way(function, exactness), SILENT)
-    captured = priced if price is keeping_promises else priced.captured
+    captured = priced if price is without_inexact else priced.captured
     assert ("silu.other" in names(captured)) is kept
     assert len(captured.calls) == len(captured.graph.ops) == len(captured.nodes)
 
@@ -92,7 +92,7 @@ def test_an_alternative_that_breaks_its_promise_is_left_out(price, function, exa
 @pytest.mark.parametrize(("exactness", "kept"), [("bitwise", set()), ("rounding", {"silu.other"})])
 def test_what_has_no_room_to_be_compared_is_left_out_if_it_promises_the_same_bits(exactness, kept):
     captured = with_way(nearly, exactness)
-    assert names(promises_kept(captured, SILENT, room_bytes=10).captured) == kept
+    assert names(compare_alternatives(captured, SILENT, room_bytes=10).captured) == kept
 
 
 def only_large(x: torch.Tensor) -> torch.Tensor:
@@ -124,7 +124,7 @@ def test_elementwise_operators_are_compared_on_as_many_rows_as_there_is_room_for
     captured = with_alternatives(traced())
     offered = {name for name in names(captured) if "over_argument" in name}
     assert offered
-    assert offered <= names(promises_kept(captured, SILENT, room_bytes=12 << 10).captured)
+    assert offered <= names(compare_alternatives(captured, SILENT, room_bytes=12 << 10).captured)
 
 
 def test_what_has_no_room_to_run_by_itself_is_left_out():
@@ -136,7 +136,7 @@ def test_a_backward_is_compared_on_what_its_forward_makes():
     captured = with_alternatives(traced())
     offered = names(captured)
     assert {"max_pool.from_offsets"} <= offered
-    assert names(keeping_promises(captured, SILENT)) == offered
+    assert names(without_inexact(captured, SILENT)) == offered
 
 
 class Words(nn.Module):
@@ -175,7 +175,7 @@ def test_what_writes_over_its_arguments_is_compared_one_after_the_other_too():
     captured = with_alternatives(capture(call))
     offered = {name for name in names(captured) if name == "tied_embedding.folded"}
     room_bytes = 3 * 500 * 8 * 4 + 4096  # not for three of each argument
-    kept = promises_kept(captured, SILENT, room_bytes=room_bytes)
+    kept = compare_alternatives(captured, SILENT, room_bytes=room_bytes)
     assert offered <= names(kept.captured)
     assert offered
     assert not kept.on_rows
@@ -190,13 +190,13 @@ def test_what_takes_long_to_compare_is_left_for_later_and_none_is_used_before():
     assert first.hoped is not None
     assert names(first) < names(first.hoped) == names(step)
     assert {"max_pool.from_offsets"} <= names(first.hoped) - names(first)
-    compared_in_turns = ComparedInTurns(first.hoped)
+    compared_in_turns = GradualComparison(first.hoped)
     turns = 1
     while not compared_in_turns.go_on(1e-9, ROOM_BYTES):
         turns += 1
     assert turns > 1
     compared = quick_costs(first.hoped, SILENT, room_bytes=ROOM_BYTES).captured
-    kept = names(keeping_promises(step, SILENT))
+    kept = names(without_inexact(step, SILENT))
     assert names(compared) == kept > names(first)
     again = quick_costs(step, SILENT, room_bytes=ROOM_BYTES, postpones=True).captured
     assert again.hoped is None

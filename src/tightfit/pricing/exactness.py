@@ -40,15 +40,15 @@ class ComparedStep:
     postponed: frozenset[int] = frozenset()
 
 
-def keeping_promises(captured: Captured, progress: Progress) -> Captured:
+def without_inexact(captured: Captured, progress: Progress) -> Captured:
     """Return the step without the alternatives that are less exact than they say.
 
     Elementwise operators are compared once for each kind of arguments, others at every shape.
     """
-    return promises_kept(captured, progress).captured
+    return compare_alternatives(captured, progress).captured
 
 
-def promises_kept(
+def compare_alternatives(
     captured: Captured,
     progress: Progress,
     *,
@@ -56,7 +56,7 @@ def promises_kept(
     postpones: bool = False,
     seconds: float = 0.0,
 ) -> ComparedStep:
-    """Return the step as `keeping_promises` does, from comparisons that take a limited room.
+    """Return the step as `without_inexact` does, from comparisons that take a limited room.
 
     Alternatives without room to be compared at their own size are compared on fewer rows of the
     batch. That is enough for an operator that treats each element or row by itself; with others
@@ -87,8 +87,8 @@ def promises_kept(
     return ComparedStep(captured, frozenset(on_rows), frozenset(id(claims[p].call) for p in later))
 
 
-class ComparedInTurns:
-    """Compares the alternatives of a step turn by turn; `promises_kept` has the results."""
+class GradualComparison:
+    """Compares the alternatives of a step turn by turn; `compare_alternatives` has the results."""
 
     def __init__(self, captured: Captured) -> None:
         self._captured = captured

@@ -42,7 +42,6 @@ class Answers:
         self._end: str | None = None  # why following ended before any caller got "yes"
 
     def around(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context of following a frame."""
         self._asked = []
         return _answering(self._answer)
 
@@ -105,12 +104,7 @@ def _answering(is_compiled: Callable[[str, int], bool]) -> Iterator[None]:
         value = _value_of(self.proxy.node) if _decides_a_jump() else None
         return go_on(self) if value is None else value
 
-    with (
-        _CALL.by(answer),
-        _SKIPPED.by(skipped),
-        _IS_CONSTANT.by(is_known),
-        _CONSTANT.by(known),
-    ):
+    with _CALL.by(answer), _SKIPPED.by(skipped), _IS_CONSTANT.by(is_known), _CONSTANT.by(known):
         yield
 
 
@@ -193,7 +187,6 @@ def _call_method(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _changes(node: fx.Node) -> bool:
-    """Whether a node may change its inputs."""
     name = _name_of(node)
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or node.target is operator.setitem or name in _IN_PLACE or "out" in node.kwargs

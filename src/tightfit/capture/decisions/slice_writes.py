@@ -16,7 +16,7 @@ from tightfit.torch_private import core as private
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Rows:
     """So many rows of a tensor."""
 
     dimension: int  # along which they follow each other
@@ -25,7 +25,7 @@ class Stretch:
     is_row: bool = False  # whether it is named as one row, without that dimension
 
     def write(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Write a value into the stretch; it may have to be repeated, or be of another type.
+        """Write a value into these rows; it may have to be repeated, or be of another type.
 
         Raises `IndexError` if it is beyond the end, when the step runs.
         """
@@ -38,15 +38,15 @@ class Stretch:
         )
 
 
-def stretch_of(index: Any) -> Stretch | None:
-    """Return the stretch that an index names; None: it names something else."""
+def rows_of(index: Any) -> Rows | None:
+    """Return the rows that an index names; None: it names something else."""
     parts = index if isinstance(index, tuple) else (index,)
     named = [(d, part) for d, part in enumerate(parts) if not _is_everything(part)]
     if len(named) != 1:
         return None
     ((dimension, part),) = named
     if type(part) in (int, torch.SymInt):
-        return Stretch(dimension, part, 1, is_row=True)
+        return Rows(dimension, part, 1, is_row=True)
     if not isinstance(part, slice) or part.step is not None:
         return None
     if not all(isinstance(end, int | torch.SymInt) for end in (part.start, part.stop)):
@@ -54,7 +54,7 @@ def stretch_of(index: Any) -> Stretch | None:
     length = part.stop - part.start
     if private.symbols_in(length) or int(length) <= 0:
         return None
-    return Stretch(dimension, part.start, int(length))
+    return Rows(dimension, part.start, int(length))
 
 
 def _is_everything(part: Any) -> bool:
@@ -62,7 +62,7 @@ def _is_everything(part: Any) -> bool:
 
 
 class Writes:
-    """The writes of a forward, by the order in which they come, and those that take numbers.
+    """Counts the writes of a forward, and notes which of them take numbers.
 
     `placed`: the writes that are traced as if they took a number, whether they do or not.
     """
@@ -81,10 +81,10 @@ class Writes:
         if not isinstance(tensor, torch.Tensor) or _is_differentiated(tensor, value):
             return False
         if isinstance(value, torch.Tensor):
-            stretch = stretch_of(index) if value.device == tensor.device else None
-            if stretch is None or not self._is_taken(number, stretch.begin):
+            rows = rows_of(index) if value.device == tensor.device else None
+            if rows is None or not self._is_taken(number, rows.begin):
                 return False
-            stretch.write(tensor, value)
+            rows.write(tensor, value)
         elif isinstance(value, _NUMBERS) and _names_a_view(index) and self._is_taken(number, value):
             tensor[index].fill_(value)
         else:

@@ -1,7 +1,7 @@
-"""Outputs of a call whose backwards share no saved tensor: one may go back after another.
+"""The saved tensors that backwards of a call read: one may follow another if they share none.
 
 Plain PyTorch frees saved tensors on the way of a backward. From another output a backward may still
-come, if it reads none of these: two networks in one module, say, each with a loss of its own.
+come, if it reads no freed tensor: two networks in one module, say, each with a loss of its own.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tightfit.execution.chain import gradient_edges
 from tightfit.torch_private import engine
 
 
-class Apart:
+class SavedReads:
     """Finds out which backwards of a captured step read the same saved tensors."""
 
     def __init__(self, joint: JointGraph) -> None:
         self._joint = joint
-        self._tangents = frozenset(s.index for s in joint.sources if s.kind == "tangent")
+        self._tangents = frozenset(index for _, index in joint.tangents)
         self._known: dict[Any, frozenset[fx.Node]] = {}
         self._unread: dict[frozenset[int], frozenset[int]] = {}
 
