@@ -223,8 +223,9 @@ class OpenCall:
         """Return a budget for the refused request in a later step, and for code after it.
 
         Nothing more can be freed for the request; in a later step the optimizer's state exists,
-        too. Code after it takes as much as in an earlier step. Where none was seen to its end, it
-        may take a part of what does not last, as several loops have shown.
+        too. Code after it takes as much as in an earlier step. Where no step was seen to its end,
+        or none that took as much, it may take a part of what does not last, as several loops have
+        shown.
         """
         limit_bytes = keeper.limit_bytes
         if limit_bytes is None:
@@ -233,8 +234,10 @@ class OpenCall:
         later_bytes = now_bytes + keeper.coming_state_within_limit_bytes()
         later_bytes += keeper.growing_within_limit_bytes()
         seen_bytes = self._account.between.later_peak_bytes
-        if seen_bytes or not call.user_code.may_be_seen:
-            return max(later_bytes, seen_bytes)
+        if seen_bytes >= later_bytes:
+            return seen_bytes
+        if not (seen_bytes or call.user_code.may_be_seen):
+            return later_bytes
         return later_bytes + max(0, now_bytes - keeper.lasting_within_limit_bytes()) // _UNSEEN
 
     def _describe(self, tally: Tally, details: RefusalDetails) -> None:
