@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import tightfit
 from tightfit.allocator import meter_for
-from tightfit.errors import InfeasibleBudget
+from tightfit.errors import BudgetExceeded, InfeasibleBudget
 from tightfit.execution.attach import attached
 
 pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")
@@ -276,6 +276,21 @@ def test_an_optimizer_that_steps_inside_a_forward_steps_as_plain_pytorch(
         return [*losses, *(p.detach().tolist() for p in model.parameters())]
 
     assert trained_by_itself(True) == trained_by_itself(False)
+
+
+class TrainsAndLooks(TrainsItself):
+    """It needs more than its budget once it has trained."""
+
+    def forward(self, x: Tensor) -> float:
+        loss = super().forward(x)
+        return loss + torch.ones(1 << 20).sum().item()
+
+
+def test_a_refusal_says_that_an_optimizer_has_stepped_within_the_call() -> None:
+    model = TrainsAndLooks(torch.optim.SGD)
+    tightfit.fit(model, "1MiB", optimizer=model.optimizer, costs="unit", cache=False)
+    with pytest.raises(BudgetExceeded, match="after the optimizer's last step, which was inside"):
+        model(torch.randn(4, 8))
 
 
 def test_modules_of_one_class_have_parameters_of_their_own() -> None:

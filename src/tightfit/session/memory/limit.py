@@ -79,6 +79,7 @@ class Limit:
         self._account = account
         self._keeps = not is_copy
         self._is_looking = False
+        self._has_stepped = False  # an optimizer of the model, within the call
         before_every_step(self)
 
     def follow(self, limit_bytes: int | None, sharing: Sequence[Account]) -> None:
@@ -166,6 +167,7 @@ class Limit:
 
     def __enter__(self) -> None:
         """Begin a call."""
+        self._has_stepped = False
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """End it; raise an error of a refusal in terms of the budget."""
@@ -173,9 +175,12 @@ class Limit:
             return
         self._account.rest()
         if is_refusal(error):
+            state = "as before the call"
+            if self._has_stepped:
+                state = "as after the optimizer's last step, which was inside the call"
             message = (
                 f"{self._name} needs more than the budget has room for, and was stopped before it "
-                "took that; its state is as before the call."
+                f"took that; its state is {state}."
             )
             raise budget_exceeded(
                 error, message, further_bytes=self._further_bytes(error)
@@ -195,6 +200,7 @@ class Limit:
             return
         if optimizers.meet(optimizer):
             refuse_step(self._name, self._account, optimizer, keeper, self._needed_bytes)
+            self._has_stepped = True
             self._account.since.step_begins(self._account.gradient_versions)
             makes_state = lambda: self._account.coming_state_bytes() > 0  # noqa: E731
             coming_bytes = keeper.coming_state_within_limit_bytes
