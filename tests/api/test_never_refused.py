@@ -77,7 +77,9 @@ def test_what_is_proven_is_not_disproven(seed: int) -> None:
         ("picture_trained", 0.84, 1.08),
         ("calls_without_backward", 0.62, 0.75),
         ("autoencoder", 0.6, 1.01),
-        ("detector", 0.6, 0.75),  # a loss outside: in the first step unknown, and more to come
+        # a loss outside: in the first step unknown, and more to come. With AVX-512 convolutions
+        # take twice the workspace, and half of the batch tells no more of it
+        ("detector", 0.6, 1.3),
         ("state_in_an_attribute", 0.8, 0.9),  # a loss outside that is known finds no room
         ("two_views", 0.5, 0.62),  # of two calls the first has kept more than it must
     ],

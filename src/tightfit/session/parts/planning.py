@@ -333,10 +333,9 @@ class StepPlans:
             return found
         needed = kind.least.needed_bytes
         held = self.limit_bytes - left
-        unseen = self._unseen_bytes(part, kind)  # the last of them needs as much as this one
-        following = kind.least.staying_bytes + self._following_bytes(part)
+        following = self._following_bytes(part) + self._unseen_bytes(part, kind)
         whole = max(self._stepping_bytes, self._needed_as_before(part, held))
-        least = max(held + unseen + max(needed, following), whole)
+        least = max(held + needed, held + kind.least.staying_bytes + following, whole)
         least = with_numbers_only(least)
         raise InfeasibleBudget(
             f"part {part.name!r} needs {format_bytes(needed)} with its least plan, and "
@@ -397,14 +396,17 @@ class StepPlans:
         return least_bytes + more_bytes
 
     def _unseen_bytes(self, part: Part, kind: Kind) -> int:
-        """Return the bytes that modules of the same class keep and that no step has called yet.
+        """Return the peak of modules of the same class that no step has called yet.
 
-        Each is expected to keep as much as those before it, with code between their graphs.
+        Each is expected to keep as much as those before it, with code between their graphs. Where
+        there were none, the last of them works in addition to what it keeps.
         """
         parts = [other for other in {*self._latest, part} if other.is_of_class(part)]
         modules = {other.member for other in parts}
         if len(modules) < 2:
-            return max(0, part.alike - len(parts)) * kind.least.staying_bytes
+            unseen, least = max(0, part.alike - len(parts)), kind.least
+            working_bytes = least.needed_bytes - least.staying_bytes if unseen else 0
+            return unseen * least.staying_bytes + working_bytes
         held = {own: held for own, held in self._held_before.items() if own in modules}
         each = max(_growth(held), kind.least.staying_bytes)
         return max(0, part.alike - len(modules)) * each

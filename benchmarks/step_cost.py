@@ -1,0 +1,115 @@
+"""Processor time that a fitted step takes beyond plain PyTorch, on tensors too small to matter.
+
+    python benchmarks/step_cost.py               # every model, a row each
+    python benchmarks/step_cost.py linears --rounds 15
+
+Kernels of such tensors take next to nothing, so what is left is asking for them: on a GPU this
+decides once it takes longer than the kernels. Nothing is recomputed. Plain and fitted steps take
+turns; a row holds medians of the processor time of the thread that trains. Rows are appended to
+``benchmarks/results/step_cost.jsonl``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from torch import Tensor, nn
+
+import tightfit
+from benchmarks.training import circumstances
+
+__all__ = ["row_of"]
+
+RESULTS = Path(__file__).parent / "results" / "step_cost.jsonl"
+_WARM_UP = 40  # steps: plans are settled, and nothing is compared any more
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        layers = (nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels))
+        self.layers = nn.Sequential(*layers, nn.ReLU(), *copy.deepcopy(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.layers(x) + x).relu()
+
+
+def _linears() -> tuple[nn.Module, Tensor]:
+    layers = [module for _ in range(21) for module in (nn.Linear(8, 8), nn.Tanh())]
+    return nn.Sequential(*layers), torch.randn(2, 8)
+
+
+def _convolutions() -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(*(_Residual(4) for _ in range(16))), torch.randn(1, 4, 4, 4)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "linears": _linears,
+    "convolutions": _convolutions,
+}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Measure the models asked for; append and print the row of each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=50, help="of a round")
+    options = parser.parse_args(words)
+    torch.set_num_threads(1)
+    for name in options.models or MODELS:
+        row = {**circumstances(1, rounds=options.rounds), **row_of(name, options)}
+        with RESULTS.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(
+            f"{row['model']:14} plain {1e3 * row['plain_s']:.2f} ms, fitted "
+            f"{1e3 * row['fitted_s']:.2f} ms: {1e6 * row['per_op_s']:.1f} us more for each of "
+            f"{row['ops']} operators"
+        )
+
+
+def row_of(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the processor time of a step, plain and fitted, and how many operators it has."""
+    torch.manual_seed(0)
+    plain, inputs = MODELS[name]()
+    fitted = tightfit.fit(copy.deepcopy(plain), "1GiB", cache=False)
+    for model in (plain, fitted):
+        _processor_s(model, inputs, _WARM_UP)
+    rounds = [
+        [_processor_s(model, inputs, options.steps) for model in (plain, fitted)]
+        for _ in range(options.rounds)
+    ]
+    plain_s, fitted_s = (statistics.median(times) for times in zip(*rounds, strict=True))
+    ops = len(tightfit.report(fitted).graph.ops)
+    return {
+        "model": name,
+        "modules": len(list(plain.modules())),
+        "ops": ops,
+        "plain_s": plain_s,
+        "fitted_s": fitted_s,
+        "per_op_s": (fitted_s - plain_s) / ops,
+    }
+
+
+def _processor_s(model: nn.Module, inputs: Tensor, steps: int) -> float:
+    """Return the mean processor time of steps; their backward runs in this thread, too."""
+    begin_s = time.thread_time()
+    for _ in range(steps):
+        model.zero_grad()
+        model(inputs).sum().backward()
+    return (time.thread_time() - begin_s) / steps
+
+
+if __name__ == "__main__":
+    main()
