@@ -14,6 +14,7 @@ from tightfit.units import format_bytes
 Result = TypeVar("Result")
 
 _REFUSAL = "tightfit: the budget of"  # how hook.c begins the text of its exception
+_ADVICE = ". Try a budget of"  # and what it advises
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -63,7 +64,7 @@ def budget_exceeded(
     if further_bytes is None:
         return BudgetExceeded(text, budget_bytes=budget, measured_bytes=guessed)
     least = held + asked + further_bytes
-    text = text.split(". Try a budget of")[0] + f". Try {least} bytes ({format_bytes(least)})"
+    text = text.split(_ADVICE)[0] + f"{_ADVICE} {least} bytes ({format_bytes(least)})"
     return BudgetExceeded(text, budget_bytes=budget, measured_bytes=least)
 
 
