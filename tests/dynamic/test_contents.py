@@ -106,7 +106,7 @@ def test_a_result_that_the_program_frees_is_gone(region: Region) -> None:
     region.exists(given)
     made = region.computed(result, given)
     del result
-    assert made.is_resident  # as long as nobody has looked
+    assert made.is_resident  # as long as nothing has asked
     region.contents.process_frees()
     assert not made.is_held and not made.is_resident
     assert region.contents.computed() == [] and region.contents.weights() == (KIB, 0)

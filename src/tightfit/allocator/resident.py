@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -31,24 +32,20 @@ def resident_tensor_bytes(tensors: Iterable[Any], granularity: int) -> int:
 
 def storages_of(tensors: Iterable[Any]) -> list[torch.UntypedStorage]:
     """Return the distinct storages of tensors; other objects are passed over."""
-    return [storage for storage, _ in _uses_of(tensors).values()]
+    return list({storage._cdata: storage for storage in _each_storage(tensors)}.values())
 
 
 def hold_alone(tensors: Iterable[Any]) -> bool:
     """Whether there is a storage that nothing else than these tensors uses."""
-    return any(not is_used_beyond(*use) for use in _uses_of(tensors).values())
+    storages = list(_each_storage(tensors))
+    uses = Counter(storage._cdata for storage in storages)
+    return any(not is_used_beyond(storage, uses[storage._cdata]) for storage in storages)
 
 
-def _uses_of(tensors: Iterable[Any]) -> dict[int, tuple[torch.UntypedStorage, int]]:
-    """Return the distinct storages of tensors, each with how many of the tensors use it."""
-    seen: dict[int, tuple[torch.UntypedStorage, int]] = {}
+def _each_storage(tensors: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
     for tensor in map(tools.local_tensor, tensors):
         if isinstance(tensor, torch.Tensor):
-            for part in _strided_parts(tensor):
-                storage = part.untyped_storage()
-                first, uses = seen.get(storage._cdata, (storage, 0))
-                seen[storage._cdata] = first, uses + 1
-    return seen
+            yield from (part.untyped_storage() for part in _strided_parts(tensor))
 
 
 class FirstStorages:

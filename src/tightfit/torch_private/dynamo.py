@@ -136,9 +136,9 @@ class _PerFrame:
         module = _module_of_frame(frame)
         if module is not None and "forward" in frame.f_code.co_name:
             self._follower.entered_inner_frame()
-        if module in self._follower.left_out() and frame.f_code is type(module).forward.__code__:
-            return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS, apply_to_code=False)
-        if _is_of_optimizer(frame):
+        left_out = module in self._follower.left_out()
+        is_left_out = left_out and frame.f_code is type(module).forward.__code__
+        if is_left_out or _is_of_optimizer(frame):
             return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS, apply_to_code=False)
         number, given = self._follower.call()
         calls = self._calls[frame.f_code, _how_called(given, module)]

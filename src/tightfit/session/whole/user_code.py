@@ -184,7 +184,8 @@ class OpenCall:
         if searches:
             named_bytes = max(named_bytes, self.first_steps_bytes())
         growing_bytes = keeper.growing_within_limit_bytes()
-        repeated_bytes = self._once_more_bytes(call, keeper, lacking_bytes)
+        coming_bytes = keeper.coming_state_within_limit_bytes() + growing_bytes
+        repeated_bytes = self._once_more_bytes(call, keeper, lacking_bytes, coming_bytes)
         named_bytes = max(named_bytes + growing_bytes, repeated_bytes)
         self._describe(keeper.tally, RefusalDetails(named_bytes, growing_bytes, origin))
 
@@ -219,7 +220,9 @@ class OpenCall:
             return min(needed_bytes, call.unmet.needed_bytes)
         return needed_bytes
 
-    def _once_more_bytes(self, call: PlannedForward, keeper: Account, lacking_bytes: int) -> int:
+    def _once_more_bytes(
+        self, call: PlannedForward, keeper: Account, lacking_bytes: int, coming_bytes: int
+    ) -> int:
         """Return a budget for the refused request in a later step, and for code after it.
 
         Nothing more can be freed for the request; in a later step the optimizer's state exists,
@@ -231,8 +234,7 @@ class OpenCall:
         if limit_bytes is None:
             return 0
         now_bytes = limit_bytes + lacking_bytes
-        later_bytes = now_bytes + keeper.coming_state_within_limit_bytes()
-        later_bytes += keeper.growing_within_limit_bytes()
+        later_bytes = now_bytes + coming_bytes
         seen_bytes = self._account.between.later_peak_bytes
         if seen_bytes >= later_bytes:
             return seen_bytes

@@ -74,7 +74,7 @@ def following_for_plans() -> Iterator[None]:
 
 
 def _with_sign_of_zero(are_equal: Any, self: Any, guard: Any, *args: Any, **kwargs: Any) -> None:
-    """Guard a number; 0.0 is told from -0.0, which are equal."""
+    """Guard a number and the sign of a zero: 0.0 and -0.0 are equal."""
     are_equal(self, guard, *args, **kwargs)
     value = self.get(guard)
     if type(value) is float and value == 0:
