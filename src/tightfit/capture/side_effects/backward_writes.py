@@ -1,7 +1,7 @@
 """What code of the backward writes, such as a hook: refused by name.
 
 A buffer that is written there would be written at capture and never again. A tensor that the
-forward returns or leaves in an attribute would be handed over before it is changed.
+forward returns, changes or leaves in an attribute would be handed over before it is changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 def refuse_backward_writes(module: fx.GraphModule, outputs: Iterable[Any]) -> None:
     """Refuse a traced step whose backward writes a buffer, or changes what the forward returns.
 
-    `outputs`: those of the forward.
+    `outputs`: those of the forward, and the new content of inputs that it changes.
     """
     for node in module.graph.nodes:
         written = node.args[0] if node.target is aten.copy_.default else None
@@ -36,7 +36,7 @@ def refuse_backward_writes(module: fx.GraphModule, outputs: Iterable[Any]) -> No
     late = backward_nodes(module)
     if any(isinstance(output, fx.Node) and output in late for output in outputs):
         raise CaptureError(
-            "the backward changes a tensor that the forward returns or leaves in an attribute (the "
-            "backward of a torch.autograd.Function adds to it, say): a plan hands it over before "
-            "that. Way out: keep such a tensor inside the forward"
+            "the backward changes a tensor that the forward returns, changes or leaves in an "
+            "attribute (the backward of a torch.autograd.Function adds to it, say): a plan hands "
+            "it over before that. Way out: keep such a tensor inside the forward"
         )

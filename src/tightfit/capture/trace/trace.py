@@ -193,7 +193,8 @@ def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph
     metadata = wrappers.metadata_of(joint)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     outputs = _outputs_of(joint, placeholders, asked)
-    refuse_backward_writes(module, (node for node, _ in outputs.raw))
+    handed_over = (node for node, _ in (*outputs.raw, *outputs.write_backs))
+    refuse_backward_writes(module, handed_over)
     placeholders = _without_tangents(module.graph, placeholders, asked.receives)
     return JointGraph(
         module=module,
