@@ -1,4 +1,4 @@
-"""Answers of tightfit about its plans: the plain run gets those of the fitted run."""
+"""Results of `tightfit.report` and `prepare`: the plain run returns those of the fitted run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tightfit.errors import BadInput, TightfitError
 from tightfit.scripts.job import EnoughSteps
 
 Answers: TypeAlias = Callable[[Callable[[], Any]], Any]
-"""Answers a question of the program: returns the answer, or raises the error that it is."""
+"""Runs a function of tightfit's, or returns a recorded result or raises a recorded error."""
 
 
 class RecordedAnswers:
-    """Answers as tightfit does; keeps the answers in a file."""
+    """Runs each function; writes its result or its error into a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -35,14 +35,13 @@ class RecordedAnswers:
 
 
 class RepeatedAnswers:
-    """Answers as the fitted program was answered, one after the other."""
+    """Runs nothing: gives the recorded results and errors in their order."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read_bytes = 0
 
     def __call__(self, ask: Callable[[], Any]) -> Any:
-        """Return the next answer, or raise the error that it is."""
         del ask
         try:
             with self._path.open("rb") as file:
@@ -50,7 +49,7 @@ class RepeatedAnswers:
                 answer, error = pickle.load(file)
                 self._read_bytes = file.tell()
         except (EOFError, FileNotFoundError):
-            raise EnoughSteps from None  # the fitted run was over before it asked so often
+            raise EnoughSteps from None  # the fitted run ended before so many calls
         if error is not None:
             raise BadInput(error)
         return answer

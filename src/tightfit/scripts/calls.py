@@ -10,76 +10,74 @@ import torch
 from torch import nn
 
 _CALL = "__call__"
-_DERIVED = "__init_subclass__"
+_INIT_SUBCLASS = "__init_subclass__"
 
 
 class OutermostCalls:
-    """Says of every call of a module before it begins, unless it is within another.
+    """Calls a function with each module that is about to be called, unless by another module.
 
     A hook of all modules would come too late: `nn.Module` looks up which forward to run before it
-    calls hooks, and a module fitted there would run plainly once more. A class may have a way to be
-    called of its own, which looks at no hooks. Within such a call all classes are unchanged for
-    code that traces or compiles it.
-
-    `before`: called with the module.
+    calls hooks, and a module fitted there would run plainly once more. A class may also have a
+    `__call__` of its own, which runs no hooks. Within such a call no class is patched, for code
+    that traces or compiles it.
     """
 
     def __init__(self, before: Callable[[nn.Module], None]) -> None:
         self._before = before
         self._originals: dict[type[nn.Module], Callable[..., Any]] = {}
-        self._seeing: dict[type[nn.Module], Callable[..., Any]] = {}
+        self._wrappers: dict[type[nn.Module], Callable[..., Any]] = {}
 
     def __enter__(self) -> None:
-        for kind in _with_derived(nn.Module):
-            self._meet(kind)
-        meet = self._meet
+        for cls in _with_subclasses(nn.Module):
+            self._wrap(cls)
+        wrap = self._wrap
 
-        def derived(kind: type[nn.Module], **keywords: Any) -> None:
-            super(nn.Module, kind).__init_subclass__(**keywords)
-            meet(kind)
+        def init_subclass(cls: type[nn.Module], **keywords: Any) -> None:
+            super(nn.Module, cls).__init_subclass__(**keywords)
+            wrap(cls)
 
-        setattr(nn.Module, _DERIVED, classmethod(derived))
-        _put(self._seeing)
+        setattr(nn.Module, _INIT_SUBCLASS, classmethod(init_subclass))
+        _set_calls(self._wrappers)
 
     def __exit__(self, *error: Any) -> None:
-        delattr(nn.Module, _DERIVED)
-        _put(self._originals)
+        delattr(nn.Module, _INIT_SUBCLASS)
+        _set_calls(self._originals)
 
-    def _meet(self, kind: type[nn.Module]) -> None:
-        """Take note of a class that says how its modules are called."""
-        original = vars(kind).get(_CALL)
-        is_own = kind is nn.Module or not kind.__module__.startswith("torch.")
-        if original is not None and is_own and kind not in self._originals:
-            self._originals[kind] = original
-            self._seeing[kind] = self._seen(original)
-            setattr(kind, _CALL, self._seeing[kind])
+    def _wrap(self, cls: type[nn.Module]) -> None:
+        """Patch a class that defines `__call__` itself."""
+        original = vars(cls).get(_CALL)
+        is_patched = cls is nn.Module or not cls.__module__.startswith("torch.")
+        if original is not None and is_patched and cls not in self._originals:
+            self._originals[cls] = original
+            self._wrappers[cls] = self._wrapper(original)
+            setattr(cls, _CALL, self._wrappers[cls])
 
-    def _seen(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrapper(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def seen(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or _is_ours(type(module).__module__):
+        def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or _is_of_tightfit(type(module).__module__):
                 return original(module, *args, **kwargs)
-            _put(self._originals)
+            _set_calls(self._originals)
             try:
                 self._before(module)
                 return original(module, *args, **kwargs)
             finally:
-                _put(self._seeing)
+                _set_calls(self._wrappers)
 
-        return seen
+        return wrapper
 
 
-def _is_ours(name: str) -> bool:
+def _is_of_tightfit(name: str) -> bool:
     """Whether a class is of tightfit itself, which runs a step again in a backward."""
     return name.startswith("tightfit.") and not name.startswith("tightfit.zoo.")
 
 
-def _put(calls: dict[type[nn.Module], Callable[..., Any]]) -> None:
-    for kind, call in calls.items():
-        setattr(kind, _CALL, call)
+def _set_calls(calls: dict[type[nn.Module], Callable[..., Any]]) -> None:
+    for cls, call in calls.items():
+        setattr(cls, _CALL, call)
 
 
-def _with_derived(kind: type[nn.Module]) -> Iterator[type[nn.Module]]:
-    yield kind
-    for derived in kind.__subclasses__():
-        yield from _with_derived(derived)
+def _with_subclasses(cls: type[nn.Module]) -> Iterator[type[nn.Module]]:
+    yield cls
+    for subclass in cls.__subclasses__():
+        yield from _with_subclasses(subclass)

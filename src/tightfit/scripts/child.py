@@ -24,43 +24,43 @@ from torch.optim.optimizer import (
 from tightfit.errors import InfeasibleBudget, TightfitError
 from tightfit.scripts.answers import RecordedAnswers, RepeatedAnswers
 from tightfit.scripts.calls import OutermostCalls
-from tightfit.scripts.doors import doors
-from tightfit.scripts.fitting import Fitting
+from tightfit.scripts.fitter import Fitter
 from tightfit.scripts.job import CannotProve, EnoughSteps, Job
-from tightfit.scripts.metered import Metered
-from tightfit.scripts.optimizers import new_optimizers
+from tightfit.scripts.optimizers import each_new_optimizer
+from tightfit.scripts.program_memory import ProgramMemory
 from tightfit.scripts.record import Ended, Failure, Generator, Line, Record, Step
-from tightfit.scripts.trained import Trained
+from tightfit.scripts.replaced_functions import replaced_functions
+from tightfit.scripts.trained import TrainedModules
 from tightfit.studies.model import explain_error
 
 
 class _Run:
-    """One run of a program, and the record of it."""
+    """A run of a program, and its record."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._record = Record(Path(job.record))
-        self._trained = Trained()
-        self._metered = Metered()
-        self._fitting = Fitting(job, self._trained, self._metered)
+        self._trained = TrainedModules()
+        self._memory = ProgramMemory()
+        self._fitter = Fitter(job, self._trained, self._memory)
         self._steps = 0
         self._has_trained = False
-        self._at_first: dict[str, str] | None = None
+        self._first_digests: dict[str, str] | None = None
         self._hook: Any = None
 
     def run(self) -> None:
         """Run the program until it ends or has taken its steps."""
         began_s, began = time.perf_counter(), _random_states()
-        is_plain = self._job.way == "plain"
+        is_plain = self._job.mode == "plain"
         answers = (RepeatedAnswers if is_plain else RecordedAnswers)(Path(self._job.answers))
         with contextlib.ExitStack() as around:
             around.callback(register_optimizer_step_pre_hook(self._before_step).remove)
-            around.callback(self._forget_hook)
-            around.enter_context(doors(self._fitting, answers, is_plain=is_plain))
+            around.callback(self._remove_hook)
+            around.enter_context(replaced_functions(self._fitter, answers, is_plain=is_plain))
             around.enter_context(OutermostCalls(self._before_call))
-            around.enter_context(new_optimizers(self._fitting.meet_optimizer))
-            printed = around.enter_context(contextlib.closing(_printed(self._note_line)))
-            around.enter_context(contextlib.redirect_stdout(printed))
+            around.enter_context(each_new_optimizer(self._fitter.on_new_optimizer))
+            output = around.enter_context(contextlib.closing(_output(self._record_line)))
+            around.enter_context(contextlib.redirect_stdout(output))
             code, failure = _run_program(self._job)
         for name, digest in _random_states().items():
             self._record.add(Generator(name, "" if digest == began.get(name) else digest))
@@ -68,49 +68,49 @@ class _Run:
             Ended(
                 code=code,
                 trained=self._has_trained,
-                fitted=self._fitting.names,
-                budget_bytes=self._metered.budget_bytes,
-                peak_bytes=self._metered.take_peak_bytes(),
+                fitted=self._fitter.names,
+                budget_bytes=self._memory.budget_bytes,
+                peak_bytes=self._memory.take_peak_bytes(),
                 seconds=time.perf_counter() - began_s,
                 failure=failure,
             )
         )
 
-    def _note_line(self, text: str) -> None:
+    def _record_line(self, text: str) -> None:
         self._record.add(Line(text))
 
     def _before_call(self, module: torch.nn.Module) -> None:
-        self._metered.look()
-        self._trained.meet(module)
-        self._fitting.before_call(module)
+        self._memory.drop_freed()
+        self._trained.add(module)
+        self._fitter.before_call(module)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._steps == self._job.steps:
             raise EnoughSteps
-        self._trained.meet_optimizer(optimizer)
-        self._forget_hook()  # hooks of the program come first
+        self._trained.add_optimizer(optimizer)
+        self._remove_hook()  # hooks of the program come first
         self._hook = register_optimizer_step_post_hook(self._after_step)
-        if self._at_first is None:
-            self._at_first = self._trained.digests()
+        if self._first_digests is None:
+            self._first_digests = self._trained.digests()
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._steps += 1
-        self._fitting.require()
+        self._fitter.require_fitted()
         digests = self._trained.digests()
-        name = self._trained.meet_optimizer(optimizer)
+        name = self._trained.add_optimizer(optimizer)
         self._record.add(Step(self._steps, name, digests))
         if not self._has_trained:
             self._has_trained = self._trained.has_gradient() or self._has_moved(digests)
-        wanted = self._job.wanted
-        if wanted is not None and wanted.step == self._steps:
-            torch.save(self._trained.tensors().get(wanted.name), wanted.path)
+        requested = self._job.requested
+        if requested is not None and requested.step == self._steps:
+            torch.save(self._trained.tensors().get(requested.name), requested.path)
 
-    def _forget_hook(self) -> None:
+    def _remove_hook(self) -> None:
         if self._hook is not None:
             self._hook.remove()
 
     def _has_moved(self, digests: dict[str, str]) -> bool:
-        first = {k: v for k, v in (self._at_first or {}).items() if k.startswith("parameter ")}
+        first = {k: v for k, v in (self._first_digests or {}).items() if k.startswith("parameter ")}
         return any(digests.get(name, digest) != digest for name, digest in first.items())
 
 
@@ -138,8 +138,8 @@ def _failure(error: Exception, script: str) -> Failure:
     return Failure(kind, explain_error(error, script).removeprefix(f"{kind}: "))
 
 
-def _printed(note: Callable[[str], None]) -> io.TextIOWrapper:
-    """Return a standard output whose lines are noted."""
+def _output(record_line: Callable[[str], None]) -> io.TextIOWrapper:
+    """Return a standard output that hands on each line."""
 
     class Lines(io.RawIOBase):
         pending = b""
@@ -150,12 +150,12 @@ def _printed(note: Callable[[str], None]) -> io.TextIOWrapper:
         def write(self, text: Any) -> int:
             *lines, self.pending = (self.pending + bytes(text)).split(b"\n")
             for line in lines:
-                note(line.decode(errors="replace"))
+                record_line(line.decode(errors="replace"))
             return len(text)
 
         def close(self) -> None:
             if self.pending:
-                note(self.pending.decode(errors="replace"))
+                record_line(self.pending.decode(errors="replace"))
                 self.pending = b""
             super().close()
 
@@ -165,7 +165,7 @@ def _printed(note: Callable[[str], None]) -> io.TextIOWrapper:
 
 
 def _random_states() -> dict[str, str]:
-    """Return hashes of the states of the generators that every program shares."""
+    """Return hashes of the states of PyTorch's, Python's and NumPy's global generators."""
     states: dict[str, Any] = {"torch": torch.get_rng_state().tolist(), "random": random.getstate()}
     if torch.cuda.is_initialized():
         for index, state in enumerate(torch.cuda.get_rng_state_all()):

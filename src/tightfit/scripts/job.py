@@ -10,7 +10,7 @@ from tightfit.errors import BadInput
 
 
 class RequestedTensor(msgspec.Struct, frozen=True):
-    """A tensor to write into a file: its name, the step after which, and the file."""
+    """A tensor to write into a file after a step."""
 
     name: str
     step: int
@@ -20,24 +20,21 @@ class RequestedTensor(msgspec.Struct, frozen=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a program."""
 
-    # ``"plain"``: modules that the program fits are left plain; or ``"fitted"``
-    way: Literal["plain", "fitted"]
-    # script, arguments: the program and its arguments
+    mode: Literal["plain", "fitted"]  # plain: nothing is fitted, not even by the program itself
     script: str
     arguments: tuple[str, ...]
     steps: int  # optimizer steps after which it is stopped, before the next
-    budget_bytes: int | None  # the budget in place of the program's own
+    budget_bytes: int | None  # replaces the program's own budgets
     keywords: dict[str, Any]  # of `tightfit.fit`, where the program fits nothing itself
-    threads: int | None  # threads of PyTorch
-    # record, answers: files: the record of the run, and tightfit's answers to the fitted program
-    record: str
-    answers: str
-    wanted: RequestedTensor | None = None  # a tensor that is asked for
+    threads: int | None  # of PyTorch
+    record: str  # a file
+    answers: str  # a file with results that tightfit's functions gave the fitted program
+    requested: RequestedTensor | None = None
 
 
 class CannotProve(BadInput):
-    """A program that allows no proof as it is, or as it is asked for."""
+    """A program that cannot be proven as it is, or with these options."""
 
 
 class EnoughSteps(BaseException):
-    """Ends a program after its steps; no error, so that programs that catch errors end, too."""
+    """Ends a program after its steps; no `Exception`, which the program might catch."""

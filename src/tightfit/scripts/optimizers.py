@@ -1,4 +1,4 @@
-"""Every optimizer that a program makes, seen as soon as it holds its parameters."""
+"""Every optimizer that a program makes, noticed as soon as it holds its parameters."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from unittest import mock
 from torch.optim import Optimizer
 
 
-def new_optimizers(seen: Callable[[Any], None]) -> AbstractContextManager[Any]:
-    """Call a function with each optimizer that is made meanwhile."""
+def each_new_optimizer(call: Callable[[Any], None]) -> AbstractContextManager[Any]:
+    """Return a context in which a function is called with each optimizer that is made."""
     original = Optimizer.__init__
 
     @functools.wraps(original)
-    def made(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+    def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
-        seen(optimizer)
+        call(optimizer)
 
-    return mock.patch.object(Optimizer, "__init__", made)
+    return mock.patch.object(Optimizer, "__init__", init)

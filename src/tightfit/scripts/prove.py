@@ -24,44 +24,38 @@ _PREFIX = "tightfit: "
 _CHILD = (  # imports nothing from the folder it is started in
     "import sys; del sys.path[0]; from tightfit.scripts.child import main; main(sys.argv[1])"
 )
-_SET_ASIDE = ("line", "generator")
-"""Events that may differ between runs of a program although it trains alike."""
+_MAY_DIFFER = ("line", "generator")
+"""Kinds of differences that two plain runs may have although all tensors are equal."""
 
 
 class ScriptProof(msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of two runs of a program."""
 
-    # ``"differs"``: the fitted run does something else than the plain run. ``"not deterministic"``:
-    # two plain runs differ, no later than the fitted run does. ``"nothing trained"``: no parameter
-    # changes.
+    # "not deterministic": two plain runs differ, no later than the plain and the fitted run
     verdict: Literal["proven", "differs", "above budget", "not deterministic", "nothing trained"]
-    script: str  # the program
-    # steps, lines: optimizer steps and printed lines that were compared
-    steps: int
-    lines: int
+    script: str
+    steps: int  # optimizer steps compared
+    lines: int  # printed lines compared
     tensors: int  # gradients, parameters and buffers compared after the last step
-    # Where the runs differ first: the plain one from the fitted one, or, if it is not
-    # deterministic, from another plain one
+    # The first one between the plain and the fitted run; between two plain runs if the program is
+    # not deterministic
     difference: Difference | None
-    # The largest difference of two numbers of the tensor that differs first; without limit if only
-    # one run has it, None if a second run did not give it again
+    # Of two numbers of the tensor that differs first. Infinite if only one run has the tensor;
+    # None if the difference did not occur in a second run
     largest_difference: float | None
-    # Printed lines and random states that two plain runs have not in common: times, say, and
-    # generators without a seed. They are not compared.
+    # Printed lines and random states that are not compared, since two plain runs differ there:
+    # times, say, or generators without a seed
     left_out: int
     fitted: tuple[str, ...]
-    # budget_bytes, measured_peak_bytes, eager_peak_bytes: the budget, and the most that the fitted
-    # and the plain run held from `fit` on
     budget_bytes: int | None
-    measured_peak_bytes: int | None
-    eager_peak_bytes: int | None
-    # plain_s, fitted_s: of the whole runs
+    measured_peak_bytes: int | None  # of the fitted run, from `fit` on
+    eager_peak_bytes: int | None  # of the plain run, from the same moment on
+    # seconds of the whole runs:
     plain_s: float
     fitted_s: float
 
     @property
     def succeeded(self) -> bool:
-        """Whether everything was shown."""
         return self.verdict == "proven"
 
     @property
@@ -84,12 +78,11 @@ def prove_script(
 ) -> ScriptProof:
     """Run a program plain and fitted, each in a process of its own, and compare everything.
 
-    `budget`: in the place of the budget that the program gives; needed where it fits nothing
-    itself. `steps`: optimizer steps to compare; a program that takes more is stopped before the
-    next. `threads`: threads of PyTorch. `**keywords`: as `tightfit.fit` takes them, for a
-    program that fits nothing itself: planner, costs, cache. Raises `BadInput` if there is no such
-    program, it takes no optimizer step, or it ends in an error without tightfit, too. Raises
-    `InfeasibleBudget` if there is no plan within the budget.
+    `budget`: replaces the program's own; needed where it fits nothing itself. `steps`: optimizer
+    steps to compare; a program that takes more is stopped before the next. `threads`: of PyTorch.
+    `**keywords`: of `tightfit.fit`, such as planner, costs and cache, for a program that fits
+    nothing itself. Raises `BadInput` if there is no such program, it takes no optimizer step, or
+    it ends in an error without tightfit, too. Raises `InfeasibleBudget` if no plan fits the budget.
     """
     if not Path(script).is_file():
         raise BadInput(f"there is no script {script}")
@@ -101,7 +94,7 @@ def prove_script(
         tempfile.TemporaryDirectory(prefix="tightfit-prove-") as folder,
     ):
         job = Job(
-            way="fitted",
+            mode="fitted",
             script=script,
             arguments=tuple(arguments),
             steps=steps,
@@ -123,10 +116,10 @@ class _Runs:
         self._progress = progress
 
     def proof(self) -> ScriptProof:
-        """Run the program as often as it takes, and compare."""
+        """Run the program as often as necessary, and compare."""
         fitted = self._run("fitted", "fitted")
         fitted_end = _end_of(fitted)
-        _refuse(fitted_end.failure)
+        _raise_refusal(fitted_end.failure)
         steps = sum(isinstance(event, Step) for event in fitted)
         if not steps and fitted_end.failure is None:
             raise _nothing_stepped(self._job.script, fitted_end)
@@ -134,20 +127,20 @@ class _Runs:
         plain = self._run("plain", "plain")
         plain_end = _end_of(plain)
         _refuse_broken(plain_end, fitted_end, self._job.script)
-        difference, unsteady = next(differences(plain, fitted), None), frozenset[int]()
-        is_steady = True
+        difference, not_compared = next(differences(plain, fitted), None), frozenset[int]()
+        deterministic = True
         if difference is not None:
-            difference, unsteady, is_steady = self._judged(plain, fitted, difference)
-        verdict = _verdict(difference, plain_end, fitted_end, is_steady=is_steady)
+            difference, not_compared, deterministic = self._explained(plain, fitted, difference)
+        verdict = _verdict(difference, plain_end, fitted_end, deterministic=deterministic)
         return ScriptProof(
             verdict=verdict,
             script=self._job.script,
             steps=steps,
-            lines=sum(isinstance(e, Line) and i not in unsteady for i, e in enumerate(fitted)),
+            lines=sum(isinstance(e, Line) and i not in not_compared for i, e in enumerate(fitted)),
             tensors=max((len(e.digests) for e in plain if isinstance(e, Step)), default=0),
             difference=difference,
-            largest_difference=self._largest(difference) if is_steady else None,
-            left_out=len(unsteady),
+            largest_difference=self._largest(difference) if deterministic else None,
+            left_out=len(not_compared),
             fitted=fitted_end.fitted,
             budget_bytes=fitted_end.budget_bytes,
             measured_peak_bytes=fitted_end.peak_bytes,
@@ -156,51 +149,53 @@ class _Runs:
             fitted_s=fitted_end.seconds,
         )
 
-    def _judged(
+    def _explained(
         self, plain: Record, fitted: Record, difference: Difference
     ) -> tuple[Difference | None, frozenset[int], bool]:
-        """Return the first difference due to the plan, values not to compare, and True.
+        """Return the first difference due to the plan, events not to compare, and True.
 
-        Where two plain runs differ no later: their difference, values not to compare, and False.
+        Where two plain runs differ no later: their difference, events not to compare, and False.
         """
-        wanted = self._wanted("plain", difference) if difference.kind == "tensor" else None
-        again = self._run("plain", "plain-again", wanted=wanted)
-        between = list(differences(plain, again))
-        unsteady = frozenset(d.index for d in between if d.kind in _SET_ASIDE)
-        first = next((d for d in differences(plain, fitted) if d.index not in unsteady), None)
-        other = next((d for d in between if d.kind not in _SET_ASIDE), None)
-        if first is not None and other is not None and other.index <= first.index:
-            return other, unsteady, False
-        return first, unsteady, True
+        is_tensor = difference.kind == "tensor"
+        requested = self._requested("plain", difference) if is_tensor else None
+        again = self._run("plain", "plain-again", requested=requested)
+        of_plain = list(differences(plain, again))
+        not_compared = frozenset(d.index for d in of_plain if d.kind in _MAY_DIFFER)
+        of_fitted = (d for d in differences(plain, fitted) if d.index not in not_compared)
+        first = next(of_fitted, None)
+        first_of_plain = next((d for d in of_plain if d.kind not in _MAY_DIFFER), None)
+        if first and first_of_plain and first_of_plain.index <= first.index:
+            return first_of_plain, not_compared, False
+        return first, not_compared, True
 
     def _largest(self, difference: Difference | None) -> float | None:
-        """Return by how much a tensor differs, which takes the runs up to there once more."""
+        """Return by how much a tensor differs; runs the program up to that step again."""
         if difference is None or difference.kind != "tensor":
             return None
         paths: list[Path] = []
-        for way in ("plain", "fitted"):
-            wanted = self._wanted(way, difference)
-            paths.append(Path(wanted.path))
+        for mode in ("plain", "fitted"):
+            requested = self._requested(mode, difference)
+            paths.append(Path(requested.path))
             if not paths[-1].exists():
-                answers = f"{self._job.answers}-again" if way == "fitted" else self._job.answers
-                steps = difference.step
-                self._run(way, f"{way}-wanted", steps=steps, wanted=wanted, answers=answers)
+                answers = f"{self._job.answers}-again" if mode == "fitted" else self._job.answers
+                name, steps = f"{mode}-requested", difference.step
+                self._run(mode, name, steps=steps, requested=requested, answers=answers)
         return _largest_between(*paths)
 
-    def _wanted(self, way: str, difference: Difference) -> RequestedTensor:
-        path = self._folder / f"{way}-{difference.index}.tensor"
+    def _requested(self, mode: str, difference: Difference) -> RequestedTensor:
+        path = self._folder / f"{mode}-{difference.index}.tensor"
         return RequestedTensor(difference.name, difference.step, os.fspath(path))
 
-    def _run(self, way: str, name: str, **changes: Any) -> Record:
+    def _run(self, mode: str, name: str, **changes: Any) -> Record:
         record = Record(self._folder / name)
-        job = msgspec.structs.replace(self._job, way=way, record=os.fspath(record.path), **changes)
+        job = msgspec.structs.replace(self._job, mode=mode, record=f"{record.path}", **changes)
         path = self._folder / f"{name}.job"
         path.write_bytes(msgspec.json.encode(job))
         errors = self._folder / f"{name}.errors"
-        with errors.open("w") as file:  # no pipe: workers that are left behind would hold it
-            code = _started(path, file)
+        with errors.open("w") as file:  # no pipe: workers that outlive the run would keep it open
+            code = _exit_code(path, file)
         if record.ended() is None:
-            raise BadInput(_died(job, code, errors.read_text(errors="replace")))
+            raise BadInput(_death_message(job, code, errors.read_text(errors="replace")))
         if name == "fitted":
             for line in errors.read_text(errors="replace").splitlines():
                 if line.startswith(_PREFIX):
@@ -208,9 +203,9 @@ class _Runs:
         return record
 
 
-def _started(path: Path, errors: IO[str]) -> int:
-    """Run a job in a process of its own; return the code that it ended with."""
-    ran = subprocess.run(
+def _exit_code(path: Path, errors: IO[str]) -> int:
+    """Run a job in a process of its own."""
+    completed = subprocess.run(
         [sys.executable, "-c", _CHILD, os.fspath(path)],
         check=False,
         stdin=subprocess.DEVNULL,
@@ -218,17 +213,17 @@ def _started(path: Path, errors: IO[str]) -> int:
         stderr=errors,
         env={"PYTHONHASHSEED": "0", **os.environ},  # sets of texts in the same order
     )
-    return ran.returncode
+    return completed.returncode
 
 
 def _end_of(record: Record) -> Ended:
     ended = record.ended()
-    assert ended is not None  # else its process has died, which was said
+    assert ended is not None  # else `_Runs._run` has raised an error
     return ended
 
 
-def _refuse(failure: Failure | None) -> None:
-    """Raise the error that there is nothing to prove."""
+def _raise_refusal(failure: Failure | None) -> None:
+    """Raise the error of a program that cannot be proven, or of a budget that no plan fits."""
     if failure is None:
         return
     if failure.refuses == "program":
@@ -263,15 +258,15 @@ def _nothing_stepped(script: str, ended: Ended) -> BadInput:
     )
 
 
-def _died(job: Job, code: int, errors: str) -> str:
-    last = " | ".join(errors.strip().splitlines()[-_LAST_LINES:])
-    return f"the {job.way} run of {job.script} died with code {code}: {last or 'it said nothing'}"
+def _death_message(job: Job, code: int, errors: str) -> str:
+    last = " | ".join(errors.strip().splitlines()[-_LAST_LINES:]) or "it printed no error"
+    return f"the {job.mode} run of {job.script} died with code {code}: {last}"
 
 
 def _verdict(
-    difference: Difference | None, plain: Ended, fitted: Ended, *, is_steady: bool
+    difference: Difference | None, plain: Ended, fitted: Ended, *, deterministic: bool
 ) -> Literal["proven", "differs", "above budget", "not deterministic", "nothing trained"]:
-    if not is_steady:
+    if not deterministic:
         return "not deterministic"
     if difference is not None:
         return "differs"
@@ -283,19 +278,20 @@ def _verdict(
 
 
 def _largest_between(a: Path, b: Path) -> float | None:
-    """Return the largest difference of two tensors in files; without limit if only one is there.
+    """Return the largest difference of two tensors in files; infinite if there is only one file.
 
-    None where they are equal, for the run was not repeated bit by bit.
+    None where they are equal, as the difference did not occur again.
     """
     import torch
 
     from tightfit.studies.subject import digest_of
 
-    one, other = (torch.load(path) if path.exists() else None for path in (a, b))
-    if one is None or other is None or one.shape != other.shape:
+    tensor_a, tensor_b = (torch.load(path) if path.exists() else None for path in (a, b))
+    if tensor_a is None or tensor_b is None or tensor_a.shape != tensor_b.shape:
         return math.inf
-    if digest_of(one) == digest_of(other):
+    if digest_of(tensor_a) == digest_of(tensor_b):
         return None
-    one, other = ((t.to_dense() if t.is_sparse else t).to("cpu") for t in (one, other))
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    return float((one.to(wide) - other.to(wide)).abs().max())
+    dtype = torch.complex128 if tensor_a.is_complex() else torch.float64
+    dense = [t.to_dense() if t.is_sparse else t for t in (tensor_a, tensor_b)]
+    wide_a, wide_b = (t.to("cpu", dtype) for t in dense)
+    return float((wide_a - wide_b).abs().max())

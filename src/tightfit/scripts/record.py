@@ -20,7 +20,7 @@ class Line(msgspec.Struct, frozen=True, tag="line"):
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
-    """An optimizer step: its number from 1 on, and hashes of its tensors after it, by name."""
+    """An optimizer step: its number from 1 on, and hashes of tensors after it, by name."""
 
     number: int
     optimizer: str
@@ -37,13 +37,11 @@ class Generator(msgspec.Struct, frozen=True, tag="generator"):
 class Failure(msgspec.Struct, frozen=True):
     """An error that ended a program."""
 
-    # kind, message: class and text
-    kind: str
+    kind: str  # the class
     message: str
-    # ``"program"`` for an error that says why nothing can be proven, ``"budget"`` for a budget that
-    # no plan fits, ``"step"`` for another error of tightfit's, ``""`` for any other
+    # "program": a `CannotProve`; "budget": an `InfeasibleBudget`; "step": another error of tightfit
     refuses: Literal["program", "budget", "step", ""] = ""
-    # budget_bytes, minimum_bytes: of a budget that no plan fits
+    # of an `InfeasibleBudget`:
     budget_bytes: int | None = None
     minimum_bytes: int | None = None
 
@@ -52,14 +50,12 @@ class Ended(msgspec.Struct, frozen=True, tag="ended", kw_only=True):
     """The end of a run."""
 
     code: int  # exit code of the program; 0 where it was stopped after its steps
-    trained: bool  # whether a parameter has moved, or a gradient was other than zero
-    fitted: tuple[str, ...]  # modules and steps fitted, or to be fitted
-    # budget_bytes, peak_bytes: the budget, and the most bytes held from `fit` on; None where
-    # unknown
-    budget_bytes: int | None
-    peak_bytes: int | None
+    trained: bool  # whether a parameter has changed, or a gradient was not zero
+    fitted: tuple[str, ...]  # modules and steps; in the plain run those that the other run fits
+    budget_bytes: int | None  # None: unknown
+    peak_bytes: int | None  # the most bytes held from `fit` on
     seconds: float  # of the whole run
-    failure: Failure | None = None  # the error that ended it early
+    failure: Failure | None = None
 
 
 Event: TypeAlias = Line | Step | Generator | Ended
@@ -68,16 +64,16 @@ Event: TypeAlias = Line | Step | Generator | Ended
 class Record:
     """Events of one run, in a file.
 
-    `path`: the file; written by one process, workers that are forked from it write nothing.
+    Processes that are forked from the process of the run write nothing.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._writer = os.getpid()
+        self._writer_pid = os.getpid()
         self._encoder = msgspec.json.Encoder()
 
     def add(self, event: Event) -> None:
-        if os.getpid() == self._writer:
+        if os.getpid() == self._writer_pid:
             with self.path.open("ab") as file:
                 file.write(self._encoder.encode(event) + b"\n")
 
@@ -98,22 +94,20 @@ class Difference(msgspec.Struct, frozen=True):
 
     index: int  # of the event
     step: int  # the optimizer step, or the last before it
-    # ``"tensor"``, ``"line"``, ``"generator"``, or ``"order"``: one run does something else than
-    # the other
-    kind: Literal["tensor", "line", "generator", "order"]
+    kind: Literal["tensor", "line", "generator", "order"]  # order: the events are not alike
     name: str  # of the first tensor or of the generator; else the event of each run
-    others: int = 0  # how many more differ at the same place
+    others: int = 0  # further tensors that differ after the same step
 
 
 def differences(a: Record, b: Record) -> Iterator[Difference]:
-    """Yield where the first run differs from the second; no more after another order."""
+    """Yield where two runs differ, up to the first event that only one of them has."""
     step = 0
-    for index, (one, other) in enumerate(itertools.zip_longest(a, b)):
-        if isinstance(one, Step):
-            step = one.number
-        compared = one, other
-        if isinstance(one, Generator) != isinstance(other, Generator):
-            compared = _or_end(a, one), _or_end(b, other)  # and not the event noted before it
+    for index, (event_a, event_b) in enumerate(itertools.zip_longest(a, b)):
+        if isinstance(event_a, Step):
+            step = event_a.number
+        compared = event_a, event_b
+        if isinstance(event_a, Generator) != isinstance(event_b, Generator):
+            compared = _or_end(a, event_a), _or_end(b, event_b)  # generators precede the end
         found = _difference(index, step, *compared)
         if found is not None:
             yield found

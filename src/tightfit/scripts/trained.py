@@ -1,4 +1,4 @@
-"""The modules that a program trains: found by its calls and its optimizers, and named."""
+"""The modules that a program trains, found by its calls and its optimizers, and their tensors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 from tightfit.studies.subject import digest_of, is_zero
 
 
-class Trained:
-    """The modules that a program calls by themselves, and the optimizers that have stepped.
+class TrainedModules:
+    """The outermost modules that a program calls, and the optimizers that have stepped.
 
-    Names are the same in every run of the program: they tell the class of the outermost module,
-    and the place inside it.
+    Names are the same in every run of the program: the class of the outermost module, and the name
+    inside it.
     """
 
     def __init__(self) -> None:
@@ -31,22 +31,22 @@ class Trained:
         groups = optimizer.param_groups
         self._stepped_in_backward |= {id(p) for group in groups for p in group["params"]}
 
-    def meet(self, module: nn.Module) -> None:
-        """Note a module that is called by itself, or fitted; of one inside another only that."""
+    def add(self, module: nn.Module) -> None:
+        """Add a module that is called by no other module, or fitted, unless its parent is known."""
         module = unwrapped(module)
         if module not in self._known:
             self._known.update(module.modules())
-            self._roots.append((_numbered(module, self._roots), weakref.ref(module)))
+            self._roots.append((_unique_name(module, self._roots), weakref.ref(module)))
 
     def modules(self) -> list[nn.Module]:
         return [module for _, module in self._living_roots()]
 
-    def meet_optimizer(self, optimizer: Any) -> str:
-        """Note an optimizer that steps; return its name."""
+    def add_optimizer(self, optimizer: Any) -> str:
+        """Add an optimizer that steps; return its name."""
         for name, reference in self._optimizers:
             if reference() is optimizer:
                 return name
-        name = _numbered(optimizer, self._optimizers)
+        name = _unique_name(optimizer, self._optimizers)
         self._optimizers.append((name, weakref.ref(optimizer)))
         return name
 
@@ -69,7 +69,7 @@ class Trained:
         return not all(map(is_zero, gradients))
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield each parameter once: those of no module are named by their optimizer."""
+        """Yield each parameter once: those of no module are named after their optimizer."""
         seen: set[int] = set()
         for root, module in self._living_roots():
             for name, parameter in module.named_parameters():
@@ -98,13 +98,13 @@ class Trained:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module inside those that compile it or train it in several processes."""
+    """Return the module inside `torch.compile` and `DistributedDataParallel`."""
     module = getattr(module, "_orig_mod", module)
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
-def _numbered(thing: Any, known: list[tuple[str, Any]]) -> str:
-    """Return a name that no other has: the class, with a number from the second on."""
-    kind = type(thing).__name__
-    count = sum(name.partition(" (")[0] == kind for name, _ in known)
-    return f"{kind} ({count + 1})" if count else kind
+def _unique_name(thing: Any, known: list[tuple[str, Any]]) -> str:
+    """Return the name of a class, with a number from its second object on."""
+    name = type(thing).__name__
+    count = sum(other.partition(" (")[0] == name for other, _ in known)
+    return f"{name} ({count + 1})" if count else name

@@ -1,4 +1,4 @@
-"""Fitting a program: the modules that it fits itself, or else those that it trains."""
+"""Fits a program: the modules that it fits itself, or else those that it trains."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import nn
 from tightfit.allocator.alive import alive
 from tightfit.api.fit import fit, fit_by_options, step, unfit
 from tightfit.scripts.job import CannotProve, Job
-from tightfit.scripts.metered import Metered
-from tightfit.scripts.trained import Trained, unwrapped
+from tightfit.scripts.program_memory import ProgramMemory
+from tightfit.scripts.trained import TrainedModules, unwrapped
 from tightfit.session.handles import fitted_of
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.devices import device_of_modules
@@ -22,37 +22,36 @@ from tightfit.session.options import make_options, refuse_other_than_optimizer
 from tightfit.units import parse_bytes
 
 
-class Fitting:
-    """Fits the modules that a program trains; in its plain run it only notes them.
+class Fitter:
+    """Fits the modules that a program trains; in its plain run it only registers them.
 
     A program that calls `tightfit.fit` or `tightfit.step` chooses its modules itself. Of another
-    program, each module that it calls by itself is fitted when it first trains: that is the
-    outermost module that owns parameters of an optimizer. Several of them share the budget. Memory
-    counts from when the last optimizer was made before the first of them.
+    program, each module that no other module calls is fitted when it first trains: the outermost
+    module that owns parameters of an optimizer. Several of them share the budget. Memory counts
+    from when the last optimizer was made before the first of them.
 
     `names`: the classes of fitted modules and steps.
     """
 
-    def __init__(self, job: Job, trained: Trained, metered: Metered) -> None:
+    def __init__(self, job: Job, trained: TrainedModules, memory: ProgramMemory) -> None:
         self.names: tuple[str, ...] = ()
         self._job = job
-        self._is_plain = job.way == "plain"
+        self._is_plain = job.mode == "plain"
         self._trained = trained
-        self._metered = metered
-        self._is_programs = False
-        self._here: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._memory = memory
+        self._program_fits = False
+        self._fitted_here: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._covered: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._shared: Budget | None = None
         self._replaced: list[Any] = []
 
-    # -- fits by the program --------------------------------------------------------------------
+    # -- replacements for tightfit's functions, called by the program ---------------------------
 
     def fit(self, model: nn.Module, budget: int | str | Budget, **keywords: Any) -> nn.Module:
-        """Fit a model in the name of the program."""
         self._leave_to_program()
         budget = self._budget_of(model, budget)
-        self._note([model], keywords.get("optimizer"), budget)
-        self._note_steps(keywords)
+        self._register([model], keywords.get("optimizer"), budget)
+        self._register_steps_in_backward(keywords)
         self.names += (type(model).__name__,)
         return model if self._is_plain else fit(model, budget, **keywords)
 
@@ -64,20 +63,19 @@ class Fitting:
         budget: int | str | Budget,
         **keywords: Any,
     ) -> Callable[..., Any]:
-        """Plan a step in the name of the program."""
         self._leave_to_program()
         if not isinstance(modules, nn.Module | Mapping):
             modules = list(modules)
         budget = self._budget_of(function, budget)
-        self._note(_listed(modules), keywords.get("optimizer"), budget)
-        self._note_steps(keywords)
+        self._register(_as_list(modules), keywords.get("optimizer"), budget)
+        self._register_steps_in_backward(keywords)
         self.names += (getattr(function, "__name__", type(function).__name__),)
         if self._is_plain:
             return function
         return step(function, modules=modules, budget=budget, **keywords)
 
-    def _note_steps(self, keywords: Mapping[str, Any]) -> None:
-        """Note whether the optimizer steps in backward, where gradients are freed.
+    def _register_steps_in_backward(self, keywords: Mapping[str, Any]) -> None:
+        """Leave gradients that a step in backward frees out of the comparison.
 
         Raises `CannotProve` if gradients are clipped there: nothing clips them in the plain run.
         """
@@ -91,32 +89,31 @@ class Fitting:
             self._trained.step_in_backward(keywords["optimizer"])
 
     def unfit(self, model: nn.Module) -> nn.Module:
-        """Give a model its own forward back in the name of the program."""
-        self._metered.end(model)
+        self._memory.end(model)
         return model if self._is_plain else unfit(model)
 
-    def region(self, budget: int | str) -> None:
-        """Note that the program keeps all that it holds to a budget, by `tightfit.online`."""
+    def enter_region(self, budget: int | str) -> None:
+        """Count everything in the process: `tightfit.online` has the budget."""
         self._leave_to_program()
-        self._metered.begin_with_all(parse_bytes(budget))
+        self._memory.begin_with_all(parse_bytes(budget))
         self.names += ("online",)
 
-    def compiled(self, budget: int | str | Budget) -> None:
-        """Note that a graph of the program's is planned by the backend of `torch.compile`."""
+    def compile_graph(self, budget: int | str | Budget) -> None:
+        """Register all modules called so far: a graph is compiled with tightfit as backend."""
         self._leave_to_program()
-        self._note(self._trained.modules(), None, budget)
+        self._register(self._trained.modules(), None, budget)
         self.names += ("a graph of torch.compile",)
 
     def _leave_to_program(self) -> None:
         if not self.names:
-            self._metered.count_from_fit()
-        self._is_programs = True
-        for module in self._here:
+            self._memory.count_from_fit()
+        self._program_fits = True
+        for module in self._fitted_here:
             self.unfit(module)
-        self._here.clear()
+        self._fitted_here.clear()
 
     def _budget_of(self, fitted: Any, budget: int | str | Budget) -> int | str | Budget:
-        """Return the budget that was asked for in the place of the program's own."""
+        """Return the budget of the job, or else the program's own."""
         if self._job.budget_bytes is None:
             return budget
         if isinstance(budget, Budget):
@@ -130,22 +127,22 @@ class Fitting:
         self._replaced.append(fitted)
         return self._job.budget_bytes
 
-    # -- fits made here -------------------------------------------------------------------------
+    # -- modules of programs that fit nothing themselves ----------------------------------------
 
-    def meet_optimizer(self, optimizer: Any) -> None:
+    def on_new_optimizer(self, optimizer: Any) -> None:
         """Count from now on, as if the program fitted its modules once it has an optimizer."""
-        if self._is_programs:
+        if self._program_fits:
             return
         devices = [p.device for group in optimizer.param_groups for p in group["params"]]
         device = next((d for d in devices if d.type == "cuda"), torch.device("cpu"))
-        self._metered.count_from_now(device)
+        self._memory.count_from_now(device)
 
     def before_call(self, module: nn.Module) -> None:
         """Fit a module that the program is about to call, if it trains and is not fitted.
 
         Raises `CannotProve` if it must be fitted and no budget was given.
         """
-        if self._is_programs or not torch.is_grad_enabled() or hasattr(module, "_orig_mod"):
+        if self._program_fits or not torch.is_grad_enabled() or hasattr(module, "_orig_mod"):
             return
         module = unwrapped(module)
         if module in self._covered:
@@ -154,15 +151,13 @@ class Fitting:
         if not own:
             return
         optimizers = _optimizers()
-        holders = [o for o in optimizers if own & _held(o)]
-        if holders:
-            self._fit_here(module, holders, is_all=all(own >= _held(o) for o in optimizers))
+        stepping = [o for o in optimizers if own & _trained_by(o)]
+        if stepping:
+            is_all = all(own >= _trained_by(o) for o in optimizers)
+            self._fit_here(module, stepping, is_all=is_all)
 
-    def require(self) -> None:
-        """Say so if the program trains and nothing was fitted.
-
-        Raises `CannotProve` in that case.
-        """
+    def require_fitted(self) -> None:
+        """Raise `CannotProve` if nothing was fitted."""
         if not self.names:
             raise CannotProve(
                 "the program trains, but calls no module that could be fitted: it uses parameters "
@@ -171,59 +166,64 @@ class Fitting:
                 "which names such methods) or tightfit.step in the program"
             )
 
-    def _fit_here(self, module: nn.Module, holders: list[Any], *, is_all: bool) -> None:
+    def _fit_here(self, module: nn.Module, optimizers: list[Any], *, is_all: bool) -> None:
+        """Fit a module; `is_all`: whether it has all parameters of all optimizers."""
         if self._job.budget_bytes is None:
             raise CannotProve(
                 f"the program fits nothing itself: give a budget for its {type(module).__name__}, "
                 "such as --budget 8GiB"
             )
-        for inner in self._here.intersection(module.modules()):
-            self._here.remove(inner)
+        for inner in self._fitted_here.intersection(module.modules()):
+            self._fitted_here.remove(inner)
             self.unfit(inner)
         budget: int | Budget = self._job.budget_bytes
-        if self._here or not is_all:
+        if self._fitted_here or not is_all:
             budget = self._shared_budget(self._job.budget_bytes)
-        optimizer = holders[0] if len(holders) == 1 else None
-        self._note([module], optimizer, budget)
+        optimizer = optimizers[0] if len(optimizers) == 1 else None
+        self._register([module], optimizer, budget)
         self.names += (type(module).__name__,)
-        self._here.add(module)
+        self._fitted_here.add(module)
         self._covered.update(module.modules())
         if not self._is_plain:
             options = make_options(budget, optimizer=optimizer, **self._job.keywords)
-            tally = self._metered.tally_on(device_of_modules({"": module}))
+            tally = self._memory.tally_on(device_of_modules({"": module}))
             fit_by_options(module, dataclasses.replace(options, tally=tally))
 
     def _shared_budget(self, budget_bytes: int) -> Budget:
         if self._shared is None:
             self._shared = Budget(budget_bytes)
-            for module in self._here:
-                self._note([module], None, self._shared)
+            for module in self._fitted_here:
+                self._register([module], None, self._shared)
                 if not self._is_plain:
                     fitted_of(module).share(self._shared)
         return self._shared
 
-    def _note(self, modules: list[nn.Module], optimizer: Any, budget: int | str | Budget) -> None:
+    def _register(
+        self, modules: list[nn.Module], optimizer: Any, budget: int | str | Budget
+    ) -> None:
         refuse_other_than_optimizer(optimizer)
         for module in modules:
-            self._trained.meet(module)
-        self._metered.begin(modules, optimizer, budget)
+            self._trained.add(module)
+        self._memory.begin(modules, optimizer, budget)
 
 
-def _listed(modules: Any) -> list[nn.Module]:
+def _as_list(modules: Any) -> list[nn.Module]:
     if isinstance(modules, nn.Module):
         return [modules]
     return list(modules.values() if isinstance(modules, Mapping) else modules)
 
 
 def _optimizers() -> list[Any]:
-    kinds: set[type] = {torch.optim.Optimizer}
-    front: list[type] = [torch.optim.Optimizer]
-    while front:
-        front = [kind for parent in front for kind in parent.__subclasses__() if kind not in kinds]
-        kinds.update(front)
-    return alive(kinds)
+    """Return all optimizers that exist."""
+    classes: set[type] = {torch.optim.Optimizer}
+    newest: list[type] = [torch.optim.Optimizer]
+    while newest:
+        newest = [c for cls in newest for c in cls.__subclasses__() if c not in classes]
+        classes.update(newest)
+    return alive(classes)
 
 
-def _held(optimizer: Any) -> set[int]:
-    """Return the identities of the parameters that an optimizer trains."""
+def _trained_by(optimizer: Any) -> set[int]:
+    """Return the ids of the parameters that an optimizer trains."""
+
     return {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}

@@ -14,11 +14,11 @@ from tightfit.api import online as online_file
 from tightfit.arenas.arena import Arena
 from tightfit.dynamic.region import Online
 from tightfit.scripts.answers import Answers
-from tightfit.scripts.fitting import Fitting
+from tightfit.scripts.fitter import Fitter
 
 
 class _PlainRegion:
-    """Replaces a region of `tightfit.online` in a plain run: it does nothing."""
+    """Replaces a region of `tightfit.online` in a plain run."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
@@ -27,25 +27,24 @@ class _PlainRegion:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Do nothing."""
+        pass
 
     def evict(self, size: int | str) -> None:
-        """Do nothing."""
+        pass
 
     def keep(self, *tensors: Any) -> None:
-        """Do nothing."""
+        pass
 
     def wait(self, seconds: float | None = None) -> None:
-        """Do nothing."""
+        pass
 
     def report(self) -> Any:
-        """Return the report of the fitted run's region."""
         return self._answers(lambda: None)
 
 
 @contextlib.contextmanager
-def doors(fitting: Fitting, answers: Answers, *, is_plain: bool) -> Iterator[None]:
-    """Have the program fit through `fitting`, and be answered by `answers`, while it runs."""
+def replaced_functions(fitter: Fitter, answers: Answers, *, is_plain: bool) -> Iterator[None]:
+    """Have the program call `fitter` and `answers` instead of tightfit's functions."""
 
     def answered(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: answers(lambda: original(*args, **kwargs))
@@ -53,21 +52,21 @@ def doors(fitting: Fitting, answers: Answers, *, is_plain: bool) -> Iterator[Non
     original_online, original_backend = online_file.online, backend_file.backend
 
     def online(budget: int | str, **keywords: Any) -> Any:
-        fitting.region(budget)
+        fitter.enter_region(budget)
         return _PlainRegion(answers) if is_plain else original_online(budget, **keywords)
 
     def backend(module: Any, example_inputs: Any, **keywords: Any) -> Any:
         budget = (keywords.get("options") or {}).get("budget")
         if budget is not None:
-            fitting.compiled(budget)
+            fitter.compile_graph(budget)
         if is_plain:
             return module.forward
         return original_backend(module, example_inputs, **keywords)
 
     replaced: dict[str, Any] = {
-        "fit": fitting.fit,
-        "step": fitting.step,
-        "unfit": fitting.unfit,
+        "fit": fitter.fit,
+        "step": fitter.step,
+        "unfit": fitter.unfit,
         "prepare": answered(fit_file.prepare),
         "report": answered(fit_file.report),
     }
