@@ -36,7 +36,7 @@ from tightfit.allocator import measure_peak
 from tightfit.cli.console import terminal_progress
 from tightfit.errors import InfeasibleBudget
 from tightfit.session.handles import fitted_of
-from tightfit.studies.subject import Subject
+from tightfit.studies.workload import Workload
 from tightfit.zoo.example import Example
 from tightfit.zoo.gpt2 import GPT2
 
@@ -86,20 +86,20 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(SEED)
-    subject = Subject(MODELS[arguments.model](), SEED)
-    eager = Entrant({"way": "eager"}, subject.loss_of)
+    workload = Workload(MODELS[arguments.model](), SEED)
+    eager = Entrant({"way": "eager"}, workload.loss_of)
     entrants = [eager]
     torch._dynamo.config.error_on_recompile = True
-    note_peak(eager, subject)
-    reference = gradients_of(eager, subject)
+    note_peak(eager, workload)
+    reference = gradients_of(eager, workload)
     for share in map(float, arguments.shares.split(",")):
-        entrants += _at(share, subject)
+        entrants += _at(share, workload)
     for entrant in entrants:
         if "error" not in entrant.row:
-            entrant.row["difference"] = difference(gradients_of(entrant, subject), reference)
+            entrant.row["difference"] = difference(gradients_of(entrant, workload), reference)
     running = [e for e in entrants if "error" not in e.row]
     with terminal_progress() as progress:
-        race(running, subject, arguments.rounds, progress)
+        race(running, workload, arguments.rounds, progress)
     common = {"model": arguments.model, **circumstances(arguments.threads, arguments.rounds)}
     with arguments.output.open("a") as file:
         for entrant in entrants:
@@ -108,43 +108,43 @@ def main(words: Sequence[str] | None = None) -> None:
             file.write(json.dumps(row) + "\n")
 
 
-def _at(share: float, subject: Subject) -> list[Entrant]:
+def _at(share: float, workload: Workload) -> list[Entrant]:
     """Return torch.compile with a share, and tightfit with the peak that it has."""
-    theirs = Entrant({"way": "torch.compile", "share": share}, _compiled(subject, share))
-    note_peak(theirs, subject)
-    subject.model.zero_grad(set_to_none=True)
-    budget_bytes = subject.constant_bytes() + theirs.row["peak_bytes"]
+    theirs = Entrant({"way": "torch.compile", "share": share}, _compiled(workload, share))
+    note_peak(theirs, workload)
+    workload.model.zero_grad(set_to_none=True)
+    budget_bytes = workload.constant_bytes() + theirs.row["peak_bytes"]
     entrants = [theirs]
     for compiled in (True, False):
         name = "tightfit compiled" if compiled else "tightfit"
         row = {"way": name, "share": share, "budget_bytes": budget_bytes}
-        entrants.append(_planned(subject, row, compiled))
+        entrants.append(_planned(workload, row, compiled))
     return entrants
 
 
-def _compiled(subject: Subject, share: float) -> Way:
+def _compiled(workload: Workload, share: float) -> Way:
     """Return the loss compiled by torch.compile, planned with a share of saved activations.
 
     Dynamo keeps what it compiled by code object: each share needs one of its own.
     """
 
     def loss_of(*args: Any, **kwargs: Any) -> Tensor:
-        return subject.loss_of(*args, **kwargs)
+        return workload.loss_of(*args, **kwargs)
 
     code = loss_of.__code__.replace(co_name=f"loss_at_{share:g}")
     own = types.FunctionType(code, globals(), closure=loss_of.__closure__)
     compiled = torch.compile(own, fullgraph=True)
     with torch._functorch.config.patch(activation_memory_budget=share):
-        compiled(*subject.args, **subject.kwargs).backward()
+        compiled(*workload.args, **workload.kwargs).backward()
     return compiled
 
 
-def _planned(subject: Subject, row: dict[str, Any], compiled: bool) -> Entrant:
+def _planned(workload: Workload, row: dict[str, Any], compiled: bool) -> Entrant:
     step = tightfit.step(
-        subject.loss_of,
-        modules=subject.model,
+        workload.loss_of,
+        modules=workload.model,
         budget=row["budget_bytes"],
-        optimizer=torch.optim.SGD(subject.model.parameters(), lr=1e-3),  # has no state
+        optimizer=torch.optim.SGD(workload.model.parameters(), lr=1e-3),  # has no state
         on_exceed="warn",
         cache=False,
         compile=compiled,
@@ -152,10 +152,10 @@ def _planned(subject: Subject, row: dict[str, Any], compiled: bool) -> Entrant:
     session = fitted_of(step)
     entrant = Entrant(row, step, leave=lambda: session.close_step() and None)
     try:
-        note_peak(entrant, subject)
+        note_peak(entrant, workload)
         while session.is_tuning:
-            note_peak(entrant, subject)
-        note_peak(entrant, subject)
+            note_peak(entrant, workload)
+        note_peak(entrant, workload)
     except InfeasibleBudget as error:
         row["error"] = str(error)
         return entrant
@@ -164,24 +164,24 @@ def _planned(subject: Subject, row: dict[str, Any], compiled: bool) -> Entrant:
     return entrant
 
 
-def note_peak(entrant: Entrant, subject: Subject) -> None:
+def note_peak(entrant: Entrant, workload: Workload) -> None:
     """Note the peak of a second step above its start, new gradients included."""
     for _ in range(2):
-        subject.model.zero_grad(set_to_none=True)
+        workload.model.zero_grad(set_to_none=True)
         gc.collect()
         peak = entrant.run(
             lambda function: measure_peak(
-                lambda: function(*subject.args, **subject.kwargs).backward()
+                lambda: function(*workload.args, **workload.kwargs).backward()
             )[1]
         )
     entrant.row["peak_bytes"] = peak.peak_bytes
 
 
-def gradients_of(entrant: Entrant, subject: Subject) -> list[Tensor]:
+def gradients_of(entrant: Entrant, workload: Workload) -> list[Tensor]:
     """Return the gradients of a step from the first state."""
-    subject.reset()
-    entrant.run(lambda function: function(*subject.args, **subject.kwargs).backward())
-    return [p.grad.clone() for p in subject.model.parameters() if p.grad is not None]
+    workload.reset()
+    entrant.run(lambda function: function(*workload.args, **workload.kwargs).backward())
+    return [p.grad.clone() for p in workload.model.parameters() if p.grad is not None]
 
 
 def difference(ours: list[Tensor], reference: list[Tensor]) -> float:

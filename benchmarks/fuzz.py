@@ -35,7 +35,8 @@ from benchmarks.random_models import random_example
 from benchmarks.training_loops import Life, Run, live
 from tightfit.errors import CaptureError, NothingToTrain, TightfitError
 from tightfit.planners.base import Limits
-from tightfit.studies.comparison import Comparison, Proof
+from tightfit.studies.comparison import Comparison
+from tightfit.studies.proof import Proof
 
 RESULTS = Path(__file__).parent / "results" / "fuzz.jsonl"
 LIVES = Path(__file__).parent / "results" / "fuzz_lives.jsonl"

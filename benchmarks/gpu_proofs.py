@@ -23,7 +23,7 @@ import torch
 from benchmarks.training import circumstances
 from tightfit.errors import InfeasibleBudget
 from tightfit.studies.comparison import Comparison
-from tightfit.studies.subject import with_loss_inside
+from tightfit.studies.workload import with_loss_inside
 from tightfit.zoo import make
 
 

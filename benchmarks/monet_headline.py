@@ -29,7 +29,7 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.planners.registry import plan_with
 from tightfit.progress import SILENT
-from tightfit.studies.dry_step import Offered, graph_of
+from tightfit.studies.dry_step import AllowedAlternatives, graph_of
 
 ROWS = Path(__file__).parent / "results" / "monet_headline.jsonl"
 SHARES = {
@@ -87,7 +87,7 @@ def captured(model: str, costs: str, exactness: Exactness = "bitwise") -> Graph:
         optimizer="none",
         costs=costs,
         setting="monet",
-        alternatives=Offered(exactness),
+        alternatives=AllowedAlternatives(exactness),
     )
 
 

@@ -33,7 +33,7 @@ from tightfit.errors import InfeasibleBudget
 from tightfit.plan.simulate import simulate
 from tightfit.session.fitted import Fitted
 from tightfit.studies.comparison import Comparison
-from tightfit.studies.subject import Subject, with_loss_inside
+from tightfit.studies.workload import Workload, with_loss_inside
 from tightfit.zoo import Example, make
 
 ROWS = Path(__file__).parent / "results" / "offload_measured.jsonl"
@@ -85,14 +85,14 @@ class _Cell:
 
     def step(self, way: str) -> float:
         """Run forward and backward; return the wall time."""
-        subject = self.comparison.subject
-        subject.model.zero_grad(set_to_none=True)
+        workload = self.comparison.workload
+        workload.model.zero_grad(set_to_none=True)
         gc.collect()
         if way == "plain":
-            return _wall_s(subject)
+            return _wall_s(workload)
         self.use(way)
         with self.comparison.fitted():
-            return _wall_s(subject)
+            return _wall_s(workload)
 
     def run(self, rounds: int) -> None:
         """Train until costs and plans are final, then take turns."""
@@ -118,9 +118,9 @@ class _Cell:
             self.rows[way]["step_s"] = statistics.median(self.times[way])
 
 
-def _wall_s(subject: Subject) -> float:
+def _wall_s(workload: Workload) -> float:
     began = time.perf_counter()
-    subject.loss_of(*subject.args, **subject.kwargs).backward()
+    workload.loss_of(*workload.args, **workload.kwargs).backward()
     return time.perf_counter() - began
 
 

@@ -47,7 +47,7 @@ from tightfit.planners.questions.compare import ComparisonRow, compared, planner
 from tightfit.planners.questions.sweep import Job, sweep
 from tightfit.planners.registry import find_planner, is_chain, plan_with
 from tightfit.studies.dry_step import captured_step
-from tightfit.studies.pytorch_ways import PYTORCH, PyTorch
+from tightfit.studies.pytorch_methods import PYTORCH_METHODS, PyTorchMethods
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -136,11 +136,11 @@ def compare(model: str, options: argparse.Namespace) -> None:
     """Every planner at every ratio: Checkmate's figure 4, MONeT's figure 3 and table 5."""
     rows = Rows("compare")
     graph = captured(model, "monet", options.costs)
-    pytorch = PyTorch(step_of(model, "monet", options.costs))
+    pytorch = PyTorchMethods(step_of(model, "monet", options.costs))
     limits = Limits(seconds=options.time_limit, workers=1)
     names = options.planners or "all"
     asked = names.split(",")
-    ways = [way for way in PYTORCH if names == "all" or way in asked]
+    ways = [way for way in PYTORCH_METHODS if names == "all" or way in asked]
     planners = ",".join(name for name in asked if name not in ways)
     for ratio in map(float, options.ratios.split(",")):
         task = Task(graph=graph, budget_bytes=budget_of_ratio(graph, ratio))

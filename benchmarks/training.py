@@ -42,7 +42,8 @@ from tightfit.planners.background import searching
 from tightfit.progress import Progress
 from tightfit.session.handles import PlannedStep
 from tightfit.studies.comparison import Comparison
-from tightfit.studies.subject import Subject, step_time, with_loss_inside
+from tightfit.studies.training import step_time
+from tightfit.studies.workload import Workload, with_loss_inside
 from tightfit.zoo import make
 
 RESULTS = Path(__file__).parent / "results" / "training.jsonl"
@@ -88,15 +89,15 @@ def main(words: Sequence[str] | None = None) -> None:
             cache=False,  # plan anew: a cached plan may be of an older planner
             progress=progress,
         )
-        entrants = [Entrant({"way": "eager"}, comparison.subject.loss_of)]
+        entrants = [Entrant({"way": "eager"}, comparison.workload.loss_of)]
         if not arguments.without_others:
-            entrants += _others(comparison.subject, arguments)
+            entrants += _others(comparison.workload, arguments)
         entrants += _planned(comparison, arguments)
         for entrant in entrants:
-            _check(entrant, comparison.subject)
+            _check(entrant, comparison.workload)
         race(
             [e for e in entrants if "error" not in e.row],
-            comparison.subject,
+            comparison.workload,
             arguments.rounds,
             progress,
         )
@@ -140,16 +141,16 @@ def _numbers(text: str) -> list[float]:
     return [float(word) for word in text.split(",") if word]
 
 
-def _others(subject: Subject, arguments: argparse.Namespace) -> list[Entrant]:
+def _others(workload: Workload, arguments: argparse.Namespace) -> list[Entrant]:
     """Return PyTorch's own ways to train in less memory."""
-    entrants = [Entrant({"way": "checkpoint per block"}, checkpoint_per_block(subject))]
+    entrants = [Entrant({"way": "checkpoint per block"}, checkpoint_per_block(workload))]
     for segments in map(int, _numbers(arguments.segments)):
-        way = sequential_checkpoint(subject, segments)
+        way = sequential_checkpoint(workload, segments)
         if way is not None:
             entrants.append(Entrant({"way": f"checkpoint_sequential, {segments}"}, way))
     for budget in _numbers(arguments.min_cut):
         name = f"activation_memory_budget {budget:g}"
-        entrants.append(Entrant({"way": name}, min_cut(subject, budget)))
+        entrants.append(Entrant({"way": name}, min_cut(workload, budget)))
     return entrants
 
 
@@ -159,18 +160,18 @@ def _planned(comparison: Comparison, arguments: argparse.Namespace) -> list[Entr
     ratios = _numbers(arguments.ratios)
     session = comparison.within(comparison.budget_of(max(ratios)))
     step = PlannedStep(session)
-    comparison.subject.reset()
-    step_time(comparison.subject, step)
+    comparison.workload.reset()
+    step_time(comparison.workload, step)
     while session.is_tuning:
-        step_time(comparison.subject, step)
+        step_time(comparison.workload, step)
     for ratio in ratios:
         budget_bytes = comparison.budget_of(ratio)
         row: dict[str, Any] = {"way": f"tightfit {ratio:g}", "budget_ratio": ratio}
         comparison.within(budget_bytes)
         try:
-            step_time(comparison.subject, step)
+            step_time(comparison.workload, step)
             let_search_end()
-            step_time(comparison.subject, step)
+            step_time(comparison.workload, step)
         except InfeasibleBudget as error:
             row["error"] = str(error)
         else:
@@ -195,36 +196,36 @@ def _planned(comparison: Comparison, arguments: argparse.Namespace) -> list[Entr
     return entrants
 
 
-def _check(entrant: Entrant, subject: Subject) -> None:
+def _check(entrant: Entrant, workload: Workload) -> None:
     """Note peak, equality with plain PyTorch after one step, or the error."""
     if "error" in entrant.row:
         return
-    args, kwargs = subject.args, subject.kwargs
+    args, kwargs = workload.args, workload.kwargs
 
     def step(function: Way) -> Any:
-        return measure_peak(lambda: function(*args, **kwargs).backward(), device=subject.device)[1]
+        return measure_peak(lambda: function(*args, **kwargs).backward(), device=workload.device)[1]
 
-    subject.reset()
-    torch.manual_seed(subject.seed)
+    workload.reset()
+    torch.manual_seed(workload.seed)
     try:
         entrant.run(step)
-        digests = subject.digests()
-        subject.model.zero_grad(set_to_none=True)
+        digests = workload.digests()
+        workload.model.zero_grad(set_to_none=True)
         gc.collect()
         entrant.row["peak_bytes"] = entrant.run(step).peak_bytes
     except RuntimeError as error:
         entrant.row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         return
-    subject.reset()
-    torch.manual_seed(subject.seed)
-    subject.loss_of(*args, **kwargs).backward()
-    expected = subject.digests()
+    workload.reset()
+    torch.manual_seed(workload.seed)
+    workload.loss_of(*args, **kwargs).backward()
+    expected = workload.digests()
     entrant.row["bitwise"] = digests == expected
 
 
 def race(
     entrants: list[Entrant],
-    subject: Subject,
+    workload: Workload,
     rounds: int,
     progress: Progress,
 ) -> None:
@@ -236,9 +237,9 @@ def race(
     progress.start("rounds", rounds)
     for index in range(rounds):
         for entrant in entrants if index % 2 == 0 else entrants[::-1]:
-            entrant.run(lambda function: step_time(subject, function))
+            entrant.run(lambda function: step_time(workload, function))
             let_search_end()
-            seconds = entrant.run(lambda function: step_time(subject, function))
+            seconds = entrant.run(lambda function: step_time(workload, function))
             entrant.times.append(seconds)
         progress.update(index + 1)
     progress.stop()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from tightfit.studies.subject import Subject
+from tightfit.studies.workload import Workload
 
 __all__ = ["Way", "checkpoint_per_block", "min_cut", "sequential_checkpoint"]
 
@@ -42,20 +42,20 @@ def _checkpointed(blocks: list[nn.Module]) -> Iterator[None]:
             del block.forward
 
 
-def checkpoint_per_block(subject: Subject) -> Way:
+def checkpoint_per_block(workload: Workload) -> Way:
     """Return the loss with `torch.utils.checkpoint` around every block."""
-    blocks = blocks_of(subject.model)
+    blocks = blocks_of(workload.model)
 
     def loss_of(*args: Any, **kwargs: Any) -> Tensor:
         with _checkpointed(blocks):
-            return subject.loss_of(*args, **kwargs)
+            return workload.loss_of(*args, **kwargs)
 
     return loss_of
 
 
-def sequential_checkpoint(subject: Subject, segments: int) -> Way | None:
+def sequential_checkpoint(workload: Workload, segments: int) -> Way | None:
     """Return the loss with `checkpoint_sequential`; None for a model that is no sequence."""
-    model: Any = subject.model
+    model: Any = workload.model
     kind = type(model).__name__
     if kind == "GPT2":
         return _sequential_gpt2(model, segments)
@@ -88,13 +88,13 @@ def _sequential_gpt2(model: Any, segments: int) -> Way:
     return loss_of
 
 
-def min_cut(subject: Subject, budget: float) -> Way:
+def min_cut(workload: Workload, budget: float) -> Way:
     """Return the loss compiled with PyTorch's ``activation_memory_budget``, without Inductor.
 
     The backend is ``aot_eager``: the min-cut partitioner without decompositions, whose programs
     run operator by operator.
     """
-    compiled = torch.compile(subject.loss_of, backend="aot_eager")
+    compiled = torch.compile(workload.loss_of, backend="aot_eager")
 
     def loss_of(*args: Any, **kwargs: Any) -> Tensor:
         with torch._functorch.config.patch(activation_memory_budget=budget):

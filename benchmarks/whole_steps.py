@@ -39,10 +39,12 @@ from tightfit.plan.simulate import simulate
 from tightfit.planners.anytime.planner import run_anytime
 from tightfit.planners.base import Limits, Task
 from tightfit.progress import SILENT
+from tightfit.studies.bits import largest_difference
 from tightfit.studies.comparison import Comparison
-from tightfit.studies.dry_step import Offered, graph_of
+from tightfit.studies.dry_step import AllowedAlternatives, graph_of
 from tightfit.studies.model import load_example
-from tightfit.studies.subject import Subject, largest_difference, train, with_loss_inside
+from tightfit.studies.training import train
+from tightfit.studies.workload import Workload, with_loss_inside
 from tightfit.zoo import Example, make
 from tightfit.zoo.example import classification
 from tightfit.zoo.gpt2 import GPT2
@@ -194,7 +196,10 @@ def captured(model: str, ways: str, exactness: Exactness) -> Graph:
     """The graph of a model's step with some alternatives, priced on this machine."""
     torch.manual_seed(0)
     return graph_of(
-        MODELS[model], optimizer="none", costs="measured", alternatives=Offered(exactness, ways)
+        MODELS[model],
+        optimizer="none",
+        costs="measured",
+        alternatives=AllowedAlternatives(exactness, ways),
     )
 
 
@@ -310,14 +315,14 @@ def of_noise(
     if exactness == "bitwise":
         return
     torch.manual_seed(0)
-    subject = Subject(load_example(SMALLER[model]), 0)
-    train(subject, subject.loss_of, 3)
-    expected = {key: tensor.clone() for key, tensor in subject.tensors().items()}
-    for tensor in subject.initial.values():
+    workload = Workload(load_example(SMALLER[model]), 0)
+    train(workload, 3)
+    expected = {key: tensor.clone() for key, tensor in workload.tensors().items()}
+    for tensor in workload.initial.values():
         if tensor.is_floating_point():
             tensor.mul_(1 + LAST_BITS * torch.randn(tensor.shape))
-    train(subject, subject.loss_of, 3)
-    yield {"max_relative_difference": largest_difference(expected, subject.tensors())}
+    train(workload, 3)
+    yield {"max_relative_difference": largest_difference(expected, workload.tensors())}
 
 
 QUESTIONS = {"noise": of_noise, "least": of_least, "curve": of_curve, "steps": of_steps}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tightfit.execution.far.offload import Offload
     from tightfit.session.handles import PlannedStep
     from tightfit.session.memory.budget import Budget
-    from tightfit.studies.comparison import Proof
+    from tightfit.studies.proof import Proof
 
 _HOMES = {
     "Arena": "tightfit.arenas.arena",
@@ -54,7 +54,7 @@ _HOMES = {
     "OnlineReport": "tightfit.dynamic.ledger",
     "online": "tightfit.api.online",
     "opaque": "tightfit.capture.opaque.mark",
-    "Proof": "tightfit.studies.comparison",
+    "Proof": "tightfit.studies.proof",
     "prove": "tightfit.api.prove",
     "Report": "tightfit.api.report",
     "BadInput": "tightfit.errors",

@@ -14,8 +14,8 @@ from tightfit.api.prove import prove
 from tightfit.errors import BadInput, InfeasibleBudget, NothingToTrain
 from tightfit.session.whole import captures as capturing
 from tightfit.studies import comparison as proving
+from tightfit.studies.bits import largest_difference
 from tightfit.studies.comparison import Comparison
-from tightfit.studies.subject import largest_difference
 from tightfit.zoo import Example
 
 
@@ -60,9 +60,9 @@ def test_a_proof_sees_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     comparison = Comparison(example(), steps=2, limits=(1, 0.01))
     original = proving.train
 
-    def with_other_seed(subject, function, steps, planned=None):
-        monkeypatch.setattr(subject, "seed", 0 if planned is None else 1)
-        return original(subject, function, steps, planned)
+    def with_other_seed(workload, steps, planned=None):
+        monkeypatch.setattr(workload, "seed", 0 if planned is None else 1)
+        return original(workload, steps, planned)
 
     monkeypatch.setattr(proving, "train", with_other_seed)
     proof = comparison.at(comparison.budget_of(0.9), rounds=0)
@@ -141,13 +141,13 @@ def test_what_plain_pytorch_does_not_repeat_is_compared_within_a_tolerance(
     """As where sums by index run on several threads: rounded otherwise in every run."""
     original, draw = proving.train, torch.Generator().manual_seed(0)
 
-    def rounding_otherwise(subject, function, steps, planned=None):
-        trace = original(subject, function, steps, planned)
+    def rounding_otherwise(workload, steps, planned=None):
+        trace = original(workload, steps, planned)
         size = noise if planned is None else planned_noise
         with torch.no_grad():
-            for parameter in subject.model.parameters():
+            for parameter in workload.model.parameters():
                 parameter.mul_(1 + size * torch.rand(parameter.shape, generator=draw))
-        trace.digests[-1] = subject.digests()
+        trace.digests[-1] = workload.digests()
         return trace
 
     monkeypatch.setattr(proving, "train", rounding_otherwise)
@@ -268,7 +268,7 @@ def test_the_loss_stays_outside_of_the_plan() -> None:
     comparison = Comparison(example()._replace(loss=counted), steps=2, costs="unit", cache=False)
     proof = comparison.at(comparison.budget_of(0.9), rounds=0)
     assert proof.succeeded and len(calls) % 2 == 0 and len(calls) >= 4
-    assert "forward" not in vars(comparison.subject.model)
+    assert "forward" not in vars(comparison.workload.model)
 
 
 def test_a_step_is_proven_as_that_step() -> None:

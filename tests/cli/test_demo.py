@@ -9,7 +9,7 @@ import pytest
 from tightfit.cli import main
 from tightfit.studies import demonstration as demo
 
-SMALL = (demo.Exhibit("mobilenet_v2", (0.7,), {"batch": 4, "size": 64}),)
+SMALL = (demo.DemonstratedModel("mobilenet_v2", (0.7,), {"batch": 4, "size": 64}),)
 
 
 @pytest.mark.usefixtures("short_mobilenet")

@@ -18,7 +18,7 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.narrower import choices_in, narrower_problem
 from tightfit.planners.registry import plan_with
-from tightfit.studies.dry_step import Offered, graph_of
+from tightfit.studies.dry_step import AllowedAlternatives, graph_of
 from tightfit.zoo import Example
 
 LIMITS = Limits(seconds=60.0, iterations=40, seed=1)
@@ -60,7 +60,9 @@ def graph(
             return Example(Words(), None, (torch.randint(0, 2000, (600,)),), None)
         return Example(Small().train(), None, (torch.randn(8, 3, 32, 32),), None)
 
-    return graph_of(example, optimizer="none", costs=costs, alternatives=Offered(exactness, group))
+    return graph_of(
+        example, optimizer="none", costs=costs, alternatives=AllowedAlternatives(exactness, group)
+    )
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.6, 0.75, 0.9])

@@ -31,9 +31,9 @@ from tightfit.reporting.pictures.page import SUFFIXES
 from tightfit.reporting.pictures.policies import Measure, PolicyCurve, policies_picture
 from tightfit.reporting.pictures.scales import percent_scale
 from tightfit.reporting.pictures.style import FAMILIES, OURS, looks_of
-from tightfit.studies.pytorch_ways import PYTORCH
+from tightfit.studies.pytorch_methods import PYTORCH_METHODS
 
-EVERYBODY = [*EVERY_PLANNER, *PYTORCH]
+EVERYBODY = [*EVERY_PLANNER, *PYTORCH_METHODS]
 
 
 def compared(names: list[str]) -> bytes:

@@ -16,8 +16,9 @@ import torch
 from tightfit.api.requested import MINIMUM, requested_bytes
 from tightfit.errors import BadInput
 from tightfit.progress import SILENT, Progress, shown
-from tightfit.studies.comparison import Comparison, Proof
+from tightfit.studies.comparison import Comparison
 from tightfit.studies.model import ModelSettings, Target, load_example, name_of
+from tightfit.studies.proof import Proof
 
 _PARTS = 6
 """Of the time of a proof; plain PyTorch's steps are one, planning and timing are the others."""

@@ -91,10 +91,10 @@ def compare_planners(
     """
     check_output(output, [".csv", ".json"])
     limits = options.limits(workers=workers, solver=solver)
-    names, ways = _names(planners, target)
+    names, methods = _names(planners, target)
     with terminal_progress() as progress:
         _require_model_for(target, alternatives=alternatives, exactness=exactness)
-        if ways or exactness:
+        if methods or exactness:
             exact = exactness or "bitwise"
             loaded = load_model(target, options, progress=progress, exactness=exact)
         else:
@@ -112,7 +112,7 @@ def compare_planners(
     rows = tuple(sorted(rows, key=lambda row: order[row.budget_bytes]))
     if not isinstance(loaded, Graph):
         tasks = [Task(graph=step, budget_bytes=size, gradients=gradients) for size, _ in asked]
-        rows = _with_pytorch(rows, loaded, tasks, ways, limits)
+        rows = _with_pytorch(rows, loaded, tasks, methods, limits)
     if output is not None:
         _write(output, step, rows)
     ratios = dict(asked)
@@ -127,21 +127,22 @@ def compare_planners(
 
 
 def _names(planners: str, target: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The planners named, and the ways of PyTorch's own, which only a model has."""
+    """The planners named, and PyTorch's own methods, which only a model has."""
     given = [name.strip() for name in planners.split(",")]
-    ways = tuple(name for name in given if name.startswith("pytorch."))
-    others = ",".join(name for name in given if name not in ways)
+    methods = tuple(name for name in given if name.startswith("pytorch."))
+    others = ",".join(name for name in given if name not in methods)
     if not is_model(target):
-        if ways:
+        if methods:
             raise BadInput(
-                f"{', '.join(ways)}: PyTorch's own ways need a model to ask PyTorch about; "
+                f"{', '.join(methods)}: PyTorch's own methods need a model to ask PyTorch about; "
                 f"{target} is a file"
             )
         return planners_named(others), ()
-    from tightfit.studies.pytorch_ways import PYTORCH, ways_named
+    from tightfit.studies.pytorch_methods import PYTORCH_METHODS, refuse_unknown_methods
 
-    every = PYTORCH if planners == "all" else ways_named(ways)
-    return (planners_named(others) if others else ()), every
+    refuse_unknown_methods(methods)
+    chosen = PYTORCH_METHODS if planners == "all" else methods
+    return (planners_named(others) if others else ()), chosen
 
 
 def _groups(
@@ -195,14 +196,14 @@ def _with_pytorch(
     rows: Sequence[ComparisonRow],
     captured: Captured,
     tasks: Sequence[Task],
-    ways: Sequence[str],
+    methods: Sequence[str],
     limits: Limits,
 ) -> tuple[ComparisonRow, ...]:
-    """Add the rows of PyTorch's own ways after those of the planners at each budget."""
-    from tightfit.studies.pytorch_ways import PyTorch
+    """Add the rows of PyTorch's own methods after those of the planners at each budget."""
+    from tightfit.studies.pytorch_methods import PyTorchMethods
 
-    pytorch = PyTorch(captured)
-    added = [pytorch.row(name, task, limits) for task in tasks for name in ways]
+    pytorch = PyTorchMethods(captured)
+    added = [pytorch.row(name, task, limits) for task in tasks for name in methods]
     order = {task.budget_bytes: number for number, task in enumerate(tasks)}
     return tuple(sorted([*rows, *added], key=lambda row: order[row.budget_bytes]))
 

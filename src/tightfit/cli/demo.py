@@ -15,7 +15,7 @@ from tightfit.cli.output import FITS, print_result
 from tightfit.units import format_bytes
 
 if TYPE_CHECKING:
-    from tightfit.studies.comparison import Proof
+    from tightfit.studies.proof import Proof
 
 
 def demo(*, quick: Annotated[bool, Parameter(negative="")] = False, json: Json = False) -> int:

@@ -18,7 +18,7 @@ from tightfit.reporting.pictures.ways import MeasuredWay, WaysOfOp, ways_picture
 from tightfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from tightfit.studies.ops import OpWay
+    from tightfit.studies.op_profile import MeasuredAlternative
 
 
 def profile_op(
@@ -51,7 +51,7 @@ def profile_op(
     """
     check_output(output, ())
     require_model(model, "its ops have no implementations to measure")
-    from tightfit.studies.ops import profile_ops
+    from tightfit.studies.op_profile import profile_ops
 
     with terminal_progress() as progress:
         ways = profile_ops(model, op, progress=progress, **options.keywords())
@@ -62,7 +62,7 @@ def profile_op(
     return print_result(_table(ways), as_json=json, status="feasible", ways=rows)
 
 
-def _drawn(ways: Sequence[OpWay]) -> list[WaysOfOp]:
+def _drawn(ways: Sequence[MeasuredAlternative]) -> list[WaysOfOp]:
     """The ways of each op that may be used."""
     drawn: list[WaysOfOp] = []
     for _, group in groupby(ways, key=lambda way: way.op):
@@ -74,7 +74,7 @@ def _drawn(ways: Sequence[OpWay]) -> list[WaysOfOp]:
     return drawn
 
 
-def _table(ways: Sequence[OpWay]) -> str:
+def _table(ways: Sequence[MeasuredAlternative]) -> str:
     width = max(len(way.alternative) for way in ways)
     lines: list[str] = []
     last = -1

@@ -51,12 +51,12 @@ def load_model(
 
     `alternatives` and `exactness` say which alternatives of operators plans may use.
     """
-    from tightfit.studies.dry_step import Offered, captured_step
+    from tightfit.studies.dry_step import AllowedAlternatives, captured_step
 
     return captured_step(
         target,
         progress=progress,
-        alternatives=Offered(exactness, alternatives),
+        alternatives=AllowedAlternatives(exactness, alternatives),
         **options.step_keywords(),
     )
 

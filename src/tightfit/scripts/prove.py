@@ -284,7 +284,7 @@ def _largest_between(a: Path, b: Path) -> float | None:
     """
     import torch
 
-    from tightfit.studies.subject import digest_of
+    from tightfit.studies.bits import digest_of
 
     tensor_a, tensor_b = (torch.load(path) if path.exists() else None for path in (a, b))
     if tensor_a is None or tensor_b is None or tensor_a.shape != tensor_b.shape:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tightfit.studies.subject import digest_of, is_zero
+from tightfit.studies.bits import digest_of, is_zero
 
 
 class TrainedModules:

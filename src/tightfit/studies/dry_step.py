@@ -33,14 +33,14 @@ OPTIMIZERS = {"none": 0, "sgd": 0, "momentum": 1, "adamw": 2}
 
 
 @dataclasses.dataclass(frozen=True)
-class Offered:
+class AllowedAlternatives:
     """Which alternatives of operators plans may use."""
 
     exactness: Exactness = "bitwise"  # the least exact class
     group: str = "all"  # a name of `tightfit.alternatives.registry.GROUPS`
 
 
-DEFAULT_OFFER = Offered()
+DEFAULT_ALTERNATIVES = AllowedAlternatives()
 
 
 def graph_of(target: Target, **options: Any) -> Graph:
@@ -57,7 +57,7 @@ def captured_step(
     optimizer: str = "adamw",
     costs: str = "cpu",
     gradients: Gradients = "fresh",
-    alternatives: Offered = DEFAULT_OFFER,
+    alternatives: AllowedAlternatives = DEFAULT_ALTERNATIVES,
     progress: Progress = SILENT,
     **model_options: Any,
 ) -> Captured:
@@ -88,7 +88,7 @@ def captured_step(
     return captured.with_graph(graph)
 
 
-def _captured(call: TracedCall, alternatives: Offered) -> Captured:
+def _captured(call: TracedCall, alternatives: AllowedAlternatives) -> Captured:
     """Capture a step with alternatives; outputs returned with a loss receive no gradient."""
     name = call.function.__name__
     call = dataclasses.replace(call, loss_alone=True)

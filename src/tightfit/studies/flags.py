@@ -18,7 +18,7 @@ from tightfit.plan.plan import Compute, Gradients
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import simulated
 from tightfit.planners.registry import plan_with
-from tightfit.progress import SILENT, Progress, shown
+from tightfit.progress import Progress, shown
 
 _SEGMENTS = 4
 _SHARES = (0.75, 0.5, 0.0)
@@ -27,29 +27,28 @@ _NONE = "nothing"
 
 
 class FlagRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to train the step."""
+    """A step with a flag of PyTorch, or with a plan of tightfit."""
 
-    way: str  # the line that a user writes
-    # Its peak, constants included; None: it cannot be used here, and `note` says why
-    peak_bytes: int | None
-    overhead: float | None  # extra compute, a fraction
+    way: str  # what a user writes
+    peak_bytes: int | None  # constants included; None: the flag has no effect, `note` says why
+    overhead: float | None
     bitwise: bool = True  # whether losses, gradients and buffers have the bits of plain PyTorch
-    raises_peak: bool = False  # whether the peak is above that of doing nothing
-    note: str = ""  # a remark for users
+    raises_peak: bool = False  # above the peak of plain PyTorch
+    note: str = ""
 
 
 def flag_rows(
     captured: Captured,
     *,
-    own_blocks: Sequence[str] = (),
-    gradients: Gradients = "fresh",
-    limits: Limits | None = None,
-    progress: Progress = SILENT,
+    own_blocks: Sequence[str],
+    gradients: Gradients,
+    limits: Limits,
+    progress: Progress,
 ) -> tuple[FlagRow, ...]:
     """Return peak and time of each flag on a captured step, and of tightfit at three budgets.
 
-    `own_blocks`: the modules that the model's own ``gradient_checkpointing_enable`` puts under a
-    checkpoint; empty: it has no such method.
+    `own_blocks`: the modules that ``gradient_checkpointing_enable`` of the model checkpoints; empty
+    without such a method.
     """
     graph = captured.graph
     task = Task(graph=graph, budget_bytes=1 << 60, gradients=gradients)
@@ -71,11 +70,11 @@ def flag_rows(
                 note=f"{twice} counts each batch twice" if twice and "checkpoint" in way else "",
             )
         )
-    return (*rows, *_planned(graph, gradients, limits or Limits(seconds=5.0, gap=0.005), progress))
+    return (*rows, *_planned(graph, gradients, limits, progress))
 
 
 def own_blocks_of(model: nn.Module) -> tuple[str, ...]:
-    """Return the modules that a model of transformers puts under a checkpoint by itself."""
+    """Return the modules that ``gradient_checkpointing_enable`` of transformers checkpoints."""
     if not callable(getattr(model, "gradient_checkpointing_enable", None)):
         return ()
     return tuple(
@@ -88,7 +87,7 @@ def own_blocks_of(model: nn.Module) -> tuple[str, ...]:
 def _schedules(
     captured: Captured, own_blocks: Sequence[str]
 ) -> Iterator[tuple[str, Schedule | str]]:
-    """Yield each flag with its schedule, or why it cannot be used."""
+    """Yield each flag with its schedule, or with the reason why it has no effect."""
     ops = captured.graph.ops
     of_list = [_in_list(op.module) for op in ops]
     blocks = [block for block in dict.fromkeys(of_list) if block]

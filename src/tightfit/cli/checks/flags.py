@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from tightfit.studies.flags import FlagRow
 
 _NOTE = (
-    "foretold on fake tensors, each way at its best: values are freed as soon as they were read "
-    "last. bitwise: the bits of plain PyTorch"
+    "predicted on fake tensors; values are freed right after their last read. bitwise: the bits of "
+    "plain PyTorch"
 )
 
 

@@ -16,29 +16,25 @@ from tightfit.units import format_bytes
 
 _MIN_CUT, _SHARE = "pytorch.min_cut", "pytorch.activation_memory_budget"
 _CHECKPOINT = "pytorch.checkpoint"
-PYTORCH = (_MIN_CUT, _SHARE, _CHECKPOINT)
-"""The min-cut partitioner as it is, with its own knob, and a checkpoint per block."""
+PYTORCH_METHODS = (_MIN_CUT, _SHARE, _CHECKPOINT)
+"""The min-cut partitioner, the same with its memory budget, and a checkpoint per block."""
 
 _TENTHS = 10
 
 
-def ways_named(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names.
-
-    Raises `BadInput` for an unknown one.
-    """
+def refuse_unknown_methods(names: Sequence[str]) -> None:
     for name in names:
-        if name not in PYTORCH:
-            raise BadInput(f"PyTorch has no way called {name!r} (known: {', '.join(PYTORCH)})")
-    return tuple(names)
+        if name not in PYTORCH_METHODS:
+            known = ", ".join(PYTORCH_METHODS)
+            raise BadInput(f"PyTorch has no method called {name!r} (known: {known})")
 
 
-class PyTorch:
-    """PyTorch's own ways on one captured step; the choice of its partitioner is kept.
+class PyTorchMethods:
+    """PyTorch's own methods on one captured step, with the partitioner's choices kept.
 
-    None of them takes a budget in bytes. Of the settings of a method the cheapest that fits is
-    taken. The settings are the activation memory budget from 0.9 down to 0 in tenths, checkpointed
-    blocks by the depth of their names.
+    No method takes a budget in bytes: the cheapest of its settings that fits is taken. Settings
+    are activation memory budgets from 0.9 down to 0, and checkpointed blocks by the depth of their
+    names.
     """
 
     def __init__(self, captured: Captured) -> None:
@@ -46,7 +42,7 @@ class PyTorch:
         self._partitions: dict[float, Schedule] = {}
 
     def row(self, name: str, task: Task, limits: Limits) -> ComparisonRow:
-        """Return the row of one way on the task, whose graph is that of the captured step."""
+        """Return the row of a method on a task, whose graph is that of the captured step."""
         started = time.perf_counter()
         try:
             outcome = self._outcome(name, task, limits, started)
@@ -81,7 +77,7 @@ class PyTorch:
         )
 
     def _schedules(self, name: str) -> Iterator[Schedule]:
-        """Yield the schedules of a way, the cheapest first where they differ by a share."""
+        """Yield the schedules of a method, the cheapest first except for checkpoints."""
         if name == _CHECKPOINT:
             yield from checkpoint_schedules(self._captured)
             return
