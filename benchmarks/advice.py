@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.loops import in_processes
+from benchmarks.rows import append_rows, read_rows
 from benchmarks.training import circumstances
 from benchmarks.training_loops import IN_GRAPHS, LIFETIMES, LOOPS, Life, Loop, loop_named
 
@@ -49,12 +49,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--summary", action="store_true", help="print the rows that are there")
     options = parser.parse_args(words)
     if options.summary:
-        print(summary([json.loads(line) for line in RESULTS.read_text().splitlines()]))
+        print(summary(read_rows(RESULTS)))
         return
     for name in options.loops or every:
         row = {**circumstances(1, rounds=1), **row_of(loop_named(name), options)}
-        with RESULTS.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_rows(RESULTS, row)
         print(_line(row), flush=True)
 
 

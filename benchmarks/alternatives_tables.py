@@ -5,17 +5,16 @@ python benchmarks/alternatives_tables.py
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.papers_tables import table
+from benchmarks.rows import Row, read_rows
 
 __all__ = ["PAGE", "ROWS", "document"]
 
@@ -23,7 +22,6 @@ ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "benchmarks" / "results" / "whole_steps.jsonl"
 PAGE = ROOT / "docs" / "alternatives-measured.md"
 
-Row = dict[str, Any]
 Cells = dict[tuple[str, str, str, str], Row]
 
 SIX = ("mobilenet_v2", "vgg16_bn", "unet", "efficientnet_b0", "gpt2", "llama")
@@ -37,7 +35,7 @@ _WAYS = (("none", "bitwise"), ("all", "bitwise"), ("all", "rounding"))
 
 def main() -> None:
     """Write the page."""
-    PAGE.write_text(document([json.loads(line) for line in ROWS.read_text().splitlines()]))
+    PAGE.write_text(document(read_rows(ROWS)))
 
 
 def document(rows: Sequence[Row]) -> str:

@@ -32,12 +32,12 @@ from torch import nn
 import tightfit
 from benchmarks.papers_tables import table
 from benchmarks.processes import in_turns
-from benchmarks.rows import Book, Row
+from benchmarks.rows import BenchmarkPage, Row
 from tightfit.allocator import anonymous_bytes, resident_bytes
 from tightfit.studies.model import ModelSettings, load_example
 from tightfit.units import parse_bytes
 
-__all__ = ["BOOK", "HELD", "document", "fit_something_small", "highest", "made"]
+__all__ = ["BENCHMARK_PAGE", "HELD", "document", "fit_something_small", "highest", "made"]
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "results" / "arena.jsonl"
@@ -63,10 +63,10 @@ MIB = 1 << 20
 def measure() -> None:
     """Append all rows."""
     for name, settings in TIMED.items():
-        BOOK.append(timed(name, settings))
+        BENCHMARK_PAGE.append(timed(name, settings))
     for name, settings, budget in HELD:
         for way in ("fit", "fit, arena"):
-            BOOK.append(in_its_process(name, settings, budget, way))
+            BENCHMARK_PAGE.append(in_its_process(name, settings, budget, way))
 
 
 def child(name: str, settings: str, budget: str, way: str) -> None:
@@ -300,8 +300,8 @@ def _settings(settings: dict[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in settings.items())
 
 
-BOOK = Book(ROWS, PAGE, document)
+BENCHMARK_PAGE = BenchmarkPage(ROWS, PAGE, document)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    BOOK.main(__doc__, measure, child)
+    BENCHMARK_PAGE.main(__doc__, measure, child)

@@ -11,7 +11,6 @@ failed, and a summary, go to ``benchmarks/results/arena_fuzz.jsonl``.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import time
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import tightfit
 from benchmarks.random_models import random_example
+from benchmarks.rows import Row, write_rows
 from tightfit.allocator.replay import poisoned
 
 __all__ = ["RESULTS", "outcome_of"]
@@ -82,19 +82,19 @@ def main() -> None:
     torch.set_num_threads(1)
     outcomes: Counter[str] = Counter()
     sums: Counter[str] = Counter()
-    lines: list[str] = []
+    rows: list[Row] = []
     started = time.process_time()
     for seed in range(cases):
         outcome, report = outcome_of(seed)
         outcomes[outcome] += 1
         if outcome == "unequal":
-            lines.append(json.dumps({"seed": seed, "outcome": outcome}))
+            rows.append({"seed": seed, "outcome": outcome})
         if report is not None:
             for name in ("steps", "exact_steps", "requests", "hits", "outside", "fallbacks"):
                 sums[name] += getattr(report, name)
     seconds = round(time.process_time() - started, 1)
     summary = {"cases": cases, "outcomes": outcomes, "sums": sums, "seconds": seconds}
-    RESULTS.write_text("\n".join([*lines, json.dumps(summary)]) + "\n")
+    write_rows(RESULTS, [*rows, summary])
     print(summary)
 
 

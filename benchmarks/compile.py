@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ import torch._functorch.config
 from torch import Tensor, nn
 
 import tightfit
+from benchmarks.rows import append_rows
 from benchmarks.training import Entrant, circumstances, measured, race
 from benchmarks.ways import Way
 from tightfit.allocator import measure_peak
@@ -101,11 +101,10 @@ def main(words: Sequence[str] | None = None) -> None:
     with terminal_progress() as progress:
         race(running, workload, arguments.rounds, progress)
     common = {"model": arguments.model, **circumstances(arguments.threads, arguments.rounds)}
-    with arguments.output.open("a") as file:
-        for entrant in entrants:
-            row = {**common, **entrant.row, **measured(entrant, eager)}
-            print({k: row.get(k) for k in ("way", "share", "peak_bytes", "time_ratio", "error")})
-            file.write(json.dumps(row) + "\n")
+    for entrant in entrants:
+        row = {**common, **entrant.row, **measured(entrant, eager)}
+        print({k: row.get(k) for k in ("way", "share", "peak_bytes", "time_ratio", "error")})
+        append_rows(arguments.output, row)
 
 
 def _at(share: float, workload: Workload) -> list[Entrant]:

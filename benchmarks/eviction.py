@@ -18,15 +18,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from benchmarks.rows import write_rows
 from support.adversary import against
 from support.logs import DATA, linear_network
 from tightfit.eviction.log.resolve import load_log, resolve
 from tightfit.eviction.policies.registry import POLICIES
 from tightfit.eviction.replayed import Replayed, Rules
 from tightfit.eviction.simulator import Simulator
-from tightfit.files import write_atomically
 
 __all__ = ["POLICY_OF", "compared", "differences", "expected_rows"]
 
@@ -208,7 +209,7 @@ def main() -> None:
     for row in [*speeds(data), *sweeps(data), *linear_networks(), *adversaries()]:
         print(json.dumps(row))
         summary.append(row)
-    write_atomically(RESULTS, "".join(json.dumps(row) + "\n" for row in summary).encode())
+    write_rows(RESULTS, summary)
 
 
 if __name__ == "__main__":

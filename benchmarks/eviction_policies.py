@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from benchmarks.papers_tables import table
+from benchmarks.rows import Row, read_rows, write_rows
 from support.logs import DATA
 from tightfit.eviction.log.resolve import load_log
 from tightfit.eviction.policies.registry import POLICIES
@@ -46,8 +45,6 @@ IN_ARENA = (
     ("improved", "mixed"),
     ("improved_ancestors", "mixed"),
 )
-
-Row = dict[str, Any]
 
 
 def rows_of(data: Path, seconds: float) -> Iterator[Row]:
@@ -193,10 +190,10 @@ def main() -> None:
     parser.add_argument("--page-only", action="store_true", help="write the page of known rows")
     given = parser.parse_args()
     if given.page_only:
-        rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+        rows = read_rows(RESULTS)
     else:
         rows = list(rows_of(given.data, given.seconds))
-        write_atomically(RESULTS, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        write_rows(RESULTS, rows)
     write_atomically(PAGE, document(rows).encode())
 
 

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 import tightfit
+from benchmarks.rows import append_rows
 from benchmarks.training import circumstances
 from tightfit.zoo import Example, make
 
@@ -91,8 +92,7 @@ def main() -> None:
         "fitted_s": fitted_s,
         **circumstances(threads=1, rounds=1),
     }
-    with ROWS.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+    append_rows(ROWS, row)
     print(json.dumps(row, indent=1))
 
 

@@ -37,6 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tightfit
+from benchmarks.rows import append_rows, read_rows
 from benchmarks.training import circumstances, let_search_end
 from benchmarks.training_loops.recurrences import Unrolled
 from tightfit.allocator import measure_peak
@@ -120,7 +121,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Measure the models asked for; append the row of each as soon as it is there."""
     options = _arguments(words)
     if options.table:
-        rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+        rows = read_rows(RESULTS)
         TABLE.write_text(document(rows))
         return
     if options.one:
@@ -128,8 +129,7 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     for name in options.models or MODELS:
         row = _row(name, options)
-        with options.output.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_rows(options.output, row)
         print(_line(row), end="", flush=True)
 
 

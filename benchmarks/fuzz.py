@@ -17,7 +17,6 @@ import contextlib
 import datetime
 import gc
 import io
-import json
 import random
 import subprocess
 import sys
@@ -32,6 +31,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.random_models import random_example
+from benchmarks.rows import append_rows, read_rows
 from benchmarks.training_loops import Life, Run, live
 from tightfit.errors import CaptureError, NothingToTrain, TightfitError
 from tightfit.planners.base import Limits
@@ -175,8 +175,7 @@ def main() -> None:
 
 def _recorded(results: Path) -> tuple[int, Counter[str]]:
     """Return the first seed that was not run yet, and the outcomes of those before it."""
-    lines = results.read_text().splitlines() if results.exists() else []
-    summaries = [row for row in map(json.loads, lines) if "seeds" in row]
+    summaries = [row for row in read_rows(results) if "seeds" in row]
     total: Counter[str] = Counter()
     for row in summaries:
         total += Counter(row["outcomes"])
@@ -209,8 +208,7 @@ def _run_chunk(
         ).stdout.strip(),
         "torch": torch.__version__,
     }
-    with results.open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in (*found, summary))
+    append_rows(results, *found, summary)
     return counts
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 import tightfit
+from benchmarks.rows import Row, append_rows
 from benchmarks.training import circumstances, let_search_end
 from tightfit.allocator import measure_peak, meter_for
 from tightfit.allocator.caching import return_cached
@@ -37,8 +37,6 @@ ROWS = Path(__file__).resolve().parent / "results" / "gpu_limit.jsonl"
 SETTLED = 15  # steps after which plans leave what the allocator loses
 SEARCH_S = 6.0  # at most: the first plans are what a user trains with
 WAYS = {"limit": {}, "warn": {"on_exceed": "warn"}, "arena": {"arena": True}}
-
-Row = dict[str, Any]
 
 
 class Training:
@@ -214,11 +212,10 @@ def main(words: Sequence[str] | None = None) -> int:
     }
     rows = [{**common, **plain(training, arguments.steps)}]
     del training
-    with arguments.output.open("a", buffering=1) as file:  # a line each: rows outlive a kill
-        file.write(json.dumps(rows[0]) + "\n")
-        for way in arguments.ways.split(","):
-            rows.append({**common, **fitted(arguments, way, rows[0])})
-            file.write(json.dumps(rows[-1]) + "\n")
+    append_rows(arguments.output, rows[0])
+    for way in arguments.ways.split(","):
+        rows.append({**common, **fitted(arguments, way, rows[0])})
+        append_rows(arguments.output, rows[-1])
     print(table(rows))
     return 0 if all(map(holds, rows)) else 1
 

@@ -8,7 +8,6 @@ Exits with 1 if bits differed or a peak exceeded its budget.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import msgspec
 import torch
 
+from benchmarks.rows import append_rows
 from benchmarks.training import circumstances
 from tightfit.errors import InfeasibleBudget
 from tightfit.studies.comparison import Comparison
@@ -54,8 +54,7 @@ def _prove(arguments: argparse.Namespace) -> int:
     rows = [
         {**common, **_row(comparison, ratio)} for ratio in map(float, arguments.ratios.split(","))
     ]
-    with arguments.output.open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    append_rows(arguments.output, *rows)
     for row in rows:
         print({key: row.get(key) for key in ("model", "budget_ratio", "bitwise", "holds", "error")})
     return 0 if all(row.get("bitwise") and row.get("holds") for row in rows) else 1

@@ -14,11 +14,10 @@ what plain PyTorch had cached before off it. The limit then was `limit_bytes`, f
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from benchmarks.pictures.training import Measured, TrainedModel, training_picture
+from benchmarks.rows import Row, read_rows
 
 __all__ = ["FILE", "later_table", "picture", "table"]
 
@@ -37,8 +36,6 @@ WAYS = {
     "checkpoint": "its activation checkpointing",
     "mincut=0.5": "activation_memory_budget 0.5",
 }
-
-Row = dict[str, Any]
 
 
 def shown(rows: list[Row]) -> dict[str, list[Row]]:
@@ -109,7 +106,7 @@ LATER_TITLES = {
 
 def later_table() -> str:
     """Return the table of the rows of 27 November, and what was measured."""
-    rows = [json.loads(line) for line in LATER.read_text().splitlines()]
+    rows = read_rows(LATER)
     lines = [
         "| model, float32 | budget | time in a row | planned extra (proven least) | "
         "reserved / budget | retries |",
@@ -164,4 +161,4 @@ def _way(row: Row) -> str:
 
 def rows() -> list[Row]:
     """Return the rows of that session."""
-    return [json.loads(line) for line in FILE.read_text().splitlines()]
+    return read_rows(FILE)

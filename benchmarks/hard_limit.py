@@ -28,11 +28,11 @@ import torch
 import tightfit
 from benchmarks.arena import HELD, fit_something_small, made
 from benchmarks.papers_tables import table
-from benchmarks.rows import Book, Row
+from benchmarks.rows import BenchmarkPage, Row
 from tightfit.allocator import CpuMeter, resident_bytes
 from tightfit.units import parse_bytes
 
-__all__ = ["BOOK", "document"]
+__all__ = ["BENCHMARK_PAGE", "document"]
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "results" / "hard_limit.jsonl"
@@ -52,9 +52,9 @@ MIB = 1 << 20
 
 def measure() -> None:
     """Append all rows."""
-    BOOK.append(long_run(*LONG))
+    BENCHMARK_PAGE.append(long_run(*LONG))
     for name, settings, budget, way in LIMITED:
-        BOOK.append(limited(name, settings, budget, way))
+        BENCHMARK_PAGE.append(limited(name, settings, budget, way))
 
 
 def train(name: str, settings: str, budget: str, way: str) -> None:
@@ -197,8 +197,8 @@ def document(rows: Sequence[Row]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-BOOK = Book(ROWS, PAGE, document)
+BENCHMARK_PAGE = BenchmarkPage(ROWS, PAGE, document)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    BOOK.main(__doc__, measure, train)
+    BENCHMARK_PAGE.main(__doc__, measure, train)

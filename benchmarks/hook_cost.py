@@ -23,13 +23,13 @@ import torch
 
 from benchmarks.papers_tables import table
 from benchmarks.processes import in_turns
-from benchmarks.rows import Book, Row
+from benchmarks.rows import BenchmarkPage, Row
 from tightfit.allocator.hook import installed_hook
 from tightfit.allocator.replay import Replay
 from tightfit.allocator.tally import tally_for
 from tightfit.layout.predecessors import predecessors
 
-__all__ = ["BOOK", "document"]
+__all__ = ["BENCHMARK_PAGE", "document"]
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "results" / "hook_cost.jsonl"
@@ -47,7 +47,7 @@ def measure() -> None:
             makers = [lambda way=way, size=size: WAYS[way](library, size) for way in WAYS]
             for way, spent in zip(WAYS, in_turns(makers, ROUNDS), strict=True):
                 row = {"way": way, "size_bytes": size, "nanoseconds": min(spent)}
-                BOOK.append(row)
+                BENCHMARK_PAGE.append(row)
 
 
 def compiled(folder: Path) -> Path:
@@ -136,7 +136,7 @@ def document(rows: Sequence[Row]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-BOOK = Book(ROWS, PAGE, document)
+BENCHMARK_PAGE = BenchmarkPage(ROWS, PAGE, document)
 
 if __name__ == "__main__":
-    BOOK.main(__doc__, measure)
+    BENCHMARK_PAGE.main(__doc__, measure)

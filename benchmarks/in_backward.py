@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 import tightfit
-from benchmarks.rows import Row
+from benchmarks.rows import Row, append_rows, read_rows
 from benchmarks.training import circumstances
 from benchmarks.whole_steps import llama
 from tightfit.allocator import measure_peak
@@ -215,8 +215,7 @@ def _measure(
     row |= {"least_bytes": least_bytes, "steps": steps}
     row |= _run(model, optimizer, way, budget, str(steps))
     row |= circumstances(1, 1)
-    with ROWS.open("a") as file:
-        file.write(json.dumps(row) + "\n")
+    append_rows(ROWS, row)
     print(row, flush=True)
     return row
 
@@ -288,7 +287,7 @@ def main() -> None:
         measure(
             options.models.split(","), options.optimizers.split(";"), options.ways, options.steps
         )
-    rows = [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()]
+    rows = read_rows(ROWS)
     PAGE.write_text(document(rows), encoding="utf-8")
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import sys
 import time
 from pathlib import Path
@@ -24,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 import tightfit
+from benchmarks.rows import append_rows, read_rows
 from benchmarks.training import circumstances
 from tightfit.execution.attach import attached
 from tightfit.graph.liveness import budget_of_ratio
@@ -45,7 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.table:
         measure(options.ratio)
-    write_page([json.loads(line) for line in ROWS.read_text().splitlines()])
+    write_page(read_rows(ROWS))
 
 
 def measure(ratio: float) -> None:
@@ -61,9 +61,8 @@ def measure(ratio: float) -> None:
     ROWS.write_text("")
     for length in LENGTHS:
         row = one_length(model, optimizer, length)
-        with ROWS.open("a") as file:
-            surroundings = circumstances(torch.get_num_threads(), rounds=1)
-            file.write(json.dumps({**surroundings, "ratio": ratio, **row}) + "\n")
+        machine = circumstances(torch.get_num_threads(), rounds=1)
+        append_rows(ROWS, {**machine, "ratio": ratio, **row})
         print(row, flush=True)
 
 

@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
+from benchmarks.rows import append_rows
 from benchmarks.training import circumstances
 from benchmarks.training_loops import LOOPS, Life, Loop, Run, live, loop_named
 
@@ -58,8 +59,7 @@ def main(words: Sequence[str] | None = None) -> int:
             **circumstances(1, rounds=1, device=options.device),
             **row_of(loop_named(name), options.steps, options.small, options.device),
         }
-        with options.output.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_rows(options.output, row)
         print(_line(row), flush=True)
         held = held and ("skipped" in row or is_as_promised(row))
     return 0 if held else 1

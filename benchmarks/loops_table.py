@@ -5,7 +5,6 @@ python benchmarks/loops_table.py
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.rows import read_rows
 from benchmarks.training_loops import LOOPS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,7 +61,7 @@ def document(rows: Sequence[dict[str, Any]]) -> str:
 
 def _random_models() -> str:
     """Return what came of whole lives of random models, by the rows of the fuzzer."""
-    records = [json.loads(text) for text in LIVES.read_text().splitlines()]
+    records = read_rows(LIVES)
     lives = [record for record in records if "seeds" in record]
     outcomes: Counter[str] = Counter()
     for record in lives:
@@ -122,7 +122,7 @@ def _ended(row: dict[str, Any]) -> str:
 
 def main() -> None:
     """Write the page."""
-    TABLE.write_text(document([json.loads(text) for text in ROWS.read_text().splitlines()]))
+    TABLE.write_text(document(read_rows(ROWS)))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ A gap is a share of the time of the step: (1 + overhead) / (1 + bound) - 1. Rows
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from functools import lru_cache
@@ -21,6 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.planning import MONET_MODELS
+from benchmarks.rows import append_rows, read_rows
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.plan import Outcome
@@ -37,7 +37,7 @@ GAPS = (0.05, 0.02)
 def main() -> None:
     """Run every cell whose row is missing."""
     options = parse()
-    rows = [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
+    rows = read_rows(ROWS)
     done = {(row["graph"], row["ways"], row["budget_gib"]) for row in rows}
     for model in options.models.split(","):
         for ways in ("noop", "all"):
@@ -46,8 +46,7 @@ def main() -> None:
                     continue
                 row = cell(model, ways, gib, options)
                 print(row, flush=True)
-                with ROWS.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                append_rows(ROWS, row)
 
 
 def parse() -> argparse.Namespace:

@@ -11,7 +11,6 @@ takes with default implementations and nothing recomputed, constants counted. Ro
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.rows import append_rows, read_rows
 from tightfit.graph.ir import Exactness, Graph
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.plan import Outcome
@@ -50,7 +50,7 @@ STEP = 0.01  # of PyTorch's memory: how near the ends of a bracket come
 def main() -> None:
     """Run every cell whose row is missing."""
     options = parse()
-    rows = [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
+    rows = read_rows(ROWS)
     done = {(row["graph"], row["question"], row["ways"]) for row in rows}
     for model, question, ways in cells(options.models.split(",")):
         if (model, question, ways) in done:
@@ -58,8 +58,7 @@ def main() -> None:
         row = {"graph": model, "question": question, "ways": ways}
         row |= QUESTIONS[question](model, ways, options) | {"load": round(os.getloadavg()[0], 1)}
         print(row, flush=True)
-        with ROWS.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_rows(ROWS, row)
 
 
 def parse() -> argparse.Namespace:

@@ -14,7 +14,6 @@ one that is there is not computed again. Nothing runs: times are those of the si
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.real_models import untrained
+from benchmarks.rows import append_rows, read_rows
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
 from tightfit.plan.plan import Far
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=20.0, help="seconds per plan")
     parser.add_argument("--table", action="store_true", help="only print the rows as a table")
     options = parser.parse_args()
-    rows = [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
+    rows = read_rows(ROWS)
     done = {(row["graph"], row["costs"], row["ratio"], row["link_gb_per_s"]) for row in rows}
     if options.table:
         print(table(rows))
@@ -146,8 +146,7 @@ def main() -> None:
         if cell not in done:
             row = measured(*cell, options.time_limit)
             print(row, flush=True)
-            with ROWS.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            append_rows(ROWS, row)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

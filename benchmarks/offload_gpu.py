@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 import tempfile
@@ -28,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 import tightfit
-from benchmarks.gpu_limit import Row, Training, plain
+from benchmarks.gpu_limit import Training, plain
+from benchmarks.rows import Row, append_rows, read_rows
 from benchmarks.training import circumstances, let_search_end
 from tightfit.errors import BadInput, InfeasibleBudget, TightfitError
 
@@ -143,17 +143,17 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="only print the rows as a table")
     options = parser.parse_args(words)
     if options.table:
-        print(table([json.loads(line) for line in options.output.read_text().splitlines()]))
+        print(table(read_rows(options.output)))
         return 0
-    with tempfile.TemporaryDirectory() as folder, options.output.open("a", buffering=1) as file:
+    with tempfile.TemporaryDirectory() as folder:
         os.environ["TIGHTFIT_CACHE_DIR"] = folder  # costs of a model are measured once
-        rows = _measured(options, file)
+        rows = _measured(options)
     print(table(rows))
     return 0 if all(map(holds, rows)) else 1
 
 
-def _measured(options: argparse.Namespace, file: Any) -> list[Row]:
-    """Return the rows that there is time for; each is written at once."""
+def _measured(options: argparse.Namespace) -> list[Row]:
+    """Append and return the rows that there is time for."""
     ends = time.perf_counter() + options.time_limit
     far = tightfit.Offload(FAR).far(torch.device(options.device))
     common = {
@@ -164,7 +164,7 @@ def _measured(options: argparse.Namespace, file: Any) -> list[Row]:
 
     def add(model: str, row: Row) -> Row:
         rows.append({"model": model, "settings": MODELS[model], **row, **common})
-        file.write(json.dumps(rows[-1]) + "\n")
+        append_rows(options.output, rows[-1])
         return row
 
     models = options.models.split(",")

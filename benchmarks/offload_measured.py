@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 import tightfit
+from benchmarks.rows import read_rows
 from benchmarks.training import circumstances, let_search_end
 from tightfit.errors import InfeasibleBudget
 from tightfit.plan.simulate import simulate
@@ -198,7 +199,7 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help="print the row of one cell")
     parser.add_argument("--table", action="store_true", help="only print the rows as a table")
     options = parser.parse_args()
-    rows = [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
+    rows = read_rows(ROWS)
     if options.table:
         print(table(rows))
         return

@@ -33,6 +33,7 @@ from benchmarks.online_models import (
     treelstm,
 )
 from benchmarks.papers_claims import table
+from benchmarks.rows import Row, read_rows, write_rows
 from tightfit.allocator import CpuMeter
 from tightfit.dynamic.room import allocated_bytes, storages_alive
 from tightfit.errors import BudgetExceeded, InfeasibleBudget
@@ -49,8 +50,6 @@ RATIOS = (0.9, 0.7, 0.5, 0.4, 0.3)
 STEPS = 3
 MOST_AGAIN = 4.0
 MEASURED_AGAIN = 3
-
-Row = dict[str, Any]
 
 
 def digest(tensor: torch.Tensor) -> str:
@@ -457,15 +456,13 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", choices=[[], *KINDS], default=[])
     kinds = parser.parse_args().kinds or [*KINDS]
     torch.set_num_threads(1)
-    rows = (
-        [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
-    )
+    rows = read_rows(RESULTS)
     for kind in kinds:
         rows = [row for row in rows if row["kind"] != kind]
         for row in KINDS[kind]():
             rows.append(row)
             print(json.dumps(row), flush=True)
-            write_atomically(RESULTS, "".join(json.dumps(row) + "\n" for row in rows).encode())
+            write_rows(RESULTS, rows)
             write_atomically(PAGE, (document(rows) + "\n").encode())
 
 

@@ -8,18 +8,16 @@ Graphs are the zoo's and those of ``../shared/data``. Each order is laid out too
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.graph_files import read_graph_folder
 from benchmarks.papers_tables import table
+from benchmarks.rows import BenchmarkPage, Row
 from tightfit.graph.ir import Graph
 from tightfit.layout.of_plan import blocks_of_plan
 from tightfit.layout.pack import pack
@@ -29,7 +27,7 @@ from tightfit.planners.orders.least_peak import LeastPeak, least_peak
 from tightfit.studies.dry_step import graph_of
 from tightfit.zoo.registry import MODELS
 
-__all__ = ["document"]
+__all__ = ["BENCHMARK_PAGE", "document"]
 
 HERE = Path(__file__).resolve().parent
 GRAPHS = HERE.parent.parent / "shared" / "data"
@@ -37,21 +35,11 @@ ROWS = HERE / "results" / "orders.jsonl"
 PAGE = HERE.parent / "docs" / "order-only.md"
 MIB = 1 << 20
 
-Row = dict[str, Any]
 
-
-def main() -> None:
-    """Measure, or write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", action="store_true")
-    if not parser.parse_args().table:
-        ROWS.write_text("")
-        for source, name, graph in graphs():
-            row = {"source": source, **measured(name, graph)}
-            with ROWS.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(row, flush=True)
-    PAGE.write_text(document([json.loads(line) for line in ROWS.read_text().splitlines()]))
+def measure() -> None:
+    """Append the row of every graph."""
+    for source, name, graph in graphs():
+        BENCHMARK_PAGE.append({"source": source, **measured(name, graph)})
 
 
 def graphs() -> Iterator[tuple[str, str, Graph]]:
@@ -128,5 +116,7 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
+BENCHMARK_PAGE = BenchmarkPage(ROWS, PAGE, document)
+
 if __name__ == "__main__":
-    main()
+    BENCHMARK_PAGE.main(__doc__, measure)

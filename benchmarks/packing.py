@@ -9,24 +9,22 @@ Blocks are recorded steps of real training and public MiniMalloc instances in
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.papers_tables import table
+from benchmarks.rows import BenchmarkPage, Row
 from tightfit.layout.io import load_blocks
 from tightfit.layout.pack import pack
 from tightfit.layout.packers.base import PackingLimits
 from tightfit.layout.packers.registry import DEFAULT_PACKER, PACKERS
 
-__all__ = ["document"]
+__all__ = ["BENCHMARK_PAGE", "document"]
 
 HERE = Path(__file__).resolve().parent
 TRACES = HERE.parent.parent / "shared" / "data" / "blocks"
@@ -37,23 +35,12 @@ COMPARED = ("paper", "paper_area", "paper_size", "greedy_size", "greedy_breadth"
 SECONDS = 5.0
 REPEATS = 3
 
-Row = dict[str, Any]
 
-
-def main() -> None:
-    """Measure, or write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", action="store_true")
-    if not parser.parse_args().table:
-        ROWS.write_text("")
-        for path in sorted(TRACES.glob("*.csv*")):
-            for packer in (DEFAULT_PACKER, *COMPARED):
-                row = measured(path, packer)
-                with ROWS.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-                print(row, flush=True)
-    rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
-    PAGE.write_text(document(rows))
+def measure() -> None:
+    """Append the row of every file and packer."""
+    for path in sorted(TRACES.glob("*.csv*")):
+        for packer in (DEFAULT_PACKER, *COMPARED):
+            BENCHMARK_PAGE.append(measured(path, packer))
 
 
 def measured(path: Path, packer: str) -> Row:
@@ -125,5 +112,7 @@ def _ratio(row: Row) -> str:
     return "**1**" if exact else f"{_share(row):.4f}"
 
 
+BENCHMARK_PAGE = BenchmarkPage(ROWS, PAGE, document)
+
 if __name__ == "__main__":
-    main()
+    BENCHMARK_PAGE.main(__doc__, measure)

@@ -15,7 +15,6 @@ recomputation, fresh gradients included, constants not.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import sys
@@ -31,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.papers_small import SEEDS, small_step
 from benchmarks.papers_tables import write_tables
+from benchmarks.rows import append_rows, read_rows
 from tightfit.capture.captured import Captured
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
@@ -63,8 +63,7 @@ class Rows:
 
     def __init__(self, kind: str) -> None:
         self.path = RESULTS / f"papers-{kind}.jsonl"
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        self.rows = [json.loads(line) for line in lines]
+        self.rows = read_rows(self.path)
 
     def add(self, key: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> None:
         """Compute a row unless one with this key is there; print and store it."""
@@ -73,8 +72,7 @@ class Rows:
         row = {**key, **compute()}
         self.rows.append(row)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_rows(self.path, row)
         print({name: value for name, value in row.items() if name != "curves"}, flush=True)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.papers_claims import Row, rounding_parts, solver_parts, speed_parts, table
 from benchmarks.papers_small import small_parts
 from benchmarks.pictures.along_step import AlongStep, step_picture
+from benchmarks.rows import read_rows
 from tightfit.planners.registry import PLANNERS
 from tightfit.reporting.pictures.comparison import comparison_picture
 from tightfit.reporting.pictures.found import Found, Series
@@ -61,7 +61,7 @@ def write_tables(results: Path, docs: Path) -> None:
 def read(results: Path, kind: str) -> list[Row]:
     """The rows of one kind, none if the benchmark has not run."""
     path = results / f"papers-{kind}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return read_rows(path)
 
 
 def comparison_parts(rows: Sequence[Row], plots: Path) -> list[str]:

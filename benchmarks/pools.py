@@ -33,7 +33,7 @@ from benchmarks.arena import highest
 from benchmarks.arena_models import InceptionResNet, Translator, alexnet
 from benchmarks.papers_tables import table
 from benchmarks.processes import in_its_process
-from benchmarks.rows import Book, Row
+from benchmarks.rows import BenchmarkPage, Row
 from tightfit.allocator import record, resident_bytes
 from tightfit.allocator.replay import return_large_blocks_at_once
 from tightfit.arenas.sequence import sequenced
@@ -41,7 +41,7 @@ from tightfit.layout.blocks import Block
 from tightfit.layout.pack import pack
 from tightfit.zoo import make
 
-__all__ = ["BOOK", "document"]
+__all__ = ["BENCHMARK_PAGE", "document"]
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "results" / "pools.jsonl"
@@ -68,13 +68,13 @@ def measure() -> None:
         for phase in ("training", "inference"):
             for way in WAYS:
                 batch = BATCHES[name] if phase == "training" else 1
-                BOOK.append(in_its_process(fixed, name, phase, way, batch))
+                BENCHMARK_PAGE.append(in_its_process(fixed, name, phase, way, batch))
     for way in WAYS:
-        BOOK.append(in_its_process(varying, way))
-    BOOK.append(in_its_process(larger_batch, "resnet50"))
+        BENCHMARK_PAGE.append(in_its_process(varying, way))
+    BENCHMARK_PAGE.append(in_its_process(larger_batch, "resnet50"))
     for name in BATCHES:
         for batch in LAID_OUT:
-            BOOK.append(in_its_process(laying_out, name, batch))
+            BENCHMARK_PAGE.append(in_its_process(laying_out, name, batch))
 
 
 def model_of(name: str) -> nn.Module:
@@ -308,8 +308,8 @@ def _mib(value: float) -> str:
     return f"{value / MIB:.1f}"
 
 
-BOOK = Book(ROWS, PAGE, document)
+BENCHMARK_PAGE = BenchmarkPage(ROWS, PAGE, document)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    BOOK.main(__doc__, measure)
+    BENCHMARK_PAGE.main(__doc__, measure)

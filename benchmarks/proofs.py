@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import subprocess
 import sys
@@ -21,9 +20,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import msgspec
 import torch
 
+from benchmarks.rows import append_rows, read_rows
 from tightfit.api.prove import MINIMUM
 from tightfit.errors import CaptureError, InfeasibleBudget, TightfitError
 from tightfit.planners.base import Limits
@@ -73,8 +75,7 @@ def _is_passed(key: str, value: Any) -> bool:
 
 
 def _has_rows(model: str, options: argparse.Namespace) -> bool:
-    lines = RESULTS[options.suite].read_text().splitlines()
-    rows = [json.loads(text) for text in lines]
+    rows = read_rows(RESULTS[options.suite])
     done = {r["asked"] for r in rows if Path(r["model"]).name.split(":")[-1] == model}
     return done >= set(options.budgets.split(","))
 
@@ -92,8 +93,7 @@ def prove(model: str, options: argparse.Namespace) -> None:
         limits=Limits(seconds=options.time_limit),
     )
     for row in rows(comparison, model, options):
-        with RESULTS[options.suite].open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_rows(RESULTS[options.suite], row)
         print(line(row), flush=True)
 
 

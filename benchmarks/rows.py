@@ -1,46 +1,59 @@
-"""What benchmarks that measure have in common: rows in a file, and a page written from them."""
+"""Rows of benchmarks, a line of JSON each in a file, and pages that are written from them."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Book", "Row"]
+from tightfit.files import write_atomically
+
+__all__ = ["BenchmarkPage", "Row", "append_rows", "read_rows", "write_rows"]
 
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Book:
-    """The rows of a benchmark and its page.
+def append_rows(path: Path, *rows: Row) -> None:
+    """Append rows to a file."""
+    with path.open("ab") as file:
+        file.write(_encoded(rows))
 
-    Parameters
-    ----------
-    rows : Path
-        A line of JSON each.
-    page : Path
-        Markdown.
-    document : callable
-        Writes the page from rows.
-    """
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Replace a file by rows."""
+    write_atomically(path, _encoded(rows))
+
+
+def _encoded(rows: Iterable[Row]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a file; none if it does not exist."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+@dataclass(frozen=True)
+class BenchmarkPage:
+    """A page of the documentation in Markdown, and the rows that it is written from."""
 
     rows: Path
     page: Path
     document: Callable[[Sequence[Row]], str]
 
     def append(self, row: Row) -> None:
-        """Add a row and show it."""
-        with self.rows.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        """Append a row and print it."""
+        append_rows(self.rows, row)
         print(row, flush=True)
 
     def read(self) -> list[Row]:
         """Return the rows."""
-        return [json.loads(line) for line in self.rows.read_text("utf-8").splitlines()]
+        return read_rows(self.rows)
 
     def main(
         self,
@@ -50,15 +63,8 @@ class Book:
     ) -> None:
         """Measure everything anew and write the page; with ``--table`` only write the page.
 
-        Parameters
-        ----------
-        description : str or None
-            For ``--help``.
-        measure : callable
-            Appends all rows.
-        child : callable, optional
-            Called instead with the words after ``--child``, in processes that the benchmark
-            itself starts.
+        `measure` appends all rows. `child` is called instead with the words after ``--child``, in
+        processes that the benchmark starts.
         """
         parser = argparse.ArgumentParser(description=description)
         parser.add_argument("--table", action="store_true", help="only write the page")

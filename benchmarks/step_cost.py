@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import sys
 import time
@@ -27,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import tightfit
+from benchmarks.rows import append_rows
 from benchmarks.training import circumstances
 
 __all__ = ["row_of"]
@@ -70,8 +70,7 @@ def main(words: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     for name in options.models or MODELS:
         row = {**circumstances(1, rounds=options.rounds), **row_of(name, options)}
-        with RESULTS.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_rows(RESULTS, row)
         print(
             f"{row['model']:14} plain {1e3 * row['plain_s']:.2f} ms, fitted "
             f"{1e3 * row['fitted_s']:.2f} ms: {1e6 * row['per_op_s']:.1f} us more for each of "

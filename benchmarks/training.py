@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
-import json
 import os
 import platform
 import statistics
@@ -33,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
+from benchmarks.rows import append_rows
 from benchmarks.ways import Way, checkpoint_per_block, min_cut, sequential_checkpoint
 from tightfit.allocator import measure_peak
 from tightfit.alternatives.registry import EXACTNESS
@@ -106,11 +106,10 @@ def main(words: Sequence[str] | None = None) -> None:
     common = {"model": arguments.model, "settings": settings}
     common |= circumstances(arguments.threads, arguments.rounds, arguments.device)
     eager = entrants[0]
-    with arguments.output.open("a") as file:
-        for entrant in entrants:
-            row = {**common, **entrant.row, **measured(entrant, eager)}
-            print(_line(row))
-            file.write(json.dumps(row) + "\n")
+    for entrant in entrants:
+        row = {**common, **entrant.row, **measured(entrant, eager)}
+        print(_line(row))
+        append_rows(arguments.output, row)
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:

@@ -16,7 +16,6 @@ Rows go to ``benchmarks/results/whole_steps.jsonl``; one that is there is not co
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ import torch
 from torch import nn
 
 from benchmarks.real_models import DECODER, untrained
+from benchmarks.rows import append_rows, read_rows
 from tightfit.errors import InfeasibleBudget
 from tightfit.graph.ir import Exactness, Graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
@@ -160,7 +160,7 @@ def main() -> None:
     """Run every cell whose row is missing."""
     options = parse()
     torch.set_num_threads(1)
-    rows = [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
+    rows = read_rows(ROWS)
     done = {(row["model"], row["question"], row["ways"], row["exactness"]) for row in rows}
     for model in options.models.split(","):
         for question in options.questions.split(","):
@@ -177,8 +177,7 @@ def main() -> None:
                         "load": round(os.getloadavg()[0], 1),
                     }
                     print(row, flush=True)
-                    with ROWS.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
+                    append_rows(ROWS, row)
 
 
 def parse() -> argparse.Namespace:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 from benchmarks import arena
 
 
 def test_the_committed_page_is_that_of_the_committed_rows() -> None:
-    rows = [json.loads(line) for line in arena.ROWS.read_text("utf-8").splitlines()]
+    rows = arena.BENCHMARK_PAGE.read()
     assert arena.PAGE.read_text("utf-8") == arena.document(rows)
     held = [row for row in rows if row["kind"] == "memory"]
     plain = {row["model"]: row["parameters"] for row in held if row["way"] == "fit"}

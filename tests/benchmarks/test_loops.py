@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from benchmarks import loops_table
 from benchmarks.loops import compared, fitted_row
 from benchmarks.loops_table import document
+from benchmarks.rows import read_rows
 from benchmarks.training_loops import LOOPS, Life, Run, live
 
 TIGHT: tuple[str, ...] = ()
@@ -93,5 +93,5 @@ def test_the_page_tells_of_the_newest_rows() -> None:
 
 
 def test_the_committed_page_is_that_of_the_committed_rows() -> None:
-    rows = [json.loads(text) for text in loops_table.ROWS.read_text().splitlines()]
+    rows = read_rows(loops_table.ROWS)
     assert loops_table.TABLE.read_text() == document(rows)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from benchmarks import orders
 from support.graphs import two_layers
 
@@ -22,6 +20,6 @@ def test_a_row_is_complete() -> None:
 
 
 def test_the_committed_page_is_that_of_the_committed_rows() -> None:
-    rows = [json.loads(line) for line in orders.ROWS.read_text("utf-8").splitlines()]
+    rows = orders.BENCHMARK_PAGE.read()
     assert orders.PAGE.read_text("utf-8") == orders.document(rows)
     assert all(row["floor_bytes"] <= row["least_bytes"] <= row["traced_bytes"] for row in rows)

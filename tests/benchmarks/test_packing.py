@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from benchmarks import packing
@@ -25,7 +24,7 @@ def test_a_row_is_complete(tmp_path: Path) -> None:
 
 
 def test_the_committed_page_is_that_of_the_committed_rows() -> None:
-    rows = [json.loads(line) for line in packing.ROWS.read_text("utf-8").splitlines()]
+    rows = packing.BENCHMARK_PAGE.read()
     assert packing.PAGE.read_text("utf-8") == packing.document(rows)
     default = [row for row in rows if row["packer"] == "auto"]
     assert default and all(row["height_bytes"] == row["lower_bound_bytes"] for row in default)

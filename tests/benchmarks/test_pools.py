@@ -7,16 +7,18 @@ import json
 import pytest
 
 from benchmarks import arena_fuzz, hook_cost, pools
-from benchmarks.rows import Book
+from benchmarks.rows import BenchmarkPage
 
 
-@pytest.mark.parametrize("book", [pools.BOOK, hook_cost.BOOK], ids=["pools", "hook_cost"])
-def test_the_committed_page_is_that_of_the_committed_rows(book: Book) -> None:
-    assert book.page.read_text("utf-8") == book.document(book.read())
+@pytest.mark.parametrize(
+    "page", [pools.BENCHMARK_PAGE, hook_cost.BENCHMARK_PAGE], ids=["pools", "hook_cost"]
+)
+def test_the_committed_page_is_that_of_the_committed_rows(page: BenchmarkPage) -> None:
+    assert page.page.read_text("utf-8") == page.document(page.read())
 
 
 def test_an_arena_holds_less_than_the_stock_pool() -> None:
-    rows = [row for row in pools.BOOK.read() if row["kind"] == "fixed"]
+    rows = [row for row in pools.BENCHMARK_PAGE.read() if row["kind"] == "fixed"]
     held = {(row["model"], row["phase"], row["way"]): row["held_bytes"] for row in rows}
     for model in pools.BATCHES:
         stock = held[model, "training", "stock pool"]

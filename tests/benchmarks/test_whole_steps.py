@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from benchmarks import alternatives_tables, whole_steps
+from benchmarks.rows import read_rows
 from benchmarks.transformer_chain import transformer_chain
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.planners.base import Limits
@@ -23,5 +22,5 @@ def test_nothing_is_computed_twice_for_the_least_bytes() -> None:
 
 
 def test_the_committed_page_is_that_of_the_committed_rows() -> None:
-    rows = [json.loads(line) for line in alternatives_tables.ROWS.read_text().splitlines()]
+    rows = read_rows(alternatives_tables.ROWS)
     assert alternatives_tables.PAGE.read_text() == alternatives_tables.document(rows)
