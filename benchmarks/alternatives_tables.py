@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.papers_tables import table
+from benchmarks.documents import table
 from benchmarks.rows import Row, read_rows
 
 __all__ = ["PAGE", "ROWS", "document"]

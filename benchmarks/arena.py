@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 import tightfit
-from benchmarks.papers_tables import table
+from benchmarks.documents import table
 from benchmarks.processes import in_turns
 from benchmarks.rows import BenchmarkPage, Row
 from tightfit.allocator import anonymous_bytes, resident_bytes

@@ -64,7 +64,7 @@ class _Residual(nn.Module):
 
 
 class _Reduction(nn.Module):
-    """Branches side by side that halve the map, with the pooled input beside them."""
+    """Branches side by side that halve the map, concatenated with the pooled input."""
 
     def __init__(self, branches: Sequence[nn.Module]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Compiled plans beside torch.compile with its activation memory budget: time at equal peak.
+"""Compiled plans and torch.compile with its activation memory budget: time at equal peak.
 
     python benchmarks/compile.py mlp
     python benchmarks/compile.py gpt --shares 1,0.75,0.5,0.25,0
@@ -29,9 +29,9 @@ import torch._functorch.config
 from torch import Tensor, nn
 
 import tightfit
+from benchmarks.pytorch_methods import LossFunction
 from benchmarks.rows import append_rows
-from benchmarks.training import Entrant, circumstances, measured, race
-from benchmarks.ways import Way
+from benchmarks.training import Method, circumstances, measured, time_interleaved
 from tightfit.allocator import measure_peak
 from tightfit.cli.console import terminal_progress
 from tightfit.errors import InfeasibleBudget
@@ -87,41 +87,41 @@ def main(words: Sequence[str] | None = None) -> None:
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(SEED)
     workload = Workload(MODELS[arguments.model](), SEED)
-    eager = Entrant({"way": "eager"}, workload.loss_of)
-    entrants = [eager]
+    eager = Method({"way": "eager"}, workload.loss_of)
+    methods = [eager]
     torch._dynamo.config.error_on_recompile = True
     note_peak(eager, workload)
     reference = gradients_of(eager, workload)
     for share in map(float, arguments.shares.split(",")):
-        entrants += _at(share, workload)
-    for entrant in entrants:
-        if "error" not in entrant.row:
-            entrant.row["difference"] = difference(gradients_of(entrant, workload), reference)
-    running = [e for e in entrants if "error" not in e.row]
+        methods += _at(share, workload)
+    for method in methods:
+        if "error" not in method.row:
+            method.row["difference"] = difference(gradients_of(method, workload), reference)
+    running = [e for e in methods if "error" not in e.row]
     with terminal_progress() as progress:
-        race(running, workload, arguments.rounds, progress)
+        time_interleaved(running, workload, arguments.rounds, progress)
     common = {"model": arguments.model, **circumstances(arguments.threads, arguments.rounds)}
-    for entrant in entrants:
-        row = {**common, **entrant.row, **measured(entrant, eager)}
+    for method in methods:
+        row = {**common, **method.row, **measured(method, eager)}
         print({k: row.get(k) for k in ("way", "share", "peak_bytes", "time_ratio", "error")})
         append_rows(arguments.output, row)
 
 
-def _at(share: float, workload: Workload) -> list[Entrant]:
+def _at(share: float, workload: Workload) -> list[Method]:
     """Return torch.compile with a share, and tightfit with the peak that it has."""
-    theirs = Entrant({"way": "torch.compile", "share": share}, _compiled(workload, share))
+    theirs = Method({"way": "torch.compile", "share": share}, _compiled(workload, share))
     note_peak(theirs, workload)
     workload.model.zero_grad(set_to_none=True)
     budget_bytes = workload.constant_bytes() + theirs.row["peak_bytes"]
-    entrants = [theirs]
+    methods = [theirs]
     for compiled in (True, False):
         name = "tightfit compiled" if compiled else "tightfit"
         row = {"way": name, "share": share, "budget_bytes": budget_bytes}
-        entrants.append(_planned(workload, row, compiled))
-    return entrants
+        methods.append(_planned(workload, row, compiled))
+    return methods
 
 
-def _compiled(workload: Workload, share: float) -> Way:
+def _compiled(workload: Workload, share: float) -> LossFunction:
     """Return the loss compiled by torch.compile, planned with a share of saved activations.
 
     Dynamo keeps what it compiled by code object: each share needs one of its own.
@@ -138,7 +138,7 @@ def _compiled(workload: Workload, share: float) -> Way:
     return compiled
 
 
-def _planned(workload: Workload, row: dict[str, Any], compiled: bool) -> Entrant:
+def _planned(workload: Workload, row: dict[str, Any], compiled: bool) -> Method:
     step = tightfit.step(
         workload.loss_of,
         modules=workload.model,
@@ -149,37 +149,37 @@ def _planned(workload: Workload, row: dict[str, Any], compiled: bool) -> Entrant
         compile=compiled,
     )
     session = fitted_of(step)
-    entrant = Entrant(row, step, leave=lambda: session.close_step() and None)
+    method = Method(row, step, leave=lambda: session.close_step() and None)
     try:
-        note_peak(entrant, workload)
+        note_peak(method, workload)
         while session.is_tuning:
-            note_peak(entrant, workload)
-        note_peak(entrant, workload)
+            note_peak(method, workload)
+        note_peak(method, workload)
     except InfeasibleBudget as error:
         row["error"] = str(error)
-        return entrant
+        return method
     report = session.report()
     row |= {"overhead": report.overhead, "compiled": report.compiled}
-    return entrant
+    return method
 
 
-def note_peak(entrant: Entrant, workload: Workload) -> None:
+def note_peak(method: Method, workload: Workload) -> None:
     """Note the peak of a second step above its start, new gradients included."""
     for _ in range(2):
         workload.model.zero_grad(set_to_none=True)
         gc.collect()
-        peak = entrant.run(
+        peak = method.run(
             lambda function: measure_peak(
                 lambda: function(*workload.args, **workload.kwargs).backward()
             )[1]
         )
-    entrant.row["peak_bytes"] = peak.peak_bytes
+    method.row["peak_bytes"] = peak.peak_bytes
 
 
-def gradients_of(entrant: Entrant, workload: Workload) -> list[Tensor]:
+def gradients_of(method: Method, workload: Workload) -> list[Tensor]:
     """Return the gradients of a step from the first state."""
     workload.reset()
-    entrant.run(lambda function: function(*workload.args, **workload.kwargs).backward())
+    method.run(lambda function: function(*workload.args, **workload.kwargs).backward())
     return [p.grad.clone() for p in workload.model.parameters() if p.grad is not None]
 
 

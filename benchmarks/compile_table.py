@@ -5,24 +5,24 @@ python benchmarks/compile_table.py
 
 from __future__ import annotations
 
-import json
+import sys
 from pathlib import Path
-from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.documents import with_section
+from benchmarks.rows import Row, read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = ROOT / "benchmarks" / "results" / "compile.jsonl"
 DOCUMENT = ROOT / "docs" / "compile.md"
-BEGIN = "<!-- measured: written by benchmarks/compile_table.py -->"
-END = "<!-- end of measured -->"
 NAMES = {"mlp": "MLP, 6 blocks", "gpt": "GPT, 2 layers"}
-
-Row = dict[str, Any]
 
 
 def main() -> None:
     """Write the table; of several runs of a model the newest counts."""
-    rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
-    DOCUMENT.write_text(with_section(DOCUMENT.read_text(), section_of(newest(rows))))
+    section = section_of(newest(read_rows(ROWS)))
+    DOCUMENT.write_text(with_section(DOCUMENT.read_text(), "measured", section))
 
 
 def newest(rows: list[Row]) -> dict[str, list[Row]]:
@@ -32,12 +32,6 @@ def newest(rows: list[Row]) -> dict[str, list[Row]]:
         model: [row for row in rows if row["model"] == model and row["date"] == date]
         for model, date in latest.items()
     }
-
-
-def with_section(text: str, section: str) -> str:
-    """Return a text with what stands between the markers replaced."""
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{section}\n{END}{rest.split(END)[1]}"
 
 
 def section_of(runs: dict[str, list[Row]]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from benchmarks.papers_tables import table
+from benchmarks.documents import table
 from benchmarks.rows import Row, read_rows, write_rows
 from support.logs import DATA
 from tightfit.eviction.log.resolve import load_log

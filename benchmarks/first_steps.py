@@ -7,7 +7,7 @@
 Each model trains in a process of its own: plainly, then within `RATIO` of what the plain steps
 held. *Cold* is a process with an empty cache, *warm* the next one with the same cache. Seconds are
 those of a clock, from the begin of a step to its end; processor seconds, which another program on
-the machine disturbs less, stand beside them. Once no better plan is searched any more, plain and
+the machine disturbs less, are next to them. Once no better plan is searched any more, plain and
 fitted steps are taken in turns, and the median of their ratios is the cost of a later step. Rows
 are appended to ``benchmarks/results/first_steps.jsonl``.
 """

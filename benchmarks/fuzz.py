@@ -63,7 +63,7 @@ def cases(seed: int) -> Iterator[dict[str, Any]]:
 
 
 def _comparison(seed: int) -> tuple[Comparison | None, dict[str, Any]]:
-    """Return the model of a seed beside plain PyTorch; else what came of it."""
+    """Return the comparison of a seed's model with plain PyTorch, or why there is none."""
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             comparison = Comparison(

@@ -61,28 +61,45 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
+    def budget_bytes(self, ratio: float, plain: Row) -> int:
+        """Return the model, its optimizer's state and a share of plain PyTorch's activations."""
+        state_bytes = sum(p.nbytes for p in self.model.parameters())
+        return self.model_bytes() + state_bytes + round(ratio * plain["peak_bytes"])
+
+    def model_bytes(self) -> int:
+        """Return the bytes of parameters and buffers."""
+        return sum(t.nbytes for t in (*self.model.parameters(), *self.model.buffers()))
+
+    def settle(self, steps: int, search_s: float) -> None:
+        """Take steps before and after waiting `search_s` seconds for better plans."""
+        for _ in range(steps):
+            self.step()
+        let_search_end(search_s)
+        for _ in range(steps):
+            self.step()
+
     def seconds(self, steps: int) -> tuple[float, float]:
-        """Return what a step in a row takes, and what of it the processor takes to ask for it."""
+        """Return the seconds of a step in a row, and until its last kernel is enqueued."""
         self._wait()
         began = time.perf_counter()
         for _ in range(steps):
             self.step()
-        asked = time.perf_counter() - began
+        enqueued = time.perf_counter() - began
         self._wait()
-        return (time.perf_counter() - began) / steps, asked / steps
+        return (time.perf_counter() - began) / steps, enqueued / steps
 
     def retries(self) -> int:
-        """Return how often the allocator has given back what it had cached."""
+        """Return how often the allocator has emptied its cache to retry a request."""
         if self.device.type != "cuda":
             return 0
         return int(torch.cuda.memory_stats(self.device)["num_alloc_retries"])
 
     def reserved_bytes(self) -> int:
-        """Return what the allocator has taken from the device; nothing on a CPU."""
+        """Return what the allocator has reserved on the device; 0 on a CPU."""
         return torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
 
     def return_cached(self) -> None:
-        """Give back what other trainings have left in the allocator."""
+        """Return cached memory of earlier trainings to the device."""
         gc.collect()
         return_cached(self.device)
 
@@ -92,43 +109,37 @@ class Training:
 
 
 def plain(training: Training, steps: int) -> Row:
-    """Return what plain PyTorch takes."""
+    """Return the row of plain PyTorch."""
     for _ in range(3):
         training.step()
     resident_bytes = meter_for(training.device).live_bytes()
     _, peak = measure_peak(training.step, device=training.device)
-    seconds, asked = training.seconds(steps)
+    seconds, enqueue_s = training.seconds(steps)
     return {
         "way": "plain",
         "resident_bytes": resident_bytes,
         "peak_bytes": peak.peak_bytes,
         "step_s": seconds,
-        "enqueue_s": asked,
+        "enqueue_s": enqueue_s,
         "reserved_bytes": training.reserved_bytes(),
     }
 
 
 def fitted(arguments: argparse.Namespace, way: str, before: Row) -> Row:
-    """Return what a fitted model takes in one of the ways."""
+    """Return the row of a fitted model."""
     training = Training(arguments)
-    own_bytes = sum(t.nbytes for t in (*training.model.parameters(), *training.model.buffers()))
-    state_bytes = sum(p.nbytes for p in training.model.parameters())
-    budget = own_bytes + state_bytes + round(arguments.ratio * before["peak_bytes"])
+    budget = training.budget_bytes(arguments.ratio, before)
     row: Row = {"way": way, "budget_bytes": budget, "budget_ratio": arguments.ratio}
     training.return_cached()
-    others = max(0, training.reserved_bytes() - own_bytes)
+    others = max(0, training.reserved_bytes() - training.model_bytes())
     began = time.perf_counter()
     try:
         tightfit.fit(training.model, budget, optimizer=training.optimizer, cache=False, **WAYS[way])
         training.step()
         row["first_s"] = time.perf_counter() - began
-        for _ in range(SETTLED):
-            training.step()
-        let_search_end(SEARCH_S)
-        for _ in range(SETTLED):
-            training.step()
+        training.settle(SETTLED, SEARCH_S)
         retries = training.retries()
-        seconds, asked = training.seconds(arguments.steps)
+        seconds, enqueue_s = training.seconds(arguments.steps)
     except (TightfitError, torch.OutOfMemoryError) as error:
         with contextlib.suppress(BadInput):  # if fitting it has failed
             tightfit.unfit(training.model)
@@ -139,7 +150,7 @@ def fitted(arguments: argparse.Namespace, way: str, before: Row) -> Row:
     return {
         **row,
         "step_s": seconds,
-        "enqueue_s": asked,
+        "enqueue_s": enqueue_s,
         "time_ratio": seconds / before["step_s"],
         "retries": training.retries() - retries,
         "reserved_bytes": reserved_bytes,
@@ -163,14 +174,14 @@ def _of_arena(report: Any) -> Row:
 
 
 def holds(row: Row) -> bool:
-    """Whether a row is as promised: of plain PyTorch and without a limit nothing is."""
+    """Whether a row is as promised; plain PyTorch and `warn` have no limit to hold."""
     if row["way"] in ("plain", "warn"):
         return "error" not in row
     return "error" not in row and row["reserved_over"] <= 1.01 and not row["retries"]
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return rows as one table for people."""
+    """Return rows as a text table."""
     lines = [
         f"{'model':12} {'way':7} {'budget':>7} {'reserved':>9} {'retries':>8} {'time':>7} "
         f"{'planned':>8} {'asking':>9}"

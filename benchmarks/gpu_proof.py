@@ -26,7 +26,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import gpu_limit
-from benchmarks.readme import rows_in
+from benchmarks.rows import read_rows
 
 FOLDER = Path(__file__).resolve().parent
 ROWS = FOLDER / "results"
@@ -131,7 +131,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     began = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     ended = run_all(todo, 60 * arguments.minutes, run_process)
-    rows = [row for row in rows_in(ROWS / "gpu_limit.jsonl") if row["date"] >= began]
+    rows = [row for row in read_rows(ROWS / "gpu_limit.jsonl") if row["date"] >= began]
     print(gpu_limit.table(rows))
     for name, how in ended:
         print(f"{name:28} {how}")

@@ -27,7 +27,7 @@ import torch
 
 import tightfit
 from benchmarks.arena import HELD, fit_something_small, made
-from benchmarks.papers_tables import table
+from benchmarks.documents import table
 from benchmarks.rows import BenchmarkPage, Row
 from tightfit.allocator import CpuMeter, resident_bytes
 from tightfit.units import parse_bytes

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from benchmarks.papers_tables import table
+from benchmarks.documents import table
 from benchmarks.processes import in_turns
 from benchmarks.rows import BenchmarkPage, Row
 from tightfit.allocator.hook import installed_hook

@@ -105,7 +105,7 @@ def texts(length: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def write_page(rows: list[dict[str, Any]]) -> None:
-    """Write the page people read."""
+    """Write docs/lengths.md."""
     loads = [row["load"] for row in rows]
     lines = [
         "# Inputs of many lengths",

@@ -1,4 +1,4 @@
-"""Training loops as people write them, run plainly and within a budget, metered for their life.
+"""Training loops as people write them, run plainly and within a budget, and measured as a whole.
 
     python benchmarks/loops.py                     # all of them: an hour on two cores
     python benchmarks/loops.py gan diffusion --small --steps 6
@@ -45,7 +45,7 @@ RATIO = 0.6
 _TIMED_STEPS = 6
 _MOST_ADVICE = 4
 _LONGEST_S = 900.0
-_TELLS = "life of the loop: "
+_PREFIX = "life of the loop: "
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -164,7 +164,7 @@ def in_processes(
             lives = [_life(process, budget_bytes) for process in started]
         finally:
             late.cancel()
-            for process in started:  # each waits until all have told
+            for process in started:  # each waits until all have printed
                 process.kill()
                 process.communicate()
     return together(lives)
@@ -182,8 +182,8 @@ def _life(process: subprocess.Popen[str], budget_bytes: int | None) -> Life:
     assert process.stdout is not None
     said = "no word"
     for line in process.stdout:
-        if line.startswith(_TELLS):
-            fields = json.loads(line.removeprefix(_TELLS))
+        if line.startswith(_PREFIX):
+            fields = json.loads(line.removeprefix(_PREFIX))
             return Life(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
         said = line.strip() or said
     late = " (it took too long)" * (process.wait() < 0)
@@ -219,8 +219,8 @@ def _be_a_process(options: argparse.Namespace) -> None:
         device=options.device,
     )
     life = live(loop_named(options.loops[0]).function, run)
-    print(f"\n{_TELLS}{json.dumps(dataclasses.asdict(life))}", flush=True)
-    sys.stdin.read()  # until the others have told, too: who ends early leaves them hanging
+    print(f"\n{_PREFIX}{json.dumps(dataclasses.asdict(life))}", flush=True)
+    sys.stdin.read()  # until the others have printed, too: a process that ends early blocks them
     os._exit(0)  # groups of processes end badly while the interpreter is torn down
 
 

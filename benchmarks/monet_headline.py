@@ -1,4 +1,4 @@
-"""MONeT's claims on today's operators: overhead at its least memory, memory at 10 %, and Gist.
+"""MONeT's claims with today's operators: overhead at its least memory, memory at 10 %, Gist.
 
 python benchmarks/monet_headline.py --time-limit 20
 

@@ -29,7 +29,7 @@ import torch
 import tightfit
 from benchmarks.gpu_limit import Training, plain
 from benchmarks.rows import Row, append_rows, read_rows
-from benchmarks.training import circumstances, let_search_end
+from benchmarks.training import circumstances
 from tightfit.errors import BadInput, InfeasibleBudget, TightfitError
 
 __all__ = ["ROWS", "table"]
@@ -54,11 +54,9 @@ def training_of(model: str, options: argparse.Namespace) -> Training:
 
 
 def fitted(model: str, ratio: float, way: str, before: Row, options: argparse.Namespace) -> Row:
-    """Return what a model takes within a share of plain PyTorch's activations."""
+    """Return the row of a model within a share of plain PyTorch's activations."""
     training = training_of(model, options)
-    own_bytes = sum(t.nbytes for t in (*training.model.parameters(), *training.model.buffers()))
-    state_bytes = sum(p.nbytes for p in training.model.parameters())
-    budget = own_bytes + state_bytes + round(ratio * before["peak_bytes"])
+    budget = training.budget_bytes(ratio, before)
     row: Row = {"way": way, "budget_bytes": budget, "budget_ratio": ratio}
     training.return_cached()
     keywords = {"offload": FAR} if way == "offload" else {}
@@ -68,12 +66,8 @@ def fitted(model: str, ratio: float, way: str, before: Row, options: argparse.Na
         tightfit.fit(training.model, budget, **keywords)
         training.step()
         row["first_s"] = time.perf_counter() - began
-        for _ in range(SETTLED):
-            training.step()
-        let_search_end(SEARCH_S)
-        for _ in range(SETTLED):
-            training.step()
-        seconds, asked = training.seconds(options.steps)
+        training.settle(SETTLED, SEARCH_S)
+        seconds, enqueue_s = training.seconds(options.steps)
         report = tightfit.report(training.model)
     except (TightfitError, torch.OutOfMemoryError) as error:
         row |= {"error": f"{type(error).__name__}: {error}"}
@@ -85,7 +79,7 @@ def fitted(model: str, ratio: float, way: str, before: Row, options: argparse.Na
     return {
         **row,
         "step_s": seconds,
-        "enqueue_s": asked,
+        "enqueue_s": enqueue_s,
         "time_ratio": seconds / before["step_s"],
         "overhead": report.overhead,
         "bound": report.bound,

@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=15.0, help="seconds per plan")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--folder", help="where far memory lies")
+    parser.add_argument("--folder", help="of the file of far memory")
     parser.add_argument("--one", action="store_true", help="print the row of one cell")
     parser.add_argument("--table", action="store_true", help="only print the rows as a table")
     options = parser.parse_args()

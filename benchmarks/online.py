@@ -24,6 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import tightfit
+from benchmarks.documents import table
 from benchmarks.online_models import (
     PROGRAMS,
     Program,
@@ -32,7 +33,6 @@ from benchmarks.online_models import (
     resnet,
     treelstm,
 )
-from benchmarks.papers_claims import table
 from benchmarks.rows import Row, read_rows, write_rows
 from tightfit.allocator import CpuMeter
 from tightfit.dynamic.room import allocated_bytes, storages_alive

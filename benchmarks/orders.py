@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.documents import table
 from benchmarks.graph_files import read_graph_folder
-from benchmarks.papers_tables import table
 from benchmarks.rows import BenchmarkPage, Row
 from tightfit.graph.ir import Graph
 from tightfit.layout.of_plan import blocks_of_plan

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.papers_tables import table
+from benchmarks.documents import table
 from benchmarks.rows import BenchmarkPage, Row
 from tightfit.layout.io import load_blocks
 from tightfit.layout.pack import pack

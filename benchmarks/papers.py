@@ -1,4 +1,4 @@
-"""The papers' planners beside ours, on the papers' models, with the papers' numbers beside.
+"""The papers' planners and ours on the papers' models, next to the papers' numbers.
 
 python benchmarks/papers.py compare --models vgg16 --ratios 0.6,0.7,0.8 --time-limit 120
 python benchmarks/papers.py sizes|memory|batch|breakdown|step

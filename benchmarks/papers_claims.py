@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-__all__ = ["Row", "rounding_parts", "solver_parts", "speed_parts", "table"]
+from benchmarks.documents import table
+from benchmarks.rows import Row
 
-Row = dict[str, Any]
+__all__ = ["rounding_parts", "solver_parts", "speed_parts"]
 
 MONET_HOURS = {
     ("resnet50", "checkmate"): {6: 8.96, 7: 12.01, 8: 10.78, 9: 4.54, 10: 2.98},
@@ -18,12 +18,6 @@ MONET_HOURS = {
     ("vgg16", "monet"): {8: 0.001, 9: 0.0, 10: 0.0},
 }
 """MONeT, table 5: hours to a gap of 5 % by GB of the budget (monet: MONeT-NoOp)."""
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def rounding_parts(rows: Sequence[Row]) -> list[str]:

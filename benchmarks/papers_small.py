@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.papers_claims import Row, table
+from benchmarks.documents import table
 from benchmarks.random_models import random_example
+from benchmarks.rows import Row
 from tightfit.graph.ir import Graph
 from tightfit.studies.dry_step import captured_step
 

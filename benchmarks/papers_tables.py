@@ -1,14 +1,15 @@
-"""Tables and pictures of ``benchmarks/papers.py`` from its rows, the papers' numbers beside."""
+"""Tables and pictures of ``benchmarks/papers.py`` from its rows, next to the papers' numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.papers_claims import Row, rounding_parts, solver_parts, speed_parts, table
+from benchmarks.documents import table
+from benchmarks.papers_claims import rounding_parts, solver_parts, speed_parts
 from benchmarks.papers_small import small_parts
 from benchmarks.pictures.along_step import AlongStep, step_picture
-from benchmarks.rows import read_rows
+from benchmarks.rows import Row, read_rows
 from tightfit.planners.registry import PLANNERS
 from tightfit.reporting.pictures.comparison import comparison_picture
 from tightfit.reporting.pictures.found import Found, Series
@@ -60,8 +61,7 @@ def write_tables(results: Path, docs: Path) -> None:
 
 def read(results: Path, kind: str) -> list[Row]:
     """The rows of one kind, none if the benchmark has not run."""
-    path = results / f"papers-{kind}.jsonl"
-    return read_rows(path)
+    return read_rows(results / f"papers-{kind}.jsonl")
 
 
 def comparison_parts(rows: Sequence[Row], plots: Path) -> list[str]:

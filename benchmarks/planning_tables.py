@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.papers_tables import table
+from benchmarks.documents import table
 from benchmarks.rows import Row, read_rows
 
 __all__ = ["document"]
@@ -152,7 +152,7 @@ def document(results: Path) -> str:
 
 
 def _monet_parts(rows: Sequence[Row]) -> list[str]:
-    """Seconds to a proven gap beside the paper's hours."""
+    """Seconds to a proven gap, next to the paper's hours."""
     if not rows:
         return []
     without = {(row["graph"], row["budget_gib"]): row for row in rows if row["ways"] == "noop"}
@@ -206,7 +206,7 @@ def _monet_line(row: Row, without: Row | None) -> list[str]:
 
 
 def _headline_parts(rows: Sequence[Row]) -> list[str]:
-    """MONeT's least memory, its memory at 10 % overhead, and Gist, beside ours."""
+    """MONeT's least memory, its memory at 10 % overhead, and Gist, next to ours."""
     if not rows:
         return []
     cells = {(row["graph"], row["question"], row["ways"]): row for row in rows}
@@ -326,7 +326,7 @@ def _cell(row: Row) -> str:
 
 
 def _hiremate_parts(rows: Sequence[Row]) -> list[str]:
-    """Kinds of models that HiRemate plans hierarchically: its hours beside our seconds."""
+    """Kinds of models that HiRemate plans hierarchically: its hours next to our seconds."""
     if not rows:
         return []
     body = [

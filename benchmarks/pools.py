@@ -31,7 +31,7 @@ from torch import Tensor, nn
 import tightfit
 from benchmarks.arena import highest
 from benchmarks.arena_models import InceptionResNet, Translator, alexnet
-from benchmarks.papers_tables import table
+from benchmarks.documents import table
 from benchmarks.processes import in_its_process
 from benchmarks.rows import BenchmarkPage, Row
 from tightfit.allocator import record, resident_bytes

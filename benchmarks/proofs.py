@@ -130,7 +130,7 @@ def rows(
 
 
 def line(row: dict[str, Any]) -> str:
-    """Return a row as one line for people."""
+    """Return a row as a line of text."""
     if row["exit_code"] not in (0, 1):
         return f"{row['model']:14} {row['asked']:8} exit {row['exit_code']}: {row.get('message')}"
     planned = row["planned_peak_bytes"] - row["constant_bytes"]

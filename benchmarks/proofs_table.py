@@ -5,8 +5,12 @@ python benchmarks/proofs_table.py
 
 from __future__ import annotations
 
-import json
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.rows import Row, read_rows
 
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "benchmarks" / "results" / "proofs_models.jsonl"
@@ -29,7 +33,7 @@ prediction is for those that ran, from bytes held by the step before and from th
 """
 
 
-def line(row: dict) -> str:
+def line(row: Row) -> str:
     """Return a row of the table."""
     if row["exit_code"] not in (0, 1):
         return f"| {row['model']} | {row['asked']} | | refused: {row.get('message')} | | | |"
@@ -46,8 +50,7 @@ def line(row: dict) -> str:
 def main() -> None:
     """Write the table; of several rows of a model and budget the last counts."""
     rows = {}
-    for text in ROWS.read_text().splitlines():
-        row = json.loads(text)
+    for row in read_rows(ROWS):
         rows[row["model"].rpartition(":")[2], row["asked"]] = row
     models = dict.fromkeys(model for model, _ in rows)
     ordered = [(m, b) for m in models for b in BUDGETS if (m, b) in rows]

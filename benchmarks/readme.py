@@ -9,15 +9,15 @@ The README compares ways at equal memory; docs/measured.md has every row.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import gpu_table
+from benchmarks.documents import with_section
 from benchmarks.pictures.training import Measured, TrainedModel, training_picture
+from benchmarks.rows import Row, read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -28,8 +28,6 @@ PLOT = ROOT / "docs" / "training.svg"
 GPU_PLOT = ROOT / "docs" / "training-gpu.svg"
 README = ROOT / "README.md"
 DOCUMENT = ROOT / "docs" / "measured.md"
-BEGIN = "<!-- training: written by benchmarks/readme.py -->"
-END = "<!-- end of training -->"
 NAMES = {
     "resnet50": "ResNet-50",
     "gpt2": "GPT-2 small",
@@ -37,21 +35,13 @@ NAMES = {
     "unet": "U-Net",
 }
 
-Row = dict[str, Any]
-
 
 def main() -> None:
     """Write table and plot."""
-    PLOT.write_text(plot_of(newest_runs(rows_in(ROWS))))
+    PLOT.write_text(plot_of(newest_runs(read_rows(ROWS))))
     GPU_PLOT.write_text(gpu_table.picture(gpu_table.rows()))
-    DOCUMENT.write_text(with_section(DOCUMENT.read_text(), section()))
-    README.write_text(with_section(README.read_text(), short_section()))
-
-
-def rows_in(path: Path) -> list[Row]:
-    """Return the rows of a file; none if there is no file."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines]
+    for page, text in ((DOCUMENT, section()), (README, short_section())):
+        page.write_text(with_section(page.read_text(), "training", text))
 
 
 def short_section() -> str:
@@ -61,7 +51,7 @@ def short_section() -> str:
         "tightfit's least budget measured |",
         "|---|--:|--:|--:|--:|",
     ]
-    runs = newest_runs(rows_in(ROWS)).items()
+    runs = newest_runs(read_rows(ROWS)).items()
     exact = {name: rows for name, rows in runs if "exactness" not in rows[0]["settings"]}
     return "\n".join([*lines, *(_at_equal_memory(name, rows) for name, rows in exact.items())])
 
@@ -89,11 +79,11 @@ def _cell(row: Row) -> str:
 
 def section() -> str:
     """Return what stands in docs/measured.md: the runs on a CPU, then those on a GPU."""
-    proven = gpu_section(newest_runs(rows_in(GPU_ROWS)), newest_runs(rows_in(GPU_PROOFS)))
+    proven = gpu_section(newest_runs(read_rows(GPU_ROWS)), newest_runs(read_rows(GPU_PROOFS)))
     later, first = gpu_table.later_table(), gpu_table.table(gpu_table.rows())
     picture = f"![On a GPU]({GPU_PLOT.name})"
     earlier = "An earlier version, on the same kind of GPU:"
-    own = section_of(newest_runs(rows_in(ROWS)))
+    own = section_of(newest_runs(read_rows(ROWS)))
     return "\n\n".join([own, proven, later, earlier, first, picture])
 
 
@@ -114,7 +104,7 @@ def _held(row: Row) -> bool:
 
 
 def newest_runs(rows: list[Row]) -> dict[str, list[Row]]:
-    """Return the rows of the newest run of each model and setting, by a title for people."""
+    """Return the rows of the newest run of each model and setting, by its title."""
     runs: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row["date"]):
         settings = ", ".join(f"{key} {value}" for key, value in row["settings"].items())
@@ -123,13 +113,6 @@ def newest_runs(rows: list[Row]) -> dict[str, list[Row]]:
             del runs[name]
         runs.setdefault(name, []).append(row)
     return runs
-
-
-def with_section(text: str, section: str) -> str:
-    """Return a text with what stands between the markers replaced."""
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n{section}\n{END}{after}"
 
 
 def section_of(runs: dict[str, list[Row]]) -> str:

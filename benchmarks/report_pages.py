@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import torch
 from PIL import Image
 from torch import nn
 
+from benchmarks.documents import with_section
 from support.browser import browser, opened
 from tightfit.cli import main as tightfit
 from tightfit.files import write_atomically
@@ -29,8 +31,6 @@ from tightfit.files import write_atomically
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "report"
 PAGE = ROOT / "docs" / "report.md"
-BEGIN = "<!-- pages: written by benchmarks/report_pages.py -->"
-END = "<!-- end of pages -->"
 TARGETS = {
     "resnet50": ("ResNet-50", "zoo:resnet50"),
     "gpt2": ("GPT-2 small", "zoo:gpt2"),
@@ -78,10 +78,7 @@ def main() -> None:
             words = ["report", target, "--budget-ratio", "0.5", "-o", str(path)]
             assert tightfit(words) == 0, words
             rows.append(look(running, path, key, name))
-    text = PAGE.read_text()
-    head, rest = text.split(BEGIN)
-    tail = rest.split(END)[1]
-    write_atomically(PAGE, f"{head}{BEGIN}\n{table(rows)}\n{END}{tail}".encode())
+    write_atomically(PAGE, with_section(PAGE.read_text(), "pages", table(rows)).encode())
 
 
 def look(running: Any, path: Path, key: str, name: str) -> Seen:

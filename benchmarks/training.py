@@ -32,8 +32,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
+from benchmarks.pytorch_methods import (
+    LossFunction,
+    checkpoint_per_block,
+    min_cut,
+    sequential_checkpoint,
+)
 from benchmarks.rows import append_rows
-from benchmarks.ways import Way, checkpoint_per_block, min_cut, sequential_checkpoint
 from tightfit.allocator import measure_peak
 from tightfit.alternatives.registry import EXACTNESS
 from tightfit.cli.console import terminal_progress
@@ -51,17 +56,17 @@ _LONGEST_SEARCH_S = 120.0
 
 
 @dataclass
-class Entrant:
-    """One way to run the step, and what was measured of it."""
+class Method:
+    """A method to run the step, and its measurements."""
 
     row: dict[str, Any]
-    function: Way
+    function: LossFunction
     enter: Callable[[], None] = lambda: None
     leave: Callable[[], None] = lambda: None
     times: list[float] = field(default_factory=list)
 
-    def run(self, action: Callable[[Way], Any]) -> Any:
-        """Do something with the way's function while it is the active one."""
+    def run(self, action: Callable[[LossFunction], Any]) -> Any:
+        """Call an action with the loss function while this method is active."""
         self.enter()
         try:
             return action(self.function)
@@ -89,14 +94,14 @@ def main(words: Sequence[str] | None = None) -> None:
             cache=False,  # plan anew: a cached plan may be of an older planner
             progress=progress,
         )
-        entrants = [Entrant({"way": "eager"}, comparison.workload.loss_of)]
+        methods = [Method({"way": "eager"}, comparison.workload.loss_of)]
         if not arguments.without_others:
-            entrants += _others(comparison.workload, arguments)
-        entrants += _planned(comparison, arguments)
-        for entrant in entrants:
-            _check(entrant, comparison.workload)
-        race(
-            [e for e in entrants if "error" not in e.row],
+            methods += _others(comparison.workload, arguments)
+        methods += _planned(comparison, arguments)
+        for method in methods:
+            _check(method, comparison.workload)
+        time_interleaved(
+            [e for e in methods if "error" not in e.row],
             comparison.workload,
             arguments.rounds,
             progress,
@@ -105,9 +110,9 @@ def main(words: Sequence[str] | None = None) -> None:
         settings["exactness"] = arguments.exactness
     common = {"model": arguments.model, "settings": settings}
     common |= circumstances(arguments.threads, arguments.rounds, arguments.device)
-    eager = entrants[0]
-    for entrant in entrants:
-        row = {**common, **entrant.row, **measured(entrant, eager)}
+    eager = methods[0]
+    for method in methods:
+        row = {**common, **method.row, **measured(method, eager)}
         print(_line(row))
         append_rows(arguments.output, row)
 
@@ -140,22 +145,22 @@ def _numbers(text: str) -> list[float]:
     return [float(word) for word in text.split(",") if word]
 
 
-def _others(workload: Workload, arguments: argparse.Namespace) -> list[Entrant]:
+def _others(workload: Workload, arguments: argparse.Namespace) -> list[Method]:
     """Return PyTorch's own ways to train in less memory."""
-    entrants = [Entrant({"way": "checkpoint per block"}, checkpoint_per_block(workload))]
+    methods = [Method({"way": "checkpoint per block"}, checkpoint_per_block(workload))]
     for segments in map(int, _numbers(arguments.segments)):
         way = sequential_checkpoint(workload, segments)
         if way is not None:
-            entrants.append(Entrant({"way": f"checkpoint_sequential, {segments}"}, way))
+            methods.append(Method({"way": f"checkpoint_sequential, {segments}"}, way))
     for budget in _numbers(arguments.min_cut):
         name = f"activation_memory_budget {budget:g}"
-        entrants.append(Entrant({"way": name}, min_cut(workload, budget)))
-    return entrants
+        methods.append(Method({"way": name}, min_cut(workload, budget)))
+    return methods
 
 
-def _planned(comparison: Comparison, arguments: argparse.Namespace) -> list[Entrant]:
+def _planned(comparison: Comparison, arguments: argparse.Namespace) -> list[Method]:
     """Return tightfit at every ratio for which there is a plan, planned with in-step costs."""
-    entrants: list[Entrant] = []
+    methods: list[Method] = []
     ratios = _numbers(arguments.ratios)
     session = comparison.within(comparison.budget_of(max(ratios)))
     step = PlannedStep(session)
@@ -184,62 +189,62 @@ def _planned(comparison: Comparison, arguments: argparse.Namespace) -> list[Entr
                 "bound": report.bound,
                 "status": report.status,
             }
-        entrants.append(
-            Entrant(
+        methods.append(
+            Method(
                 row,
                 step,
                 enter=lambda budget_bytes=budget_bytes: session.change_budget(budget_bytes),
                 leave=session.close_step,
             )
         )
-    return entrants
+    return methods
 
 
-def _check(entrant: Entrant, workload: Workload) -> None:
+def _check(method: Method, workload: Workload) -> None:
     """Note peak, equality with plain PyTorch after one step, or the error."""
-    if "error" in entrant.row:
+    if "error" in method.row:
         return
     args, kwargs = workload.args, workload.kwargs
 
-    def step(function: Way) -> Any:
+    def step(function: LossFunction) -> Any:
         return measure_peak(lambda: function(*args, **kwargs).backward(), device=workload.device)[1]
 
     workload.reset()
     torch.manual_seed(workload.seed)
     try:
-        entrant.run(step)
+        method.run(step)
         digests = workload.digests()
         workload.model.zero_grad(set_to_none=True)
         gc.collect()
-        entrant.row["peak_bytes"] = entrant.run(step).peak_bytes
+        method.row["peak_bytes"] = method.run(step).peak_bytes
     except RuntimeError as error:
-        entrant.row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        method.row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         return
     workload.reset()
     torch.manual_seed(workload.seed)
     workload.loss_of(*args, **kwargs).backward()
     expected = workload.digests()
-    entrant.row["bitwise"] = digests == expected
+    method.row["bitwise"] = digests == expected
 
 
-def race(
-    entrants: list[Entrant],
+def time_interleaved(
+    methods: list[Method],
     workload: Workload,
     rounds: int,
     progress: Progress,
 ) -> None:
-    """Time all entrants in rounds, the order alternating.
+    """Time all methods in rounds, the order alternating.
 
-    Every timed step follows one of the same entrant, so that it finds the heap as its own steps
-    leave it, not as another entrant's. With another budget a better plan is searched anew.
+    Every timed step follows one of the same method, so that it finds the heap as its own steps
+    leave it, not as another method's. With another budget a better plan is searched anew.
     """
     progress.start("rounds", rounds)
     for index in range(rounds):
-        for entrant in entrants if index % 2 == 0 else entrants[::-1]:
-            entrant.run(lambda function: step_time(workload, function))
+        for method in methods if index % 2 == 0 else methods[::-1]:
+            method.run(lambda function: step_time(workload, function))
             let_search_end()
-            seconds = entrant.run(lambda function: step_time(workload, function))
-            entrant.times.append(seconds)
+            seconds = method.run(lambda function: step_time(workload, function))
+            method.times.append(seconds)
         progress.update(index + 1)
     progress.stop()
 
@@ -251,16 +256,16 @@ def let_search_end(longest_s: float = _LONGEST_SEARCH_S) -> None:
         time.sleep(0.05)
 
 
-def measured(entrant: Entrant, eager: Entrant) -> dict[str, Any]:
-    """Return an entrant's peak and time as shares of plain PyTorch's."""
-    if "error" in entrant.row:
+def measured(method: Method, eager: Method) -> dict[str, Any]:
+    """Return an method's peak and time as shares of plain PyTorch's."""
+    if "error" in method.row:
         return {}
-    ratios = sorted(own / plain for own, plain in zip(entrant.times, eager.times, strict=True))
+    ratios = sorted(own / plain for own, plain in zip(method.times, eager.times, strict=True))
     return {
-        "ratio": entrant.row["peak_bytes"] / eager.row["peak_bytes"],
+        "ratio": method.row["peak_bytes"] / eager.row["peak_bytes"],
         "time_ratio": statistics.median(ratios),
         "time_ratios": [round(ratio, 4) for ratio in ratios],
-        "step_s": statistics.median(entrant.times),
+        "step_s": statistics.median(method.times),
     }
 
 

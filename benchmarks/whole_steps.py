@@ -6,7 +6,7 @@ Costs and workspaces are measured on this CPU. Four questions of each model:
 
 - ``least``: the fewest bytes with nothing recomputed, between forward and backward and at the peak
 - ``curve``: planned extra compute at shares of plain PyTorch's activation peak
-- ``steps``: three optimizer steps beside plain PyTorch's, peaks and bits as measured
+- ``steps``: three optimizer steps compared with plain PyTorch's, peaks and bits as measured
 - ``noise``: how far those go apart in plain PyTorch if weights differ in their last bits
 
 Rows go to ``benchmarks/results/whole_steps.jsonl``; one that is there is not computed again.
@@ -239,7 +239,7 @@ def least_peak_bytes(graph: Graph, limits: Limits) -> int:
 def of_least(
     model: str, ways: str, exactness: Exactness, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """Bytes with nothing recomputed, those of PyTorch's own order and operators beside them."""
+    """Bytes with nothing recomputed, next to those of PyTorch's own order and operators."""
     graph = captured(model, ways, exactness)
     whole = eager_peak_bytes(graph)
     plain = simulate(graph, assemble(graph, keep_everything(graph), budget_bytes=whole))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # where benchmarks/ is
 
+from benchmarks import documents
 from support.features import REFUSED, SUPPORTED, UNCOMPILED
 from support.in_backward import OPTIMIZERS
 from support.libraries import LIBRARIES
@@ -22,8 +23,6 @@ from tightfit.torch_private.releases import OLDEST, TABLE
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "features.md"
 README = ROOT / "README.md"
-BEGIN = "<!-- features: written by tests/write_features.py -->"
-END = "<!-- end of features -->"
 
 
 def document() -> str:
@@ -161,9 +160,7 @@ def section() -> str:
 
 def with_section(text: str) -> str:
     """Return the README with its section replaced."""
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n{section()}\n{END}{after}"
+    return documents.with_section(text, "features", section())
 
 
 def main() -> None:

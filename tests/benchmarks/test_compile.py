@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
+
+from benchmarks.documents import with_section
+from benchmarks.rows import read_rows
 
 
 @pytest.fixture
@@ -39,6 +41,6 @@ def test_only_the_newest_run_counts(table: Any) -> None:
 
 
 def test_the_document_is_up_to_date(table: Any) -> None:
-    rows = [json.loads(line) for line in table.ROWS.read_text().splitlines()]
     document = table.DOCUMENT.read_text()
-    assert document == table.with_section(document, table.section_of(table.newest(rows)))
+    section = table.section_of(table.newest(read_rows(table.ROWS)))
+    assert document == with_section(document, "measured", section)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.documents import with_section
 from support.pictures import points_in
 
 
@@ -44,9 +45,9 @@ def test_only_the_newest_run_counts(readme: Any) -> None:
 def test_the_committed_table_is_that_of_the_committed_rows(readme: Any) -> None:
     for page, section in ((readme.README, readme.short_section), (readme.DOCUMENT, readme.section)):
         text = page.read_text()
-        assert readme.with_section(text, section()) == text
+        assert with_section(text, "training", section()) == text
     assert readme.PLOT.read_text() == readme.plot_of(
-        readme.newest_runs(readme.rows_in(readme.ROWS))
+        readme.newest_runs(readme.read_rows(readme.ROWS))
     )
 
 

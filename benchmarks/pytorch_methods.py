@@ -1,4 +1,4 @@
-"""Ways to train with less memory that PyTorch itself offers, for comparison."""
+"""Methods of PyTorch itself to train with less memory, for comparison."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from tightfit.studies.workload import Workload
 
-__all__ = ["Way", "checkpoint_per_block", "min_cut", "sequential_checkpoint"]
+__all__ = ["LossFunction", "checkpoint_per_block", "min_cut", "sequential_checkpoint"]
 
-Way = Callable[..., Tensor]
+LossFunction = Callable[..., Tensor]
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -42,7 +42,7 @@ def _checkpointed(blocks: list[nn.Module]) -> Iterator[None]:
             del block.forward
 
 
-def checkpoint_per_block(workload: Workload) -> Way:
+def checkpoint_per_block(workload: Workload) -> LossFunction:
     """Return the loss with `torch.utils.checkpoint` around every block."""
     blocks = blocks_of(workload.model)
 
@@ -53,7 +53,7 @@ def checkpoint_per_block(workload: Workload) -> Way:
     return loss_of
 
 
-def sequential_checkpoint(workload: Workload, segments: int) -> Way | None:
+def sequential_checkpoint(workload: Workload, segments: int) -> LossFunction | None:
     """Return the loss with `checkpoint_sequential`; None for a model that is no sequence."""
     model: Any = workload.model
     kind = type(model).__name__
@@ -75,7 +75,7 @@ def sequential_checkpoint(workload: Workload, segments: int) -> Way | None:
     return loss_of
 
 
-def _sequential_gpt2(model: Any, segments: int) -> Way:
+def _sequential_gpt2(model: Any, segments: int) -> LossFunction:
     sequence = nn.Sequential(*model.blocks)
 
     def loss_of(tokens: Tensor, targets: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def _sequential_gpt2(model: Any, segments: int) -> Way:
     return loss_of
 
 
-def min_cut(workload: Workload, budget: float) -> Way:
+def min_cut(workload: Workload, budget: float) -> LossFunction:
     """Return the loss compiled with PyTorch's ``activation_memory_budget``, without Inductor.
 
     The backend is ``aot_eager``: the min-cut partitioner without decompositions, whose programs
