@@ -54,7 +54,7 @@ def document() -> str:
         *(f"- {name}" for name in OPTIMIZERS),
         "",
         "Two parameter groups, learning-rate schedulers, tied weights, and the loss inside the "
-        "plan or outside. What it does not go with: "
+        "plan or outside. Not supported together: "
         "[how-to/step-in-backward.md](how-to/step-in-backward.md).",
         "",
         "## Values moved to far memory (`offload=`): the same bits, measured peaks as simulated",
@@ -65,7 +65,7 @@ def document() -> str:
         *(f"- {name}" for name in EXECUTED),
         "",
         "A full disk, an error in a thread that copies and Ctrl-C amid a transfer are tested, too. "
-        "What it does not go with: [how-to/offload.md](how-to/offload.md).",
+        "Not supported together: [how-to/offload.md](how-to/offload.md).",
         "",
         "## Under other libraries: the same bits, measured peaks inside the budget",
         "",

@@ -66,7 +66,7 @@ class Budget(TrainerCallback):
             record.update({name: size for name, size in peaks.items() if size is not None})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report the bytes that the last step held."""
+        """Announce the bytes that the last step held."""
         measured = report(self._model).measured_peak_bytes
         if measured is not None:
             announce(f"the last step held {format_bytes(measured)} of {self._budget}")

@@ -52,7 +52,7 @@ class Budget(Callback):
             pl_module.log("measured_peak_bytes", float(measured))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Return the bytes that the last step held."""
+        """Announce the report of the model."""
         assert self._model is not None
         announce(str(report(self._model)).replace("\n", "; "))
 
