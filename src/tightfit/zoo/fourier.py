@@ -1,6 +1,6 @@
 """Fourier neural operator (Li et al., 2021) and U-FNO (Wen et al., 2022), in two dimensions.
 
-From values of a field, and their places, to values of another field on the same grid.
+Inputs are the values of a field and their coordinates, outputs those of another field.
 """
 
 from __future__ import annotations

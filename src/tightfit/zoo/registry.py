@@ -23,14 +23,11 @@ _TRANSFORMER = {"width": 512, "heads": 8}
 class Entry:
     """A model of the zoo."""
 
-    function: str  # ``"module:function"``; called with a setting's items as keywords
-    summary: str  # one line for people
-    # ``"default"`` has an activation peak of 200 to 700 MiB on a CPU, fresh gradients included.
-    # Exceptions: fcn8 0.9 GiB, gpt2 1.2 GiB without and 1.6 GiB with dropout.
-    # ``"channels_last"`` of vgg16 needs no workspace for convolutions, with a large batch. Others
-    # are those of papers: batch, size in pixels, sequence in tokens, dropout. Items that a setting
-    # does not name are no parameters of its model. Batch 1 under ``"checkmate"``: that paper
-    # looks for the largest batch of this model.
+    function: str  # ``"module:function"``; called with a setting as keywords
+    summary: str
+    # "default" has an activation peak of 200 to 700 MiB on a CPU, fresh gradients included; fcn8
+    # has 0.9 GiB, gpt2 1.2 GiB, or 1.6 GiB with dropout. Others are those of a paper. Batch 1 in
+    # "checkmate": that paper looks for the model's largest batch.
     settings: Mapping[str, Mapping[str, Any]]
 
 
@@ -193,11 +190,10 @@ def make(
 ) -> Example:
     """Return a model of the zoo in training mode with random inputs and target.
 
-    `name`: a key of `MODELS`. `batch`, `size`, `sequence`, `dropout`: replace the setting's values:
-    examples per batch; image side in pixels, or (height, width); tokens per text; dropout
-    probability. `setting`: ``"default"``, or a paper's batch and resolution by its name. Raises
-    `BadInput` for an unknown model or setting, for a value the model does not take, for a size it
-    cannot halve often enough.
+    `batch`, `size`, `sequence`, `dropout` replace values of the setting: examples per batch; side
+    of an image in pixels, or (height, width); tokens per text; dropout probability. Raises
+    `BadInput` for an unknown model or setting, for a value that the model does not take, and for a
+    size that it cannot halve often enough.
     """
     if name not in MODELS:
         raise BadInput(f"the zoo has no model {name!r} (known: {', '.join(sorted(MODELS))})")

@@ -1,4 +1,4 @@
-"""RegNetX (Radosavovic et al., 2020): widths of blocks by a rule of four numbers."""
+"""RegNetX (Radosavovic et al., 2020): widths of blocks follow from five numbers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _MULTIPLE = 8
 def widths_of(depth: int, first: int, slope: float, factor: float, group: int) -> list[int]:
     """Return the channels of each block: a line, rounded to powers of a factor (section 3.3).
 
-    `first`: channels at the start of the line, a power 0 of the factor. `slope`: channels that each
-    block adds to the line. `factor`: between the channels of neighbouring stages. `group`: channels
-    of a group, of which each width is a multiple.
+    `first`: channels at the start of the line. `slope`: channels that each block adds to it.
+    `factor`: between the channels of consecutive stages. `group`: channels of a group; each width
+    is a multiple of it.
     """
     widths = []
     for block in range(depth):

@@ -63,7 +63,7 @@ class FCN8(nn.Module):
 
 
 class SegNet(nn.Module):
-    """VGG-16 mirrored; max positions guide the way up: [N, 3, H, W] -> [N, classes, H, W]."""
+    """VGG-16 mirrored, unpooled by max positions: [N, 3, H, W] -> [N, classes, H, W]."""
 
     def __init__(self, classes: int = _CLASSES) -> None:
         super().__init__()

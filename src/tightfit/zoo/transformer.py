@@ -70,7 +70,7 @@ class DecoderLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A translator that returns its loss: words [N, S], [N, T], targets [N, T] -> scalar."""
+    """An encoder and decoder that return the loss: [N, S], [N, T], targets [N, T] -> scalar."""
 
     positions: Tensor
 

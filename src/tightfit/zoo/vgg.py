@@ -51,7 +51,7 @@ class VGG(nn.Module):
 def vgg16(batch: int, size: ImageSize, dropout: float, *, channels_last: bool = False) -> Example:
     """Return VGG-16 with images of `size` pixels; cross-entropy outside the model.
 
-    With `channels_last` the convolutions of a CPU need no workspace to speak of.
+    With `channels_last` the convolutions of a CPU need hardly any workspace.
     """
     sides = height_and_width(size, multiple=32)
     example = classification(VGG(VGG16_STAGES, dropout), batch, sides)
