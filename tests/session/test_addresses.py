@@ -27,25 +27,25 @@ def addresses() -> Iterator[Addresses]:
 
 
 def test_some_is_left_before_the_first_step_and_looked_at_once(addresses: Addresses) -> None:
-    assert addresses.awaits_a_plan(OPTIONS) and addresses.left_bytes == 0
-    changed = addresses.look((), OPTIONS)
+    assert addresses.plans_first(OPTIONS) and addresses.left_bytes == 0
+    changed = addresses.measure((), OPTIONS)
     assert changed == dataclasses.replace(OPTIONS, left_bytes=addresses.left_bytes)
     assert 0 < addresses.left_bytes < BUDGET
-    assert not addresses.awaits_a_plan(changed)
-    assert addresses.look((), changed) is changed
+    assert not addresses.plans_first(changed)
+    assert addresses.measure((), changed) is changed
 
 
 def test_nothing_is_left_of_a_budget_that_others_share(addresses: Addresses) -> None:
     shared = dataclasses.replace(OPTIONS, shared=tightfit.Budget(BUDGET))
-    assert not addresses.awaits_a_plan(shared)
-    assert addresses.look((), shared) is shared and addresses.left_bytes == 0
+    assert not addresses.plans_first(shared)
+    assert addresses.measure((), shared) is shared and addresses.left_bytes == 0
 
 
 def test_it_gives_way_to_the_least_plan_by_as_much_as_that_lacks(addresses: Addresses) -> None:
-    addresses.look((), OPTIONS)
+    addresses.measure((), OPTIONS)
     left_bytes, limit_bytes = addresses.left_bytes, OPTIONS.limit_bytes
     lacking = InfeasibleBudget("none", budget_bytes=BUDGET, call_bytes=limit_bytes + 1000)
-    assert addresses.giving_way(OPTIONS, lacking).left_bytes == left_bytes - 1000
-    assert addresses.giving_way(OPTIONS, lacking).left_bytes == 0  # once was not enough
+    assert addresses.leaving_less(OPTIONS, lacking).left_bytes == left_bytes - 1000
+    assert addresses.leaving_less(OPTIONS, lacking).left_bytes == 0  # once was not enough
     with pytest.raises(InfeasibleBudget):
-        addresses.giving_way(OPTIONS, lacking)
+        addresses.leaving_less(OPTIONS, lacking)

@@ -1,4 +1,4 @@
-"""Steps at planned addresses, and the part of the budget that is left to memory outside of them."""
+"""An arena on the CPU, and the bytes of the budget that are left to memory outside of it."""
 
 from __future__ import annotations
 
@@ -34,16 +34,15 @@ _MOST_CALLS = 8  # between two steps of an optimizer that are distinguished
 
 
 class Addresses(DefaultAddresses):
-    """The arena of a fitted callable, and the loop that closes around it.
+    """The arena of a fitted callable on the CPU.
 
-    A plan bounds bytes given out by PyTorch's allocator. The process holds for the steps the arena,
-    the tensors outside it, and the rest. The rest is objects of Python and the planner, free pages
-    of the C library, workspaces that libraries take for themselves, and their code. That is
-    measured between two steps, and so is by how much the arena is higher than the plan said; the
+    A plan bounds bytes given out by PyTorch's allocator. The process also holds objects of Python
+    and the planner, free pages of the C library, workspaces of libraries, and their code. That is
+    measured between two steps, and so is by how much the arena is higher than the plan's peak. The
     next plans leave both of the budget.
 
-    Raises `HookUnavailable` if the CPU's allocator cannot be hooked. `left_bytes`: bytes of the
-    budget that plans leave.
+    `left_bytes`: bytes of the budget that plans leave. Raises `HookUnavailable` if the CPU's
+    allocator cannot be hooked.
     """
 
     def __init__(self, name: str, account: Account) -> None:
@@ -60,9 +59,9 @@ class Addresses(DefaultAddresses):
         own_bytes = account.lasting_bytes()
         self._before_bytes = anonymous_bytes() - own_bytes
         self._files_before_bytes = code_bytes()
-        self._looked_at: set[int] = set()
+        self._measured_heights: set[int] = set()
         self._rounds = 0
-        self._gave_way = False  # no plan leaves as much as was asked for
+        self._leaves_less = False  # no plan leaves as much as was asked for
         self._is_announced = False
         self._held: Held | None = None
 
@@ -72,15 +71,11 @@ class Addresses(DefaultAddresses):
         self._arena.end_step()
 
     def begin_step(self, shape: Hashable, caller: Caller) -> None:
-        """Begin a step.
-
-        Calls whose gradients are added up differ: only after the last the optimizer steps.
-        """
+        # calls whose gradients are added up differ: only after the last the optimizer steps
         self._calls = min(self._calls + 1, _MOST_CALLS)
         self._arena.begin_step((shape, self._calls), caller)
 
     def before_step(self, optimizer: Any) -> None:
-        """Note that an optimizer is about to step."""
         self._calls = 0
 
     def leave(self) -> None:
@@ -89,37 +84,37 @@ class Addresses(DefaultAddresses):
 
     # -- memory of the process ----------------------------------------------------------------
 
-    def awaits_a_plan(self, options: Options) -> bool:
-        return not self._looked_at and self._may_look(options)
+    def plans_first(self, options: Options) -> bool:
+        return not self._measured_heights and self._may_measure(options)
 
-    def looking_bytes(self, options: Options) -> int:
+    def measuring_bytes(self, options: Options) -> int:
         return 2 * min(_FIRST_BYTES, round(_FIRST_SHARE * options.usable_bytes))
 
-    def look(self, inputs: Iterable[Any], options: Options) -> Options:
-        """Look once when the first step was planned, and once for each layout after an exact step.
+    def measure(self, inputs: Iterable[Any], options: Options) -> Options:
+        """Measure once when the first step was planned, and after an exact step of each layout.
 
-        Nothing is left of a budget that others share, or under a plan of the user's own.
+        Plans leave nothing of a budget that others share, and a plan of the user's own leaves none.
         """
         height_bytes = self._arena.exact_height_bytes
-        is_first = not self._looked_at
-        if height_bytes in self._looked_at or not (height_bytes or is_first):
+        is_first = not self._measured_heights
+        if height_bytes in self._measured_heights or not (height_bytes or is_first):
             return options
-        if not self._may_look(options):
+        if not self._may_measure(options):
             return options
         if is_first:
             gc.collect()  # garbage of capturing and planning
             drop_code_pages()
         trim_ordinary_memory()
-        self._looked_at.add(height_bytes)
+        self._measured_heights.add(height_bytes)
         self._held = held = self._measured(inputs, height_bytes)
         budget_bytes = options.usable_bytes
         over_bytes = held.planned_bytes - (budget_bytes - self.left_bytes) if height_bytes else 0
         needed_bytes = held.rest_bytes + held.file_bytes + max(0, over_bytes)
         spare_bytes = round(_SPARE * budget_bytes)
-        if self._gave_way and needed_bytes > self.left_bytes:
+        if self._leaves_less and needed_bytes > self.left_bytes:
             self._announce_excess(needed_bytes, "its plan is the least there is")
         is_close = needed_bytes <= self.left_bytes <= needed_bytes + 4 * spare_bytes
-        if (is_close and not is_first) or self._gave_way or self._rounds == _MOST_ROUNDS:
+        if (is_close and not is_first) or self._leaves_less or self._rounds == _MOST_ROUNDS:
             return options
         self._rounds += 1
         if is_first:
@@ -129,26 +124,25 @@ class Addresses(DefaultAddresses):
         self._arena.drop_pages()  # while the next step is planned, too, the budget holds
         return self._changed(options)
 
-    def _may_look(self, options: Options) -> bool:
+    def _may_measure(self, options: Options) -> bool:
         """Whether new memory of the process can only be of this callable."""
         return options.is_alone and not self._arena.is_running and self._arena.is_alone
 
-    def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
-        """Return the options with the bytes that the least plan leaves; report an excess."""
+    def leaving_less(self, options: Options, error: InfeasibleBudget) -> Options:
         if not self.left_bytes:
             raise error
         needed_bytes = self.left_bytes - self._spare_bytes
         least_bytes = error.call_bytes
         lacking_bytes = 0 if least_bytes is None else least_bytes - options.limit_bytes
-        is_known = 0 < lacking_bytes < self.left_bytes and not self._gave_way
+        is_known = 0 < lacking_bytes < self.left_bytes and not self._leaves_less
         self.left_bytes -= lacking_bytes if is_known else self.left_bytes
-        self._gave_way = True
+        self._leaves_less = True
         if self.left_bytes < needed_bytes:
             self._announce_excess(needed_bytes, str(error).splitlines()[0])
         return self._changed(options)
 
     def _announce_excess(self, needed_bytes: int, why: str) -> None:
-        """Say, once, that no plan leaves room for memory of the process other than tensors."""
+        """Announce once that no plan leaves room for memory of the process other than tensors."""
         if self._is_announced:
             return
         self._is_announced = True
@@ -177,7 +171,7 @@ class Addresses(DefaultAddresses):
 
 
 def addresses_for(name: str, account: Account, options: Options) -> DefaultAddresses:
-    """Return the addresses of a callable's steps, as its user asked.
+    """Return where the steps of a callable are placed.
 
     Raises `BadInput` or `HookUnavailable` as `Addresses` and `DeviceAddresses` do.
     """

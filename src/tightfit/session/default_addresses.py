@@ -1,4 +1,4 @@
-"""Steps at addresses of the allocator's choice, and the interface of addresses."""
+"""The interface of addresses, and steps that the allocator places."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tightfit.session.step.graphs_of_step import Planned
 
 
 class PlanRejected(Exception):
-    """A plan does not run: another is to be made."""
+    """A plan does not fit at its addresses: another is to be made with these options."""
 
     def __init__(self, options: Options) -> None:
         super().__init__()
@@ -24,21 +24,22 @@ class PlanRejected(Exception):
 
 
 class DefaultAddresses:
-    """Steps at addresses that the allocator chooses."""
+    """Steps that the allocator places; base class of planned addresses."""
 
     def end_step(self) -> None:
-        """End the step before: work until the next begins belongs to none."""
+        """End the step before: requests until the next begins belong to no step."""
 
     def begin_step(self, shape: Hashable, caller: Caller) -> None:
-        """Begin a step that is called by its shape, and by the plan that it runs.
+        """Begin a step.
 
-        `caller`: while a call of it awaits its backward, the step goes on.
+        `shape`: equal for steps that make the same requests. `caller`: while a call of it awaits
+        its backward, the step goes on.
         """
 
     def runner_for(self, number: int, graph: Graph, plan: Plan, runner: Runner) -> Runner:
-        """Return the runner of a plan at the addresses of its steps.
+        """Return a runner that places the steps of a plan.
 
-        `number`: tells the plan from all others.
+        `number`: identifies the plan.
         """
         return runner
 
@@ -49,32 +50,32 @@ class DefaultAddresses:
     def note_parts(self) -> None:
         """Note that steps are planned part by part from now on."""
 
-    def awaits_a_plan(self, options: Options) -> bool:
+    def plans_first(self, options: Options) -> bool:
         """Whether the first step is to be planned before memory of the process is measured."""
         return False
 
-    def looking_bytes(self, options: Options) -> int:
-        """Return bytes to leave of a budget while operators are tried, for other than tensors."""
+    def measuring_bytes(self, options: Options) -> int:
+        """Return bytes of a budget that operators may not take while they are measured."""
         return 0
 
-    def look(self, inputs: Iterable[Any], options: Options) -> Options:
-        """Measure memory of the process between two steps; return options for plans.
+    def measure(self, inputs: Iterable[Any], options: Options) -> Options:
+        """Measure memory of the process between two steps; return the options for plans.
 
-        `inputs`: of the call that comes; tensors among them count. `options`: as they are now;
-        returned where nothing is to change.
+        `inputs`: of the next call; tensors among them count. `options`: returned as they are where
+        nothing changes.
         """
         return options
 
-    def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
-        """Return the options with less left, where no plan does with so little.
+    def leaving_less(self, options: Options, error: InfeasibleBudget) -> Options:
+        """Return options that leave less of the budget, where no plan fits into the rest.
 
-        Raises `InfeasibleBudget`: the error, if nothing was left.
+        Raises `InfeasibleBudget`: the given error, if nothing was left.
         """
         raise error
 
     def added_to(self, report: Report) -> Report:
-        """Return a report with figures of the arena, and memory of the process for it."""
+        """Return a report with figures of the arena or the allocator."""
         return report
 
     def leave(self) -> None:
-        """Give the arena back, once nothing in it is alive."""
+        """Free the arena, once nothing in it is alive."""

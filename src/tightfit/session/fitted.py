@@ -185,8 +185,8 @@ class Fitted:
             self._limit.refuse_below_parameters(self.options.planned_bytes)
         self._limit.begin(*limits, is_looking=not is_used)
         self._addresses.end_step()
-        if self.route is not self._whole or not self._addresses.awaits_a_plan(self.options):
-            self._take_options(self._addresses.look(given.leaves, self.options))
+        if self.route is not self._whole or not self._addresses.plans_first(self.options):
+            self._take_options(self._addresses.measure(given.leaves, self.options))
         if self.route is not self._whole:  # which begins it when its plan is known
             self._addresses.begin_step(shape_of_call(given.leaves, given.spec), self)
         while True:
@@ -195,7 +195,7 @@ class Fitted:
             except PlanRejected as other:
                 self._take_options(other.options)
             except InfeasibleBudget as error:
-                self._take_options(self._addresses.giving_way(self.options, error))
+                self._take_options(self._addresses.leaving_less(self.options, error))
 
     def _run_without_backward(self, given: Arguments) -> Any:
         if tools.is_exported():
@@ -242,11 +242,11 @@ class Fitted:
     def _run_on_route(self, given: Arguments) -> Any:
         if self.route is not self._whole:
             return self.route(given)
-        if self._addresses.awaits_a_plan(self.options):
+        if self._addresses.plans_first(self.options):
             # no single graph, or no room to measure: planned while it runs, or never
             with contextlib.suppress(CaptureError, NoRoomToMeasure):
                 self._whole.prepare(given, quickly=True)
-            self._take_options(self._addresses.look(given.leaves, self.options))
+            self._take_options(self._addresses.measure(given.leaves, self.options))
         try:
             return self.route(given)
         finally:

@@ -1,5 +1,5 @@
-"""The addresses of steps on a GPU: planned, or wherever its allocator puts them.
+"""Where a GPU's allocator places steps: at planned addresses, or at addresses of its choice.
 
 In: a callable's account and options, plans that are to run, statistics of the device's allocator.
-Out: programs that run plans so, and the bytes of the budget that plans leave for it.
+Out: programs that run the plans, and the bytes of the budget that plans leave for the allocator.
 """

@@ -27,23 +27,19 @@ from tightfit.session.step.graphs_of_step import Planned
 from tightfit.torch_private.gpu.allocator_settings import divide_coarsely, segments_expand
 from tightfit.units import format_bytes
 
-_MOST_PLANS = 32
-"""Whose programs are kept."""
-
-_MOST_ROUNDS = 4
-"""Of planning with more left of the budget."""
+_MOST_PLANS = 32  # whose programs are kept
+_MOST_ROUNDS = 4  # of planning with more left of the budget
 
 
 class DeviceAddresses(DefaultAddresses):
     """The arena of a fitted callable on a GPU.
 
-    The places follow from the plan. Its program is written with a word before each op that
-    requests much. Fillers, which are ordinary tensors, then leave nothing free in the arena but the
-    places of that op, so that PyTorch's own allocator gives out these. Plans leave as much of the
-    budget as the layout is higher than their peak.
+    The addresses follow from the plan. Before each op with large requests, fillers occupy all of
+    the arena but the addresses of that op, so that PyTorch's own allocator returns these. Fillers
+    are ordinary tensors. Plans leave as much of the budget as the layout is higher than their peak.
 
-    `ground_for`: returns the memory of an arena that is so many bytes high. Raises `BadInput` if
-    the device or its allocator cannot be led to addresses, or if plans are to be compiled.
+    `memory_for`: returns the memory of an arena of so many bytes. Raises `BadInput` if the
+    allocator of the device cannot place requests so, or if plans are to be compiled.
     """
 
     def __init__(
@@ -51,10 +47,10 @@ class DeviceAddresses(DefaultAddresses):
         name: str,
         account: Account,
         options: Options,
-        ground_for: Callable[[int], CudaArenaMemory] | None = None,
+        memory_for: Callable[[int], CudaArenaMemory] | None = None,
     ) -> None:
         device = account.device
-        if ground_for is None:
+        if memory_for is None:
             reason = _placing_obstacle(device) if device.type == "cuda" else "it is no CUDA device"
             if reason is not None:
                 raise BadInput(
@@ -68,13 +64,13 @@ class DeviceAddresses(DefaultAddresses):
             )
         self._name = name
         self._account = account
-        self._steering = FillerPlacement(
-            ground_for or functools.partial(CudaArenaMemory, device=device)
+        self._fillers = FillerPlacement(
+            memory_for or functools.partial(CudaArenaMemory, device=device)
         )
         self._laid_out: dict[tuple[int, bool], _LaidOut] = {}
         self._left_bytes = 0
         self._rounds = 0
-        self._gave_way = self._is_announced = False
+        self._leaves_less = self._is_announced = False
         self._height_bytes = 0
 
     # -- steps --------------------------------------------------------------------------------
@@ -87,13 +83,13 @@ class DeviceAddresses(DefaultAddresses):
             options.usable_bytes - planned.graph.constant_bytes - laid_out.script.outside_bytes
         )
         over_bytes = laid_out.script.height_bytes - room_bytes
-        laid_out.is_placed_if(over_bytes <= 0 or not options.is_alone)
+        laid_out.set_placed(over_bytes <= 0 or not options.is_alone)
         if laid_out.is_placed:
             self._rounds = 0
-            if self._steering.height_bytes > max(room_bytes, laid_out.script.height_bytes):
-                self._steering.leave()  # it is of a higher plan
+            if self._fillers.height_bytes > max(room_bytes, laid_out.script.height_bytes):
+                self._fillers.leave()  # its arena is that of a higher plan
             return options
-        if self._gave_way or self._rounds == _MOST_ROUNDS:
+        if self._leaves_less or self._rounds == _MOST_ROUNDS:
             self._announce_excess(over_bytes)
             return options
         self._rounds += 1
@@ -103,7 +99,6 @@ class DeviceAddresses(DefaultAddresses):
         return dataclasses.replace(options, left_bytes=self._left_bytes)
 
     def runner_for(self, number: int, graph: Graph, plan: Plan, runner: Runner) -> Runner:
-        """Return a program that runs a plan at its places; anywhere if they exceed the budget."""
         laid_out = self._of(number, graph, plan)
         if not laid_out.is_placed:
             return runner
@@ -111,8 +106,8 @@ class DeviceAddresses(DefaultAddresses):
         return laid_out.runner(runner, plan)
 
     def _of(self, number: int, graph: Graph, plan: Plan) -> _LaidOut:
-        """Return the layout of a plan; it is laid out again if some of it had no room."""
-        with_gradients = not self._steering.outlived  # gone when the next step begins, it seems
+        """Return the layout of a plan, made again if some requests had no room at theirs."""
+        with_gradients = not self._fillers.outlived  # gone when the next step begins, it seems
         key = number, with_gradients
         known = self._laid_out.get(key)
         if known is not None and not known.crowded:
@@ -123,11 +118,10 @@ class DeviceAddresses(DefaultAddresses):
         script = script_of_plan(graph, plan, with_gradients=with_gradients, elsewhere=elsewhere)
         if known is None and len(self._laid_out) == _MOST_PLANS:
             del self._laid_out[next(iter(self._laid_out))]
-        self._laid_out[key] = _LaidOut(self._steering, script, elsewhere)
+        self._laid_out[key] = _LaidOut(self._fillers, script, elsewhere)
         return self._laid_out[key]
 
     def note_parts(self) -> None:
-        """Say that a step is not placed."""
         announce(
             f"{self._name} is planned part by part, and arena=True places steps on a GPU that are "
             "planned as a whole: PyTorch's allocator places this step"
@@ -135,15 +129,15 @@ class DeviceAddresses(DefaultAddresses):
 
     def leave(self) -> None:
         self._laid_out.clear()
-        self._steering.leave()
+        self._fillers.leave()
 
     # -- memory held --------------------------------------------------------------------------
 
-    def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
-        """Leave nothing where no plan leaves so much: the allocator places higher blocks."""
+    def leaving_less(self, options: Options, error: InfeasibleBudget) -> Options:
+        """Leave nothing: the allocator places the steps."""
         if not self._left_bytes:
             raise error
-        self._left_bytes, self._gave_way = 0, True
+        self._left_bytes, self._leaves_less = 0, True
         return dataclasses.replace(options, left_bytes=0)
 
     def _announce_excess(self, over_bytes: int) -> None:
@@ -166,30 +160,28 @@ class DeviceAddresses(DefaultAddresses):
             file_bytes=0,
         )
         return msgspec.structs.replace(
-            report, arena=self._steering.report, held=held, reserved_bytes=reserved_bytes
+            report, arena=self._fillers.report, held=held, reserved_bytes=reserved_bytes
         )
 
 
 class _LaidOut:
-    """The places of a plan, and the steps that use them.
+    """The addresses of the blocks of a plan.
 
-    `steering`: leads requests to them. `elsewhere`: instructions whose requests had no room.
-    `is_placed`: whether its steps use them. `crowded`: further instructions that had no room.
+    `elsewhere`: instructions whose requests the allocator places: they had no room. `crowded`:
+    further instructions that had none in the last step. `is_placed`: whether steps use the
+    addresses; if not, the allocator places them.
     """
 
-    def __init__(
-        self, steering: FillerPlacement, script: Script, elsewhere: frozenset[int]
-    ) -> None:
+    def __init__(self, fillers: FillerPlacement, script: Script, elsewhere: frozenset[int]) -> None:
         self.script = script
         self.elsewhere = elsewhere
         self.crowded = frozenset[int]()
         self.is_placed = True
-        self._steering = steering
+        self._fillers = fillers
         self._runner: Runner | None = None
         self._is_known = False
 
-    def is_placed_if(self, fits: bool) -> None:
-        """Place steps there from now on, if that fits; else the allocator places them."""
+    def set_placed(self, fits: bool) -> None:
         self.is_placed = fits
 
     def runner(self, anywhere: Runner, plan: Plan) -> Runner:
@@ -198,10 +190,10 @@ class _LaidOut:
         return self._runner
 
     def begin(self) -> FilledStep:
-        return self._steering.begin(self.script, is_watched=not self._is_known)
+        return self._fillers.begin(self.script, is_watched=not self._is_known)
 
     def end(self, step: FilledStep) -> None:
-        self._steering.end(step)
+        self._fillers.end(step)
         self.crowded = frozenset(step.crowded)
         self._is_known = self._is_known or step.is_exact
 
@@ -215,7 +207,7 @@ def _of_one_kind(graph: Graph, plan: Plan, instructions: Iterable[int]) -> froze
 
 @functools.cache
 def _placing_obstacle(device: torch.device) -> str | None:
-    """Return why requests cannot be led on a GPU; None if they can, as they do from now on."""
+    """Return why requests cannot be placed on a GPU; else prepare its allocator, and None."""
     backend = torch.cuda.get_allocator_backend()
     if backend != "native":
         return f"the allocator in use is {backend}, which cannot be led to addresses"

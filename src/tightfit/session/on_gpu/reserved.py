@@ -26,16 +26,15 @@ from tightfit.units import format_bytes
 
 _LARGE_BYTES = 1 << 20  # up to this, PyTorch's CUDA allocator has segments for small requests
 _MOST_FIRST = 1 / 32  # of the limit: left by the first plan
-_CALM_STEPS = 3  # in a row without a retry: nothing is learned any more
-_LOOKS_AGAIN = 16  # steps, whether there are retries after all
+_SETTLED_STEPS = 3  # in a row without a retry: nothing is learned any more
+_CHECKED_EVERY = 16  # steps, whether there are retries after all
 
 
 class Reserved(DefaultAddresses):
-    """Bytes that the allocator of a GPU takes from the device for the steps of a callable.
+    """Steps that the allocator of a GPU places; plans leave room for its fragmentation.
 
-    It takes more than it gives out, and its limit is the budget. While there are retries, steps are
-    looked at before each large request; plans then leave the bytes that were lost, and are made
-    again.
+    It reserves more than it gives out, and its limit is the budget. While there are retries, its
+    state is read before each large request. Then plans are made again that leave the lost bytes.
     """
 
     def __init__(self, name: str, account: Account, allocator: CudaCachingAllocator) -> None:
@@ -49,41 +48,37 @@ class Reserved(DefaultAddresses):
         self._has_begun = False
         self._step: SeenStep | None = None
         self._steps = 0
-        self._calm = 0
+        self._without_retry = 0
         self._retries = begin.retries
-        self._ran: int | None = None  # the plan
-        self._replaced: int | None = None  # the plan that another round is to replace
-        self._looking: dict[int, Runner] = {}
+        self._ran: int | None = None  # the number of the plan that ran last
+        self._replaced: int | None = None  # that of a plan for which another is made
+        self._reading: tuple[int, Runner] | None = None  # the number of a plan, and its runner
         self._reserved_bytes: int | None = None
         self._warned = False
 
     # -- steps --------------------------------------------------------------------------------
 
     def begin_step(self, shape: Hashable, caller: Caller) -> None:
-        """Look at a step, unless steps have been calm."""
         self._steps += 1
-        if self._is_calm and self._steps % _LOOKS_AGAIN:
+        if self._is_settled and self._steps % _CHECKED_EVERY:
             return
         state = self._state()
-        if self._is_calm and state.retries > self._retries:
-            self._calm = 0
+        if self._is_settled and state.retries > self._retries:
+            self._without_retry = 0
         self._retries = state.retries
         self._step = SeenStep(state)
 
     def runner_for(self, number: int, graph: Graph, plan: Plan, runner: Runner) -> Runner:
-        """Return the runner of a plan; while there is something to learn it looks at the
-        allocator."""
         self._ran = number
-        if self._is_calm or self._fragmentation.is_over:
-            self._looking.clear()
+        if self._is_settled or self._fragmentation.is_over:
+            self._reading = None
             return runner
-        if number not in self._looking:
-            self._looking.clear()
-            self._looking[number] = self._looked_at(graph, plan, runner)
-        return self._looking[number]
+        if self._reading is None or self._reading[0] != number:
+            self._reading = number, self._reading_state(graph, plan, runner)
+        return self._reading[1]
 
-    def look(self, inputs: Iterable[Any], options: Options) -> Options:
-        """Learn from the step before; leave the bytes that were lost."""
+    def measure(self, inputs: Iterable[Any], options: Options) -> Options:
+        """Learn from the last step; return options that leave the bytes that were lost."""
         step, self._step = self._step, None
         if not self._has_begun and options.is_alone:
             return self._begun(options)
@@ -91,12 +86,12 @@ class Reserved(DefaultAddresses):
             return options
         step.end(self._state())
         self._reserved_bytes = step.reserved_bytes
-        self._calm = 0 if step.retries else self._calm + 1
+        self._without_retry = 0 if step.retries else self._without_retry + 1
         is_new = self._ran is None or self._ran != self._replaced
         if not options.is_alone or not is_new:
             return options
         if self._fragmentation.learn(step, options.limit_bytes, is_whole=self._ran is not None):
-            self._replaced, self._calm = self._ran, 0
+            self._replaced, self._without_retry = self._ran, 0
             self._allocator.return_cached()  # as it is cut up for the plan before
             announce(
                 f"{self._name}: the allocator reserved {format_bytes(step.reserved_bytes)} of "
@@ -108,14 +103,13 @@ class Reserved(DefaultAddresses):
         return options
 
     def _begun(self, options: Options) -> Options:
-        """Leave room for an allocator's cache: pages are taken whole."""
+        """Leave room for one page of the allocator, which reserves whole pages."""
         self._has_begun = True
         first_bytes = min(self._allocator.page_bytes, round(_MOST_FIRST * options.limit_bytes))
         self._fragmentation = Fragmentation(first_bytes)
         return dataclasses.replace(options, left_bytes=first_bytes) if first_bytes else options
 
-    def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
-        """Leave as much as the least plan leaves."""
+    def leaving_less(self, options: Options, error: InfeasibleBudget) -> Options:
         if not options.left_bytes:
             raise error
         least_bytes = error.call_bytes
@@ -138,11 +132,11 @@ class Reserved(DefaultAddresses):
         return msgspec.structs.replace(report, reserved_bytes=reserved_bytes)
 
     @property
-    def _is_calm(self) -> bool:
-        return self._calm >= _CALM_STEPS
+    def _is_settled(self) -> bool:
+        return self._without_retry >= _SETTLED_STEPS
 
     def _state(self) -> AllocatorState:
-        """Return the allocator's state, without bytes that others had before."""
+        """Return the allocator's state, without bytes that others held when this was made."""
         now, others = self._allocator.state(), self._others
         return AllocatorState(
             max(0, now.allocated_bytes - others.allocated_bytes),
@@ -161,9 +155,9 @@ class Reserved(DefaultAddresses):
                 stacklevel=2,
             )
 
-    # -- looking ------------------------------------------------------------------------------
+    # -- reading the allocator's state ---------------------------------------------------------
 
-    def _looked_at(self, graph: Graph, plan: Plan, runner: Runner) -> Runner:
+    def _reading_state(self, graph: Graph, plan: Plan, runner: Runner) -> Runner:
         large = [
             number
             for number, step in enumerate(plan.instructions)
@@ -172,23 +166,23 @@ class Reserved(DefaultAddresses):
         return placed_runner(runner, plan, self, large)
 
     def begin(self) -> Reserved:
-        """Begin to run a plan."""
+        """Return the object that is notified before each large request."""
         return self
 
     def end(self, step: Reserved) -> None:
-        """End it."""
+        """Do nothing."""
 
     def turn(self, instruction: int) -> None:
-        """Look at the allocator before an instruction."""
+        """Read the allocator's state before an instruction."""
         if self._step is not None:
             self._step.look(self._state())
 
     def pause(self) -> None:
-        """Note that other code runs."""
+        """Do nothing."""
 
 
 def _is_large(graph: Graph, step: Compute) -> bool:
-    way = graph.ops[step.op].alternatives[step.alternative]
-    workspace_bytes = way.variants[step.variant].workspace_bytes
-    sizes = (graph.values[value].size_bytes for value in way.writes)
+    alternative = graph.ops[step.op].alternatives[step.alternative]
+    workspace_bytes = alternative.variants[step.variant].workspace_bytes
+    sizes = (graph.values[value].size_bytes for value in alternative.writes)
     return max((workspace_bytes, *sizes)) > _LARGE_BYTES

@@ -153,7 +153,7 @@ class CallShares:
         if options.in_flight is not None:
             more = options.in_flight - own_open - 1 - len(self._own(self._to_come))
             self._to_come += [kind] * more
-        elif not (is_known or self._to_come or options.is_in_company) and _may_look(options):
+        elif not (is_known or self._to_come or options.is_in_company) and _may_presume(options):
             if own_open and self._presumed <= own_open:
                 self._leave_rest(spec, alone(), options)
             elif looks and not own_open and not window.has_closed:
@@ -372,7 +372,7 @@ def _fitting_calls(room_bytes: int, found: KeptRange, input_bytes: int) -> int:
     return room_bytes // max(1, found.least_bytes + input_bytes)
 
 
-def _may_look(options: Options) -> bool:
+def _may_presume(options: Options) -> bool:
     """Whether a first plan may differ from the next: not where the user has decided on it."""
     searched = options.planner == DEFAULT and options.plan is None and options.ranks is None
     return searched and options.in_flight is None and not options.compile

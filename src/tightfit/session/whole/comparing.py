@@ -31,7 +31,7 @@ class Comparing:
 
     def room_bytes(self, options: Options) -> int:
         """Return the bytes that measuring operators may hold now."""
-        usable_bytes = options.usable_bytes - self._addresses.looking_bytes(options)
+        usable_bytes = options.usable_bytes - self._addresses.measuring_bytes(options)
         return usable_bytes - self._account.held_bytes()
 
     def go_on(self, spec: Specialisation, options: Options, waiting: Sequence[object]) -> None:

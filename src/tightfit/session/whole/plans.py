@@ -196,7 +196,7 @@ class Plans:
             return needed_once_more(spec, around, self._account, freed_in, least_bytes)
         return needed_by_steps(spec, around, self._account, self._monitor.open_step)
 
-    def looking_bytes(self, options: Options) -> int:
+    def measuring_room_bytes(self, options: Options) -> int:
         """Return the bytes that measuring operators may hold now."""
         return self._comparing.room_bytes(options)
 

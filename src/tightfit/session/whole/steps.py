@@ -210,7 +210,7 @@ class WholeSteps:
         else:
             self.close_step()  # memory of capture and measurements belongs to no step
         self.account.locate()
-        room_bytes = self._plans.looking_bytes(self.options) if waits else None
+        room_bytes = self._plans.measuring_room_bytes(self.options) if waits else None
         with left_out(), fewer_collections():
             return self.captures.capture(key, call, self.options, self._calls, room_bytes)
 
