@@ -32,7 +32,7 @@ class Plans:
             raise self._error
         return ["planned"] * len(graph.module(*inputs))
 
-    def looking(self) -> AbstractContextManager[None]:
+    def unmeasured(self) -> AbstractContextManager[None]:
         return nullcontext()
 
 
@@ -88,4 +88,4 @@ def test_without_plans_a_graph_runs_as_it_is(calls: HandedCalls, layer: nn.Linea
     gone = weakref.ref(plans)
     del plans
     assert is_plain(calls.call(given(handed(linear), layer), gone), layer)
-    assert calls.asked(given(handed(linear), layer), lambda graph: len(graph.inputs)) == 4
+    assert calls.inspect(given(handed(linear), layer), lambda graph: len(graph.inputs)) == 4

@@ -1,4 +1,4 @@
-"""Notice when a fitted model is trained around its plan: then only the limit holds the budget."""
+"""Report that a fitted model is trained without its plan: then only the limit holds the budget."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _FIT_ANOTHER = (
 )
 
 
-class Expecting(Protocol):
-    """A fitted model whose forward is to be called."""
+class FittedCallable(Protocol):
+    """A fitted forward or method of a model."""
 
     name: str
     on_exceed: Literal["raise", "warn"]
@@ -38,14 +38,14 @@ class Expecting(Protocol):
         """Whether requests above its budget are refused."""
 
 
-def expect_calls(model: nn.Module, expecting: Sequence[Expecting]) -> Callable[[], None]:
-    """Tell when the first gradients reach a fitted model of which nothing fitted was called.
+def report_bypass(model: nn.Module, fitted: Sequence[FittedCallable]) -> Callable[[], None]:
+    """Report when the first gradient reaches a model before any of its fitted callables was called.
 
-    Code that trains may call inner modules or other methods instead: a plan sees nothing of that.
-    Where the budget is no limit either, that is an error.
+    Code that trains may call inner modules or other methods instead: their memory is not planned.
+    Where requests above the budget are not refused either, that is an error.
 
-    `expecting`: callables that run its forward, and its methods that were named. Returns a function
-    that ends the watching; the first gradients end it, too.
+    `fitted`: its forward, and the methods that were named. Returns a function that removes the
+    hooks; the first gradient removes them, too.
     """
     handles: list[Any] = []
 
@@ -54,55 +54,55 @@ def expect_calls(model: nn.Module, expecting: Sequence[Expecting]) -> Callable[[
             handle.remove()
         handles.clear()
 
-    references = [weakref.ref(awaited) for awaited in expecting]
+    references = [weakref.ref(each) for each in fitted]
     methods = own_methods(type(model))
     for name, parameter in model.named_parameters():
         if not is_lazy(parameter) and parameter.requires_grad and parameter.is_leaf:
-            arrived = _arrival(references, name, methods, remove)
-            handles.append(parameter.register_post_accumulate_grad_hook(arrived))
+            hook = _hook(references, name, methods, remove)
+            handles.append(parameter.register_post_accumulate_grad_hook(hook))
     return remove
 
 
-def _arrival(
-    references: list[weakref.ref[Expecting]],
+def _hook(
+    references: list[weakref.ref[FittedCallable]],
     name: str,
     methods: list[str],
     remove: Callable[[], None],
 ) -> Callable[[torch.Tensor], None]:
-    def arrived(_: torch.Tensor) -> None:
+    def hook(_: torch.Tensor) -> None:
         remove()
-        if _still_expecting(references) is not None:
-            gc.collect()  # a model that is no longer alive expects nothing
-        expecting = _still_expecting(references)
-        if expecting is not None:
-            _tell_uncalled(expecting, name, methods)
+        if _uncalled(references) is not None:
+            gc.collect()  # the model itself may be garbage
+        fitted = _uncalled(references)
+        if fitted is not None:
+            _report(fitted, name, methods)
 
-    return arrived
+    return hook
 
 
-def _still_expecting(references: list[weakref.ref[Expecting]]) -> Expecting | None:
-    """Return callables that await their first call; None where any was called or is dead."""
-    expecting = [reference() for reference in references]
-    if any(awaited is None or awaited.is_used for awaited in expecting):
+def _uncalled(references: list[weakref.ref[FittedCallable]]) -> FittedCallable | None:
+    """Return the first of some callables; None where any was called or is dead."""
+    fitted = [reference() for reference in references]
+    if any(each is None or each.is_used for each in fitted):
         return None
-    return expecting[0]
+    return fitted[0]
 
 
-def _tell_uncalled(expecting: Expecting, name: str, methods: list[str]) -> None:
+def _report(fitted: FittedCallable, name: str, methods: list[str]) -> None:
     what = (
-        f"a gradient reached {name!r} of a fitted {expecting.name} whose forward was not called: "
+        f"a gradient reached {name!r} of a fitted {fitted.name} whose forward was not called: "
         "it is trained around its plan"
     )
-    ways = f"{_naming(methods)}{_FIT_ANOTHER}. {WITHOUT_A_PLAN}"
-    if expecting.has_limit:
-        announce(f"{what}. The limit holds, but nothing is computed again to keep to it. {ways}")
-    elif expecting.on_exceed == "raise":
-        raise BadInput(f"{what}, and nothing holds the budget. {ways}")
+    advice = f"{_methods_advice(methods)}{_FIT_ANOTHER}. {WITHOUT_A_PLAN}"
+    if fitted.has_limit:
+        announce(f"{what}. The limit holds, but nothing is computed again to keep to it. {advice}")
+    elif fitted.on_exceed == "raise":
+        raise BadInput(f"{what}, and nothing holds the budget. {advice}")
     else:
-        warnings.warn(f"{what}, and nothing holds the budget. {ways}", stacklevel=3)
+        warnings.warn(f"{what}, and nothing holds the budget. {advice}", stacklevel=3)
 
 
-def _naming(methods: list[str]) -> str:
+def _methods_advice(methods: list[str]) -> str:
     if not methods:
         return ""
     return (

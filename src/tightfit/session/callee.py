@@ -1,4 +1,4 @@
-"""The callee that is fitted: a callable with the modules whose parameters it uses."""
+"""A callable that is fitted."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ from tightfit.capture.calls.structure import Arguments
 
 @dataclass(frozen=True)
 class Callee:
-    """A callable and its modules."""
+    """A callable with the modules whose parameters it uses."""
 
-    # The callable: the module's own forward, or the function given to `step`
-    function: Callable[..., Any]
-    modules: Mapping[str, nn.Module]  # the modules whose parameters it uses
+    function: Callable[..., Any]  # the module's own forward, or the function given to `step`
+    modules: Mapping[str, nn.Module]
     name: str  # for messages and graphs
-    # The module fitted in place; its own hooks run around the step
-    fitted: weakref.ref[nn.Module] | None = None
+    fitted: weakref.ref[nn.Module] | None = None  # the module fitted in place
 
     @property
     def root(self) -> nn.Module | None:
-        """The module fitted in place, if there is any."""
+        """The module fitted in place, if there is any; its hooks run around the step."""
         return self.fitted() if self.fitted is not None else None
 
     def trains(self, given: Arguments) -> bool:
@@ -34,7 +32,6 @@ class Callee:
         return torch.is_grad_enabled() and self.needs_gradient(given)
 
     def needs_gradient(self, given: Arguments) -> bool:
-        """Whether an input or a parameter requires a gradient."""
         for x in given.leaves:
             if isinstance(x, torch.Tensor) and x.requires_grad:
                 return True

@@ -12,16 +12,18 @@ from tightfit.progress import announce
 from tightfit.session.callee import Callee
 
 
-def announce_checkpoints(callee: Callee, step: JointGraph, before: Iterable[JointGraph]) -> None:
-    """Say where a step differs from a step in which its checkpoints run again in backward.
+def announce_checkpoints(callee: Callee, step: JointGraph, earlier: Iterable[JointGraph]) -> None:
+    """Announce how a step differs from plain PyTorch, which runs its checkpoints again in backward.
 
-    `before`: those captured before: a message about one of them is not repeated.
+    `earlier`: steps captured before: what was announced of them is not repeated.
     """
     found = step.checkpoints
-    if found in {Checkpoints.NONE, *(other.checkpoints for other in before)}:
+    if found in {Checkpoints.NONE, *(other.checkpoints for other in earlier)}:
         return
     differs = []
-    if any(_counts(module) for top in callee.modules.values() for module in top.modules()):
+    if any(
+        _updates_statistics(module) for top in callee.modules.values() for module in top.modules()
+    ):
         differs.append(
             "running statistics inside of one are updated once, where plain PyTorch updates them "
             "twice"
@@ -38,6 +40,5 @@ def announce_checkpoints(callee: Callee, step: JointGraph, before: Iterable[Join
         )
 
 
-def _counts(module: nn.Module) -> bool:
-    """Whether a module updates running statistics."""
+def _updates_statistics(module: nn.Module) -> bool:
     return module.training and getattr(module, "running_mean", None) is not None

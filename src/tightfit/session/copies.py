@@ -11,7 +11,7 @@ from tightfit.session.memory.budget import Budget
 
 
 class Original(Protocol):
-    """The fitted callable of the model that was copied."""
+    """The fitted callable of a model that is copied."""
 
     account: Account
 
@@ -20,17 +20,17 @@ class Original(Protocol):
         """Whether it has trained."""
 
     def share(self, budget: Budget) -> None:
-        """Have a budget in common with others from now on."""
+        """Share a budget with others from now on."""
 
 
 class Copies:
-    """State that a fitted model and its deep copies have in common, wherever they are by now.
+    """State that a fitted model and its deep copies have in common.
 
-    A copy that trains shares the budget of the model; a copy that does not, such as averaged
-    weights or a teacher, is something else that is held. So is a model that only its copies train
-    of. Bytes against the budget are counted from where the model was fitted on.
+    A copy that trains shares the budget of the model. A copy that does not train, such as averaged
+    weights or a teacher, counts as other memory; so does a model of which only copies train. Bytes
+    are counted from the time when the model was fitted.
 
-    `original`: runs the model; it is not kept alive.
+    `original`: not kept alive.
     """
 
     def __init__(self, original: Original) -> None:
@@ -40,14 +40,14 @@ class Copies:
 
     @property
     def tally(self) -> Tally | None:
-        """Counts the bytes given out since the model was fitted."""
+        """What counts the bytes given out since the model was fitted."""
         original = self._original()
         return self._tally if original is None else original.account.tally
 
     def budget(self, size_bytes: int) -> Budget:
-        """Return the budget of all: a copy begins to train.
+        """Return the budget of all, shared from now on: a copy begins to train.
 
-        `size_bytes`: of the budget that the model was fitted with.
+        `size_bytes`: the budget that the model was fitted with.
         """
         if self._budget is None:
             self._budget = Budget(size_bytes)

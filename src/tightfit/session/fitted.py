@@ -1,4 +1,4 @@
-"""A fitted callable: which way it runs, within which budget, with which ranks."""
+"""A fitted callable: by which route it runs, within which budget, with which ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.limit import Limit, refuses
 from tightfit.session.new_calls import NewCalls
-from tightfit.session.options import Options, incompatible, with_ranks, worst_first
+from tightfit.session.options import Options, incompatible, largest_first, with_ranks
 from tightfit.session.processes import Replicas
 from tightfit.session.refusals import second_forward, with_way_out
 from tightfit.session.report import Report
@@ -43,34 +43,34 @@ from tightfit.torch_private import tools
 
 
 class Route(Protocol):
-    """A way to run a fitted callable: as one graph, part by part, or another."""
+    """How a fitted callable runs: as one graph, part by part, or graph by graph."""
 
     @property
     def guard(self) -> Guard | None:
-        """Measures the steps; None until the first."""
+        """What measures the steps; None until the first."""
 
     @property
     def waiting(self) -> list[Run]:
-        """Calls that await their backward, before which no other may come."""
+        """Calls that await their backward."""
 
     @property
     def is_used(self) -> bool:
-        """Whether a planned call has been run, or is to be."""
+        """Whether a planned call has been run, or is to be run."""
 
     def __call__(self, given: Arguments) -> Any:
         """Run one forward."""
 
     def outside_of_plans(self) -> bool:
-        """Whether code around a call asks that it runs as it is; then that is noted."""
+        """Whether a call must run without a plan, because of the code around it; note that."""
 
     def prepare(self, given: Arguments) -> None:
         """Plan for the given inputs without running anything."""
 
     def settle(self) -> None:
-        """Finish work that must have ended before there is a report."""
+        """Finish work that a report depends on."""
 
     def report(self) -> Report:
-        """Return promises of the plans and bytes held by the last complete step."""
+        """Return the figures of the plans, and bytes held by the last complete step."""
 
     def close_step(self) -> StepPeaks | None:
         """End the measured window of the last step now; return its peaks."""
@@ -82,9 +82,8 @@ class Route(Protocol):
 class Fitted:
     """A callable that trains inside a budget.
 
-    `route`: the way it runs at first. `addresses`: of its steps in memory. `copies`: state in
-    common with the model that it is a copy of. `options`: as they are now: ranks may have joined,
-    the budget may have changed. `route`: the way it runs now.
+    `options`, `route`: those of now; ranks may have joined, and the budget may have changed.
+    `copies`: state in common with the model that this is a copy of.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class Fitted:
 
     @classmethod
     def as_a_whole(cls, callee: Callee, options: Options, copies: Copies | None = None) -> Fitted:
-        """Return a fitted callable that runs as one graph, as long as that can be captured."""
+        """Return a fitted callable that runs as one graph where that can be captured."""
         tally = copies.tally if copies is not None else options.known_tally(callee.modules)
         account = Account(callee.modules, options.optimizer, tally)
         account.optimizers.step_in_backward(options.steps)
@@ -124,12 +123,10 @@ class Fitted:
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
         return self.callee.name
 
     @property
-    def on_exceed(self) -> Any:
-        """Whether to raise or to warn when a step is measured above the budget."""
+    def on_exceed(self) -> Literal["raise", "warn"]:
         return self.options.on_exceed
 
     # -- calling ------------------------------------------------------------------------------
@@ -174,7 +171,7 @@ class Fitted:
             self._new_calls.note_plain(given)
             self._whole.outside.note_new_calls()
             return self._run_outside(given)
-        _refuse_second_forward(self)
+        self._refuse_second_forward()
         if (wrapper := tools.active_wrapper()) is not None:
             self.join_replicas(wrapper)
         self._resolve_budget()
@@ -187,7 +184,7 @@ class Fitted:
         self._addresses.end_step()
         if self.route is not self._whole or not self._addresses.plans_first(self.options):
             self._take_options(self._addresses.measure(given.leaves, self.options))
-        if self.route is not self._whole:  # which begins it when its plan is known
+        if self.route is not self._whole:  # whole steps begin when their plan is known
             self._addresses.begin_step(shape_of_call(given.leaves, given.spec), self)
         while True:
             try:
@@ -196,6 +193,13 @@ class Fitted:
                 self._take_options(other.options)
             except InfeasibleBudget as error:
                 self._take_options(self._addresses.leaving_less(self.options, error))
+
+    def _refuse_second_forward(self) -> None:
+        allowed = self.options.in_flight
+        if allowed is None and self.is_in_parts:
+            allowed = 1
+        if allowed is not None and (waiting := len(self.waiting)) >= allowed:
+            raise second_forward(self.name, waiting)
 
     def _run_without_backward(self, given: Arguments) -> Any:
         if tools.is_exported():
@@ -206,20 +210,20 @@ class Fitted:
             return self.callee.function(*given.args, **given.kwargs)
 
     def _run_outside(self, given: Arguments) -> Any:
-        """Run the callable as it is, within the limit; a backward may follow."""
+        """Run the callable without a plan, within the limit; a backward may follow."""
         self._resolve_budget()
         self._addresses.end_step()
         with self._limit.outside(*self._limits()):
             return self.callee.function(*given.args, **given.kwargs)
 
     def _may_run_plainly(self, given: Arguments) -> bool:
-        """Whether a call runs as plain PyTorch, as a plan of it would hardly be used again."""
+        """Whether a call runs as plain PyTorch, because its plan would hardly be used again."""
         if not self._new_calls.are_many or self.waiting or self.options.needs_plans:
             return False
         return self._new_calls.runs_plainly(given, self._fits_plainly)
 
     def _fits_plainly(self, times: float) -> bool:
-        """Whether plain PyTorch has room for so many times the bytes of the last planned step."""
+        """Whether plain PyTorch has room for a multiple of the bytes of the last planned step."""
         assert self._whole is not None
         if not refuses(self.account):
             return False
@@ -243,7 +247,7 @@ class Fitted:
         if self.route is not self._whole:
             return self.route(given)
         if self._addresses.plans_first(self.options):
-            # no single graph, or no room to measure: planned while it runs, or never
+            # with no single graph, or no room to measure, it is planned while it runs, or never
             with contextlib.suppress(CaptureError, NoRoomToMeasure):
                 self._whole.prepare(given, quickly=True)
             self._take_options(self._addresses.measure(given.leaves, self.options))
@@ -278,7 +282,7 @@ class Fitted:
         self.route.settle()
 
     def report(self) -> Report:
-        """Return promises of the current plan and bytes held by the last step.
+        """Return the figures of the current plan and bytes held by the last step.
 
         Raises `BadInput` if nothing has been planned yet.
         """
@@ -324,7 +328,7 @@ class Fitted:
             self._whole.measure_again()
 
     def smallest_budget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MinimumBudget:
-        """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
+        """Find the smallest budget with a plan for these inputs; remember the plan."""
         assert self._whole is not None  # sharded models are not asked
         return self._whole.smallest_budget(Arguments.of(args, kwargs))
 
@@ -333,7 +337,7 @@ class Fitted:
         return self._whole.needed_bytes() if self.route is self._whole else 0
 
     def join_replicas(self, wrapper: DistributedDataParallel) -> None:
-        """Plan together with the ranks of the DistributedDataParallel around."""
+        """Plan together with the other ranks of a DistributedDataParallel around the module."""
         known = self.account.replicas
         if self.options.steps is not None:
             raise BadInput(
@@ -354,7 +358,7 @@ class Fitted:
         self.route = self._whole
 
     def _resolve_budget(self) -> None:
-        """Find the budget of the model that trains now: a copy shares that of its original."""
+        """Resolve the budget before training; a copy shares that of its original."""
         before = self.options
         self._take_options(before.resolved(self.account.device))
         if self._copies is not None:
@@ -388,11 +392,11 @@ class Fitted:
     # -- leaving ------------------------------------------------------------------------------
 
     def at_leaving(self, callback: Callable[[], None]) -> None:
-        """Call back when the model is fitted no longer, or again."""
+        """Register a callback for when the model is unfitted, or fitted again."""
         self._at_leaving.append(callback)
 
     def leave(self) -> None:
-        """No longer take part in a shared budget; remove hooks that watch the model."""
+        """Leave a shared budget, lift the limit, and run the registered callbacks."""
         if self.options.shared is not None:
             self.options.shared.leave(self.account)
         self.account.keep_to(None)
@@ -402,22 +406,14 @@ class Fitted:
 
 
 def prepare_all(fitted: Fitted, shapes: Iterable[Any]) -> None:
-    """Plan for example inputs, the largest first: inputs that do not fit show at once.
+    """Plan for example inputs, the largest first: it is the first not to fit.
 
-    A callable that cannot be planned takes no part in a shared budget.
+    A callable that cannot be planned leaves a shared budget.
     """
     try:
-        for given in worst_first(shapes, fitted.callee.modules):
+        for given in largest_first(shapes, fitted.callee.modules):
             with torch.enable_grad():
                 fitted.prepare(given)
     except BaseException:
         fitted.leave()
         raise
-
-
-def _refuse_second_forward(fitted: Fitted) -> None:
-    allowed = fitted.options.in_flight
-    if allowed is None and fitted.is_in_parts:
-        allowed = 1
-    if allowed is not None and (waiting := len(fitted.waiting)) >= allowed:
-        raise second_forward(fitted.name, waiting)

@@ -1,4 +1,4 @@
-"""A callable whose Python Dynamo follows: it hands over the graphs of each call."""
+"""Calls of a callable whose Python Dynamo follows: each hands over its graphs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _RestartCall(BaseException):
 
 
 class FollowedCalls(HandedCalls):
-    """Calls of a callable whose Python Dynamo follows, where it is.
+    """Calls of a callable whose Python Dynamo follows.
 
     `keeps`: whether Dynamo's results are kept for other processes. `times_followed`: how many
     frames Dynamo has followed so far.
@@ -41,26 +41,25 @@ class FollowedCalls(HandedCalls):
         kept = FrameCache(callee.modules, hand_over) if keeps else None
         self._compiled = Compiled(callee.function, callee.name, hand_over, self._follower, kept)
         self._account = account
-        self._looking = contextlib.ExitStack()
-        self._asks: Callable[[HandedGraph, Sequence[Any]], Any] | None = None
+        self._unmeasured_frames = contextlib.ExitStack()
+        self._inspects: Callable[[HandedGraph, Sequence[Any]], Any] | None = None
         self._has_run = False  # a graph of the current call
         self.times_followed = 0
 
     def lift_limit(self) -> None:
-        """Neither refuse nor measure memory that Dynamo needs to follow a frame."""
+        """Neither refuse nor measure the memory that Dynamo takes to follow a frame."""
         self.times_followed += 1
         self._account.lift_limit()
-        runs = self._runs()
-        if runs is not None:
-            self._looking.enter_context(runs.looking())
+        runner = self._runner()
+        if runner is not None:
+            self._unmeasured_frames.enter_context(runner.unmeasured())
 
     def enforce(self) -> None:
         """Refuse and measure again."""
-        self._looking.close()
+        self._unmeasured_frames.close()
         self._account.enforce()
 
     def _run_call(self, given: Arguments) -> Any:
-        """Run the callable; its graphs are handed over."""
         self._has_run = False
         self.outside.watch(self.graphs.takes)
         while True:
@@ -69,21 +68,21 @@ class FollowedCalls(HandedCalls):
             except _RestartCall:
                 continue
 
-    def asked(self, given: Arguments, asks: Callable[[GraphArguments], Any]) -> Any:
-        """Ask something of the only graph of a call, without running it.
+    def inspect(self, given: Arguments, function: Callable[[GraphArguments], Any]) -> Any:
+        """Return the value of a function of the only graph of a call, which does not run.
 
         Raises `CaptureError` if the call is no single graph.
         """
 
-        def ask(graph: HandedGraph, inputs: Sequence[Any]) -> Any:
+        def inspects(graph: HandedGraph, inputs: Sequence[Any]) -> Any:
             refuse_break(graph)
             try:
-                return asks(self.graphs.arguments(graph, inputs))
+                return function(self.graphs.arguments(graph, inputs))
             except CaptureError:
                 self._follow_again(graph)
                 raise
 
-        self._asks, self._has_run = ask, False
+        self._inspects, self._has_run = inspects, False
         try:
             while True:
                 try:
@@ -91,10 +90,10 @@ class FollowedCalls(HandedCalls):
                 except _RestartCall:
                     continue
                 break
-        except GraphHandedOver as asked:
-            return asked.answer
+        except GraphHandedOver as ended:
+            return ended.answer
         finally:
-            self._asks = None
+            self._inspects = None
         raise without_graph(self.name, self._modules)
 
     def one_ops(self) -> list[str]:
@@ -114,24 +113,24 @@ class FollowedCalls(HandedCalls):
                 raise _RestartCall from None
 
     def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
-        """Run one call of a graph; or answer a question about it."""
+        """Run a call of a graph, or inspect it."""
         if graph.hides_leaf_calls:
             self._follow_again(graph)
-        if self._asks is not None:
-            raise GraphHandedOver(self._asks(graph, inputs))
+        if self._inspects is not None:
+            raise GraphHandedOver(self._inspects(graph, inputs))
         output = super()._called(graph, inputs)
         self._has_run = True
         return output
 
     def _unguarded(self) -> Any:
-        """Return values that graphs depend on and Dynamo does not look at."""
+        """Return values that graphs depend on and that Dynamo does not guard."""
         return self._follower.unguarded.now()
 
     def _leave_out(self, graph: HandedGraph, error: Exception) -> None:
         """Do without a plan of a graph.
 
-        Where a module is the cause, calls are followed without it: this one, if nothing of it has
-        run yet, else those that come. If it is not marked, it is traced.
+        Where a module is the cause, later calls are followed without it, and this call if nothing
+        of it has run yet. A module that is not marked is traced.
         """
         self._follow_again(graph)
         name = getattr(error, "module", None)

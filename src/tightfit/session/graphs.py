@@ -1,4 +1,4 @@
-"""Runs a callee as the graphs that are handed over of it: each is a planned step, or a part."""
+"""Runs a callee as the graphs that Dynamo or its caller makes of it: as one step, or as parts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tightfit.progress import announce
 from tightfit.session.callee import Callee
 from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.followed import FollowedCalls
-from tightfit.session.handed_calls import HandedCalls, RunsGraphs
+from tightfit.session.handed_calls import HandedCalls
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.derived import NeedsLessPlainly
 from tightfit.session.memory.limit import name_budget, raising, refuses
@@ -41,17 +41,14 @@ from tightfit.units import format_bytes
 
 @dataclasses.dataclass(frozen=True)
 class _Plainly:
-    """A graph that runs as plain PyTorch, as no plan of it fits."""
+    """A graph that runs as plain PyTorch because no plan of it fits."""
 
     error: InfeasibleBudget  # raised where a request is refused
     has_backward: bool = True  # whether there is expected to be room for its backward, too
 
 
 class GraphSteps(WholeSteps):
-    """Runs a callee as its graphs: as a planned step each, or as parts of steps of several.
-
-    `callee`, `options`, `account`, `addresses`: as of `WholeSteps`.
-    """
+    """Runs each graph of a callee as a planned step, or as a part of a step of several graphs."""
 
     def __init__(
         self, callee: Callee, options: Options, account: Account, addresses: DefaultAddresses
@@ -62,20 +59,19 @@ class GraphSteps(WholeSteps):
         own = dataclasses.replace(callee, function=self.graphs)
         super().__init__(own, options, account, addresses)
         self._graphs_of_step = GraphsOfStep(callee.name)
-        self._this: weakref.ref[RunsGraphs] = weakref.ref(self)
         self._given: Arguments | None = None  # of the current call
         self._is_called = False
         self._has_run = False  # a graph of the current call
-        self._are_several = False  # graphs of a call, as far as is known
+        self._has_several = False  # graphs in one call, as far as is known
         self.in_graphs: InGraphs | None = None
         # Graphs that no plan fits and plain PyTorch may
         self._plain: weakref.WeakKeyDictionary[HandedGraph, _Plainly] = weakref.WeakKeyDictionary()
         self._one_ops: list[str] = []  # that were announced
-        self._tells_derived = False  # whether it was announced that these run plainly
+        self._derived_announced = False
 
     @property
     def is_used(self) -> bool:
-        """Whether it has been called: code that ran outside of its plans is known then."""
+        """Whether it has been called: the report then knows code outside of plans."""
         return self._is_called
 
     @property
@@ -84,7 +80,7 @@ class GraphSteps(WholeSteps):
         return self._followed.times_followed
 
     def plain_bytes(self) -> int | None:
-        """Return the most that plain PyTorch takes for a step like the last; None: unknown."""
+        """Return the most bytes of plain PyTorch in a step like the last; None: unknown."""
         if self.in_graphs is not None:
             return self.in_graphs.plain_bytes()
         return self._graphs_of_step.plain_bytes()
@@ -95,12 +91,11 @@ class GraphSteps(WholeSteps):
         return is_outside
 
     def __call__(self, given: Arguments) -> Any:
-        """Run the callee; its graphs run their plans."""
         self._is_called = True
         self._given = given
         self._has_run = False
         try:
-            return self._followed.call(given, self._this)
+            return self._followed.call(given, weakref.ref(self))
         finally:
             self._given = None
 
@@ -109,12 +104,12 @@ class GraphSteps(WholeSteps):
         if graph.reason:
             self.outside.broke(graph.reason)
         if graph.reason or self.outside.has_outside_code or self._has_run:
-            self._are_several = True
-        if self._are_several and self.options.steps is not None:
-            raise _steps_of_one_graph(self.callee.name)
-        if self._are_several and self.options.offload is not None:
-            raise _moves_of_one_graph(self.callee.name)
-        if self.in_graphs is None and self._are_several:
+            self._has_several = True
+        if self._has_several and self.options.steps is not None:
+            raise _several_graphs_with_steps(self.callee.name)
+        if self._has_several and self.options.offload is not None:
+            raise _several_graphs_with_offload(self.callee.name)
+        if self.in_graphs is None and self._has_several:
             if InGraphs.may_run(self.options, self.account) and not self.waiting:
                 self._switch_to_graphs()
             else:
@@ -131,11 +126,11 @@ class GraphSteps(WholeSteps):
             except (FitsPlainly, NoRoomToMeasure) as found:
                 plainly = self._left_plain(found)
         output = self._run_plainly(graph, inputs, plainly)
-        self._plain[graph] = plainly  # not once it was raised: its traceback holds the inputs
+        self._plain[graph] = plainly  # not if the error was raised: its traceback holds the inputs
         return output
 
     def _left_plain(self, found: FitsPlainly | NoRoomToMeasure) -> _Plainly:
-        """Return how a call is to run without a plan, if that may fit."""
+        """Return how a call runs without a plan; raise what was found if it may not."""
         name = self.callee.name
         if isinstance(found, FitsPlainly):
             plainly = _Plainly(found.error, found.has_backward)
@@ -154,7 +149,7 @@ class GraphSteps(WholeSteps):
         return plainly
 
     def _run_derived(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
-        """Run a call whose backward is expected to be differentiated, as it is."""
+        """Run a call as plain PyTorch whose backward is expected to be differentiated."""
         self.close_step()  # of the planned call before
         needed_bytes, budget_bytes = self.derived.needed_bytes, self.options.limit_bytes
         why = (
@@ -162,16 +157,16 @@ class GraphSteps(WholeSteps):
             f"whose forward runs again for that, a step takes about {format_bytes(needed_bytes)} "
             f"of a budget of {format_bytes(budget_bytes)}"
         )
-        if not self._tells_derived:
-            self._tells_derived = True
+        if not self._derived_announced:
+            self._derived_announced = True
             announce(f"{why}. Such calls run as plain PyTorch; requests beyond it are refused")
         error = InfeasibleBudget(why, budget_bytes=budget_bytes, minimum_bytes=needed_bytes)
         return self._run_plainly(graph, inputs, _Plainly(error))
 
     def _run_plainly(self, graph: HandedGraph, inputs: Sequence[Any], plainly: _Plainly) -> Any:
-        """Run a graph that no plan fits as it is.
+        """Run a graph that no plan fits as plain PyTorch.
 
-        Raises its error where the limit does not hold by itself, or refuses a request.
+        Raises its error where requests above the limit are not refused, or when one is.
         """
         error = plainly.error
         if not name_budget(self.account, error.minimum_bytes or 0):
@@ -187,8 +182,7 @@ class GraphSteps(WholeSteps):
     def _capture(self, key: Any, call: TracedCall, *, waits: bool) -> Specialisation:
         """Capture a call.
 
-        Raises `CaptureError` if it is better done graph by graph than with unmarked modules as one
-        op.
+        Raises `CaptureError` if graphs leave more to plan than unmarked modules as one op each.
         """
         names = self._followed.one_ops()
         try:
@@ -209,8 +203,8 @@ class GraphSteps(WholeSteps):
             )
         return spec
 
-    def looking(self) -> AbstractContextManager[None]:
-        return left_out() if self.in_graphs is None else self.in_graphs.looking()
+    def unmeasured(self) -> AbstractContextManager[None]:
+        return left_out() if self.in_graphs is None else self.in_graphs.unmeasured()
 
     def _switch_to_graphs(self) -> None:
         """Plan whole steps of several graphs from now on, beginning with the current call."""
@@ -226,19 +220,18 @@ class GraphSteps(WholeSteps):
         self._plain.clear()
 
     def capture_again(self) -> None:
-        """Capture again: results of this process alone do not count."""
         self.in_graphs = None
         self._plain.clear()
-        self._are_several = False
+        self._has_several = False
         super().capture_again()
 
     def _expect_others(self) -> None:
-        """Have graphs that are new run with least memory: code after them is unknown."""
+        """Have new graphs run with least memory: the graphs after them are unknown."""
         if not self.options.others_to_come:
             self.options = dataclasses.replace(self.options, others_to_come=True)
 
     def _varies(self) -> None:
-        """Leave a graph to plain PyTorch: numbers decide differently in every call."""
+        """Run a graph as plain PyTorch: the numbers that decide it change in every call."""
         self.outside.varies()
         raise RunsPlainly
 
@@ -247,7 +240,7 @@ class GraphSteps(WholeSteps):
         self._graphs_of_step.ran(spec.captured.graph, planned, is_first=is_first)
 
     def report(self) -> Report:
-        """Return promises of the current plan, bytes of the last step, and code outside of plans.
+        """Return figures of the current plan, bytes of the last step, and code outside of plans.
 
         Raises `BadInput` if nothing has been planned yet.
         """
@@ -259,14 +252,14 @@ class GraphSteps(WholeSteps):
 
     def prepare(self, given: Arguments, *, quickly: bool = False) -> None:
         prepare = super().prepare
-        self._followed.asked(given, lambda graph: prepare(graph, quickly=quickly))
+        self._followed.inspect(given, lambda graph: prepare(graph, quickly=quickly))
 
     def smallest_budget(self, given: Arguments) -> MinimumBudget:
-        return self._followed.asked(given, super().smallest_budget)
+        return self._followed.inspect(given, super().smallest_budget)
 
 
 def _nothing_saved(error: InfeasibleBudget) -> AbstractContextManager[None]:
-    """Have operators run without saving tensors; a backward that asks for one raises the error."""
+    """Return a context in which no tensors are saved; a backward that unpacks one raises."""
 
     def refuse(_: None) -> torch.Tensor:
         raise without_frames(error)
@@ -292,7 +285,7 @@ def _calls_of(callee: Callee, options: Options, account: Account) -> HandedCalls
     return FollowedCalls(callee, account, keeps=options.cache)
 
 
-def _steps_of_one_graph(name: str) -> BadInput:
+def _several_graphs_with_steps(name: str) -> BadInput:
     return BadInput(
         f"{name} runs several graphs in one call, and update_in_backward=True steps parameters in "
         "the backward of one. Way out: tightfit.prepare says where the graph breaks; or fit "
@@ -300,7 +293,7 @@ def _steps_of_one_graph(name: str) -> BadInput:
     )
 
 
-def _moves_of_one_graph(name: str) -> BadInput:
+def _several_graphs_with_offload(name: str) -> BadInput:
     return BadInput(
         f"{name} runs several graphs in one call, and offload= moves values of one graph. Way "
         "out: tightfit.prepare says where the graph breaks; or fit without offload="

@@ -18,8 +18,8 @@ from tightfit.errors import CaptureError, NothingToTrain, OpaqueVaries
 from tightfit.session.callee import Callee
 
 
-class RunsGraphs(Protocol):
-    """Runs calls of graphs by plans."""
+class GraphRunner(Protocol):
+    """Runs graphs by plans."""
 
     def run_graph(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
         """Run one call of a graph.
@@ -28,56 +28,55 @@ class RunsGraphs(Protocol):
         then.
         """
 
-    def looking(self) -> AbstractContextManager[None]:
-        """Return a context in which graphs are looked for: its work belongs to no step."""
+    def unmeasured(self) -> AbstractContextManager[None]:
+        """Return a context whose memory belongs to no step, such as that of following Python."""
 
 
 class HandedCalls:
     """Calls of graphs that other code has made, such as `torch.compile`.
 
-    `times_followed`: 0: that is another's matter.
-
-    `callee`: whose modules hold parameters and buffers of the graphs. `graphs`: those that have
-    been called. `outside`: frames that ran as plain Python.
+    `callee`: its modules hold the parameters and buffers of the graphs. `graphs`: those that have
+    been called. `outside`: frames that ran as plain Python. `times_followed`: 0: Dynamo follows
+    none of its frames here.
     """
 
     def __init__(self, callee: Callee) -> None:
         self.name = callee.name
         self.graphs = HandedGraphs(callee.modules)
         self.outside = Outside(callee.name, callee.modules)
-        self._runs: Callable[[], RunsGraphs | None] = lambda: None
+        self._runner: Callable[[], GraphRunner | None] = lambda: None
         self._unplanned: weakref.WeakSet[HandedGraph] = weakref.WeakSet()
         self._first: dict[HandedGraph, HandedGraph] = {}  # of those that are the same
         self._by_key: dict[Any, HandedGraph] = {}
         self.times_followed = 0
 
-    def call(self, given: Arguments, runs: weakref.ref[RunsGraphs]) -> Any:
-        self._runs = runs
+    def call(self, given: Arguments, runner: weakref.ref[GraphRunner]) -> Any:
+        self._runner = runner
         return self._run_call(given)
 
     def _run_call(self, given: Arguments) -> Any:
-        """Run a call of one graph, which is among its arguments."""
+        """Run a call whose first argument is its graph."""
         graph, *inputs = given.args
         return self._called(graph, inputs)
 
-    def asked(self, given: Arguments, asks: Callable[[GraphArguments], Any]) -> Any:
-        """Ask something of the graph of a call, without running it."""
+    def inspect(self, given: Arguments, function: Callable[[GraphArguments], Any]) -> Any:
+        """Return the value of a function of the graph of a call, which does not run."""
         graph, *inputs = given.args
-        return asks(self.graphs.arguments(graph, inputs))
+        return function(self.graphs.arguments(graph, inputs))
 
     def one_ops(self) -> list[str]:
         """Return the names of modules that run as one op without being marked."""
         return []
 
     def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
-        runs = self._runs()
+        runner = self._runner()
         graph = self._first.get(graph, graph)
         try:
-            if runs is not None and graph not in self._first:
+            if runner is not None and graph not in self._first:
                 graph = self._first_like(graph, inputs)
-            if runs is None or graph in self._unplanned:
+            if runner is None or graph in self._unplanned:
                 return graph.run_as_it_is(*inputs)
-            return graph.with_inputs(runs.run_graph(graph, inputs), inputs)
+            return graph.with_inputs(runner.run_graph(graph, inputs), inputs)
         except NothingToTrain:
             raise
         except (CaptureError, OpaqueVaries) as error:
@@ -85,9 +84,9 @@ class HandedCalls:
         return graph.run_as_it_is(*inputs)
 
     def _first_like(self, graph: HandedGraph, inputs: Sequence[Any]) -> HandedGraph:
-        """Return the first graph that runs the same as this graph.
+        """Return the first graph that computes the same.
 
-        Dynamo makes a graph again where Python has changed that does not matter to it.
+        Dynamo makes a graph again also where the Python that has changed does not matter to it.
         """
         number = self.graphs.arguments(graph, inputs).args[-1]
         first = graph

@@ -21,7 +21,7 @@ from tightfit.execution.attach import (
     was_fitted,
 )
 from tightfit.session.addresses import addresses_for
-from tightfit.session.bypass import expect_calls
+from tightfit.session.bypass import report_bypass
 from tightfit.session.callee import Callee
 from tightfit.session.copies import Copies
 from tightfit.session.fitted import Fitted, prepare_all
@@ -40,8 +40,8 @@ def fit_in_place(
 ) -> Fitted:
     """Fit a model in place: as a whole, or by its parts where they are sharded.
 
-    `shapes`: example inputs to plan for now. `methods`: the names of methods that are planned like
-    the forward. Raises `BadInput` if that cannot be; nothing has changed then.
+    `shapes`: example inputs to plan for now. `methods`: names of methods that are planned like the
+    forward. Where this raises `BadInput`, nothing has changed.
     """
     parts = sharded_parts(model)
     if not parts:
@@ -68,7 +68,7 @@ def fit_in_place(
 def _fit_whole(
     model: nn.Module, options: Options, shapes: Iterable[Any], names: Sequence[str]
 ) -> Fitted:
-    """Plan the model as one; a copy of the model is fitted by itself, within the same budget."""
+    """Plan the model as a whole; its copies are fitted within the same budget."""
     refuse_unfittable(model)
     methods = _methods_of(model, names, options)
     fitted = Fitted.as_a_whole(_callee_of(model), options)
@@ -89,14 +89,13 @@ def _fit_whole(
     replaced = attached(model)
     attach(model, fitted, refit, methods)
     if replaced is None or not replaced.waiting:
-        fitted.at_leaving(expect_calls(model, (fitted, *methods.values())))
+        fitted.at_leaving(report_bypass(model, (fitted, *methods.values())))
     if replaced is not None:
         replaced.leave()
     return fitted
 
 
 def _fit_in_parts(model: nn.Module, parts: dict[str, nn.Module], options: Options) -> Fitted:
-    """Plan each part by itself."""
     replaced = attached(model)
     if replaced is not None:
         replaced.leave()
@@ -106,7 +105,7 @@ def _fit_in_parts(model: nn.Module, parts: dict[str, nn.Module], options: Option
 
 
 def _callee_of(module: nn.Module) -> Callee:
-    """Return a module's own forward, to be fitted in place."""
+    """Return the forward of a module that is to be fitted in place."""
     name = type(module).__name__
     return Callee(original_forward(module), {"model": module}, name, weakref.ref(module))
 
@@ -114,7 +113,7 @@ def _callee_of(module: nn.Module) -> Callee:
 def _methods_of(
     module: nn.Module, names: Iterable[str], options: Options, copies: Copies | None = None
 ) -> dict[str, Fitted]:
-    """Return callables of a module's methods by name, each planned as a step of its own."""
+    """Return fitted methods of a module, each planned as a step of its own."""
     kind = type(module).__name__
     callees = {
         name: Callee(original_method(module, name), {"model": module}, f"{kind}.{name}")
@@ -131,10 +130,7 @@ def attach_by_parts(
     group: Any = None,
     late_bytes: int = 0,
 ) -> Fitted:
-    """Fit a model in place whose given modules are planned each by itself.
-
-    Parameters are those of `ShardedModel`.
-    """
+    """Fit a model in place, each of the given parts by itself; see `ShardedModel`."""
 
     def refit(copy: nn.Module) -> NoReturn:
         raise BadInput("a model with sharded parameters cannot be copied")
@@ -182,7 +178,7 @@ def fitted_of(target: nn.Module | PlannedStep) -> Fitted:
 
 
 def used_of(target: nn.Module | PlannedStep) -> Fitted:
-    """Return the `Fitted` of a model or step: of a model with planned methods the largest used.
+    """Return the `Fitted` of a step or model; with planned methods, the used one of largest peak.
 
     Raises `BadInput` if it is neither.
     """

@@ -1,4 +1,4 @@
-"""Calls that need ever new plans, because their sizes or branches keep changing."""
+"""Calls that need another plan each time, because their sizes or branches keep changing."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tightfit.capture.calls.structure import Arguments
 
 _IN_A_ROW = 6  # planned calls, each of which needed another plan
 _MOST_SHAPES = 4096  # that are remembered
-_AT_MOST = 2  # the power of its inputs' size by which a step grows: that of attention
+_GROWTH_POWER = 2  # of the inputs' size: a step grows at most like attention
 
 
 class NewCalls:
-    """Decides which calls run as plain PyTorch because a plan of theirs would not be used again.
+    """Decides which calls run as plain PyTorch because their plans would not be used again.
 
-    Capturing and planning takes seconds. A graph network has other sizes in each step, and layers
-    left out at random have other operators: such a plan is used once. After a few calls in a row
-    that each needed another plan, a further such call runs as plain PyTorch if that fits. A shape
-    that comes again is planned, unless it needed another plan each time.
+    Capturing and planning takes seconds. A graph network has other sizes in each step, and a model
+    that drops layers at random runs other operators: such a plan is used once. After a few calls
+    in a row that each needed another plan, a further call of a new shape runs as plain PyTorch if
+    that fits. A shape that comes again is planned, unless it needed another plan each time.
     """
 
     def __init__(self) -> None:
@@ -35,23 +35,19 @@ class NewCalls:
     def runs_plainly(self, given: Arguments, fits: Callable[[float], bool]) -> bool:
         """Whether a call runs as plain PyTorch.
 
-        `fits`: whether so many times the bytes of plain PyTorch in the last planned call fit.
+        `fits`: whether a multiple of the bytes of plain PyTorch in the last planned call fits.
         """
         if not self.are_many or self._plans.get(_shape_of(given)) in (0, 1):
             return False
         growth = max(1.0, given.elements / max(1, self._elements))
-        return fits(growth**_AT_MOST)
+        return fits(growth**_GROWTH_POWER)
 
     def note_plain(self, given: Arguments) -> None:
-        """Note a call that runs as plain PyTorch."""
         shape = _shape_of(given)
         self._remember(shape, self._plans.get(shape, 0))
 
     def note_planned(self, given: Arguments, *, is_new: bool) -> None:
-        """Note a call that has run by a plan.
-
-        `is_new`: whether Dynamo followed Python for it.
-        """
+        """Note a call that has run by a plan; `is_new`: whether Dynamo followed Python for it."""
         if not is_new:
             self._in_a_row = 0
             return

@@ -71,12 +71,18 @@ class Options:
 
     @property
     def needs_plans(self) -> bool:
-        """Whether calls that run as plain PyTorch would not do what is asked for."""
+        """Whether an option has no effect on calls that run as plain PyTorch."""
         by_plan = (self.steps, self.offload, self.plan, self.ranks)
-        return self.compile or self.arena or by_plan != _NO_PLANS
+        return self.compile or self.arena or any(option is not None for option in by_plan)
+
+    @property
+    def searches_by_default(self) -> bool:
+        """Whether the default planner searches plans for this process alone, not to be compiled."""
+        is_default = self.planner == DEFAULT and self.plan is None
+        return is_default and self.ranks is None and not self.compile
 
     def resolved(self, device: torch.device) -> Options:
-        """Return the options with the free memory of a device now as a number.
+        """Return the options with the free memory of a device in place of ``"device"``.
 
         Raises `BadInput` if they ask for a feature that the device does not have.
         """
@@ -88,7 +94,6 @@ class Options:
         return dataclasses.replace(self, budget_bytes=_free_bytes(device, self.ranks))
 
     def far_on(self, device: torch.device) -> Far | None:
-        """Return the far memory that plans for a device may move values to."""
         if self.offload is None:
             return None
         taken_bytes = self.steps.far_bytes if self.steps is not None else 0
@@ -105,45 +110,41 @@ class Options:
 
     @property
     def usable_bytes(self) -> int:
-        """The bytes plans may use: the limit minus the reserve."""
+        """The limit minus the reserve."""
         return usable_bytes(self.limit_bytes, self.reserve_bytes)
 
     @property
     def planned_bytes(self) -> int:
-        """The bytes plans may use: they leave some to other memory of the process."""
+        """The bytes that plans may use: in an arena they leave some to memory outside of it."""
         return self.usable_bytes - self.left_bytes
 
     @property
     def enforced_bytes(self) -> int | None:
-        """The most bytes that may be given out; None if only a warning is asked for."""
+        """The limit above which requests are refused; None if they are not."""
         is_known = self.shared is not None or self.budget_bytes is not None
         return self.limit_bytes if is_known and self.on_exceed == "raise" else None
 
     @property
-    def is_in_company(self) -> bool:
-        """Whether others share the budget, or will."""
+    def is_shared(self) -> bool:
+        """Whether other callables share the budget, or will."""
         return self.others_to_come or (self.shared is not None and len(self.shared.members()) > 1)
 
     @property
     def is_alone(self) -> bool:
-        """Whether the budget is for one callable's own plans, which may leave some of it."""
+        """Whether the budget is for the plans of one callable, searched in this process."""
         return self.shared is None and self.ranks is None and self.plan is None
 
     def others_in_budget(self, account: Account) -> list[Account]:
-        """Return the accounts of the others within the same budget."""
         return self.shared.others(account) if self.shared is not None else []
 
     def known_tally(self, modules: Mapping[str, nn.Module]) -> Tally | None:
-        """Return what counts already for the budget on the device of some modules."""
+        """Return the tally that counts already for the device of some modules."""
         shared = self.shared.tally(device_of_modules(modules)) if self.shared is not None else None
         return shared or self.tally
 
 
-_NO_PLANS = (None,) * 4
-
-
 def refuse_other_than_optimizer(optimizer: Any) -> None:
-    """Raise `BadInput` if something given as an optimizer is none."""
+    """Raise `BadInput` if an object is given that is no optimizer."""
     if optimizer is None or hasattr(optimizer, "param_groups"):
         return
     several = isinstance(optimizer, list | tuple) and all(
@@ -187,7 +188,7 @@ def make_options(
     refuse_other_than_optimizer(optimizer)
     find_planner(planner)
     refuse_unknown_costs(costs)
-    steps, far = None, _far_side(offload, planner, in_flight)
+    steps, far = None, _far_memory(offload, planner, in_flight)
     alone = {
         "a Budget that several share": isinstance(budget, Budget),
         "compile=True": bool(compile),
@@ -205,7 +206,7 @@ def make_options(
         in_flight, steps = 1, StepsInBackward(optimizer, clip_grad_norm, state_far)
     if far is not None:
         _refuse_others("offload=", alone)
-        _with_state(far, steps)
+        _move_state(far, steps)
         in_flight = 1
     return Options(
         budget_bytes=_size(budget),
@@ -230,22 +231,20 @@ def make_options(
     )
 
 
-def incompatible(one: str, other: str) -> BadInput:
-    """Return the error that two things which were asked for do not go together."""
-    return BadInput(f"{one} does not go with {other}: leave one of them out")
+def incompatible(option: str, other: str) -> BadInput:
+    return BadInput(f"{option} does not go with {other}: leave one of them out")
 
 
-def _refuse_others(one: str, others: Mapping[str, bool]) -> None:
-    """Raise if something is asked for that does not go with one thing."""
-    for other, is_asked in others.items():
-        if is_asked:
-            raise incompatible(one, other)
+def _refuse_others(option: str, others: Mapping[str, bool]) -> None:
+    """Raise `BadInput` if any other option is given."""
+    for other, is_given in others.items():
+        if is_given:
+            raise incompatible(option, other)
 
 
-def _far_side(
+def _far_memory(
     offload: int | str | Offload | None, planner: str, in_flight: int | None
 ) -> Offload | None:
-    """Return where plans may move values to."""
     if offload is None:
         return None
     found = offload if isinstance(offload, Offload) else Offload(offload)
@@ -270,8 +269,8 @@ def refuse_on(device: torch.device, far: Offload) -> None:
         raise incompatible("Offload(optimizer_state=True)", f"a model on {device} yet")
 
 
-def _with_state(far: Offload, steps: StepsInBackward | None) -> None:
-    """Have the optimizer's state in far memory where asked for; raise where it cannot be."""
+def _move_state(far: Offload, steps: StepsInBackward | None) -> None:
+    """Move the optimizer's state to far memory where asked for."""
     if not far.optimizer_state:
         return
     if steps is None:
@@ -293,7 +292,6 @@ def _with_state(far: Offload, steps: StepsInBackward | None) -> None:
 
 
 def _exactness(asked: str | None, compiled: bool) -> Exactness:
-    """Return how exact operators have to be; a class that the way of running lacks is refused."""
     if asked == "bitwise" and compiled:
         raise BadInput(
             "exactness 'bitwise' is not available with compile=True: fused kernels round "
@@ -339,7 +337,7 @@ def _plan(plan: Plan | str | Path | None) -> Plan | None:
 
 
 def _free_bytes(device: torch.device, ranks: Ranks | None) -> int:
-    """Return free memory of a device now, for this process: on the rank that has least."""
+    """Return free memory of a device for this process; of several ranks the least."""
     if device.type != "cuda":
         raise BadInput(
             "budget='device' needs a device with memory of its own (CUDA); on a CPU give bytes, "
@@ -351,7 +349,7 @@ def _free_bytes(device: torch.device, ranks: Ranks | None) -> int:
 
 
 def with_ranks(options: Options, ranks: Ranks) -> Options:
-    """Return the options for several ranks, which all keep to the least budget among them.
+    """Return the options for several ranks: all keep to their least budget.
 
     Raises `BadInput` if the ranks were given different shared budgets or reserves.
     """
@@ -372,8 +370,8 @@ def _listed(sizes: list[int]) -> str:
     return ", ".join(map(format_bytes, sizes))
 
 
-def worst_first(shapes: Iterable[Any], modules: Mapping[str, nn.Module]) -> list[Arguments]:
-    """Return the calls that example inputs describe, that with most elements first.
+def largest_first(shapes: Iterable[Any], modules: Mapping[str, nn.Module]) -> list[Arguments]:
+    """Return the calls that example inputs describe, the call with most elements first.
 
     `shapes`: for each call a tuple of positional inputs, a mapping of keyword inputs, or one
     tensor. A tensor on the ``"meta"`` device means zeros on the modules' device. `modules`:
@@ -399,7 +397,7 @@ def _call(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _real(call: Any, device: torch.device | None) -> Any:
-    """Return the call with zeros in place of tensors that have no contents."""
+    """Return a call with zeros in place of meta tensors."""
     leaves, spec = flatten(call)
     return unflatten([_zeros(leaf, device) for leaf in leaves], spec)
 

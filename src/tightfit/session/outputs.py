@@ -1,4 +1,4 @@
-"""Which outputs of a call have never received a gradient, so that plans may do without."""
+"""Which outputs of a call have never received a gradient: plans may do without it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _SURE = 3  # steps
 _MUCH = 0.01  # of the time of a step, or of the bytes it holds
 
 
-class Usage:
-    """Facts that backwards have shown about outputs of calls, by signature.
+class OutputGradients:
+    """Which outputs of calls have received gradients, by signature.
 
-    An output that has received a gradient once is planned with one ever after: two heads may be
-    trained in turns.
+    An output that has received a gradient once is always planned with one: two heads may be trained
+    in turns.
     """
 
     def __init__(self) -> None:
@@ -29,16 +29,15 @@ class Usage:
         self._steps: Counter[Any] = Counter()
 
     def note(self, key: Any, reached: Reached) -> None:
-        """Note which outputs of a call receive a gradient, now that its backward has begun."""
         used = self._used[key] = self._used.get(key, frozenset()) | reached.used
         self._unused[key] = (self._unused.get(key, frozenset()) | reached.unused) - used
 
-    def settled(self, key: Any, captured: Captured | None = None) -> frozenset[int]:
-        """Return the outputs to plan without a gradient, now that a step's backwards have begun.
+    def end_step(self, key: Any, captured: Captured | None = None) -> frozenset[int]:
+        """Return outputs to plan without a gradient, now that the backwards of a step have begun.
 
-        Those that were planned with a gradient and have received none in this step and before.
+        They were planned with a gradient, and have received none in this step or before.
 
-        `captured`: the step; outputs by which it would spare little keep their place in its plans.
+        `captured`: the step; outputs without whose gradients it would save little are left out.
         """
         unused = self._unused.pop(key, frozenset()) - self._zero.get(key, frozenset())
         self._steps[key] += bool(unused)
@@ -51,29 +50,28 @@ class Usage:
 
 
 def _saves_much(captured: Captured, unused: Set[int]) -> bool:
-    """Whether a step takes noticeably less without the gradients of some of its outputs.
+    """Whether a step takes much less time or memory without the gradients of some outputs.
 
-    Most of it comes back by other ways, too, for example in a recurrent model that returns its
-    state. Leaving out zeros is then not worth another trace for which the next step waits.
+    In a recurrent model that returns its state, for example, other outputs need most of the
+    backward, too. Another capture, for which the next step waits, is then not worth it.
 
-    `captured`: the step, with these gradients among its inputs; priced. `unused`: the outputs that
-    receive none.
+    `captured`: the priced step, with these gradients among its inputs.
     """
     graph, joint = captured.graph, captured.joint
     used = {source.index for source in joint.sources if source.kind == "tangent"} - unused
     others = joint.made_from_gradients(used)
-    spared = joint.made_from_gradients(unused) - others
-    total_s, spared_s = 0.0, 0.0
-    only: set[ValueId] = {captured.value_of[n] for n in joint.placeholders if n in spared}
+    unneeded = joint.made_from_gradients(unused) - others
+    total_s, unneeded_s = 0.0, 0.0
+    only: set[ValueId] = {captured.value_of[n] for n in joint.placeholders if n in unneeded}
     kept: set[ValueId] = set()
     for op, node in zip(graph.ops, captured.nodes, strict=True):
-        way = op.alternatives[0]
-        cost_s = min(variant.cost_s for variant in way.variants)
+        default = op.alternatives[0]
+        cost_s = min(variant.cost_s for variant in default.variants)
         total_s += cost_s
-        if node in spared:
-            spared_s += cost_s
-            only |= {*way.reads}
+        if node in unneeded:
+            unneeded_s += cost_s
+            only |= {*default.reads}
         elif node in others:
-            kept |= {*way.reads}
+            kept |= {*default.reads}
     held_bytes = sum(graph.values[value].size_bytes for value in only - kept)
-    return spared_s > _MUCH * total_s or held_bytes > _MUCH * eager_peak_bytes(graph)
+    return unneeded_s > _MUCH * total_s or held_bytes > _MUCH * eager_peak_bytes(graph)

@@ -1,8 +1,8 @@
-"""Processes that train one model together share findings: costs, plans, memory of user code.
+"""Processes that train the same model share results: costs, plans, memory of user code.
 
-They meet in the key-value store that `torch.distributed` started with, not in collectives. A rank
-that needs something first makes it; every other rank that needs the same waits for it. So ranks may
-see different shapes, or in another order, and no rank waits for another that has no reason to come.
+They share them through the key-value store of `torch.distributed`, not by collectives. The first
+rank that needs a result makes it, and others that need the same wait for it. So ranks may see
+different shapes, or in another order, and no rank waits for a result that no other rank needs.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ _MADE, _FAILED = b"+", b"-"
 
 
 class Ranks:
-    """The processes of one group, seen from one of them.
-
-    `group`: those that train the model. Every rank makes the same `Ranks` in the same order.
-    """
+    """The processes of a group, as one of them. All of them make the same `Ranks` in one order."""
 
     _made: ClassVar[Counter[str]] = Counter()
 
@@ -46,7 +43,7 @@ class Ranks:
     def once(self, key: str, kind: type[Found], make: Callable[[], Found]) -> Found:
         """Return a value made by the first rank to ask for a key; the others wait for it.
 
-        Should making it fail there, every rank tries for itself.
+        If making it fails there, every rank makes it for itself.
         """
         place = f"{self._prefix}/{key}"
         if self.store.add(f"{place}/asked", 1) > 1:
@@ -63,13 +60,13 @@ class Ranks:
         return found
 
     def gather(self, key: str, own: int) -> list[int]:
-        """Return every rank's number under a key; all ranks have to ask for it."""
+        """Return the numbers of all ranks under a key; all of them have to call this."""
         place = f"{self._prefix}/{key}"
         self.store.set(f"{place}/{self.rank}", str(own))
         return [int(self._wait_for(f"{place}/{rank}")) for rank in range(self.size)]
 
     def _wait_for(self, place: str) -> bytes:
-        """Return the value of a key; looked for again and again, as waiting locks the store."""
+        """Return the value of a key; by polling, as waiting locks the store."""
         deadline = time.monotonic() + _PATIENCE_S
         pause_s = 0.001
         while not self.store.check([place]):
@@ -85,19 +82,17 @@ class Ranks:
 
 
 def agreed(ranks: Ranks | None, key: str, kind: type[Found], make: Callable[[], Found]) -> Found:
-    """Return the value of a key: made by one of the ranks, or here if there are no others."""
+    """Return `Ranks.once`, or a value that is made here if there are no ranks."""
     return make() if ranks is None else ranks.once(key, kind, make)
 
 
 class Replicas:
-    """Effects of DistributedDataParallel on the plan of the module inside.
+    """The buckets of DistributedDataParallel around a fitted module, or around its parent.
 
-    Its buckets hold every trained parameter's gradient once more, from the wrapping on. With
-    ``gradient_as_bucket_view`` a gradient is copied into its bucket as soon as it is handed over,
-    and freed.
+    They hold every trained parameter's gradient once more. With ``gradient_as_bucket_view`` a
+    gradient is copied into its bucket as soon as it is handed over, and freed.
 
-    `wrapper`: around the fitted module, or around a module it is part of. Raises `BadInput` if the
-    wrapper keeps copies of the parameters in another precision.
+    Raises `BadInput` if the wrapper keeps copies of the parameters in another precision.
     """
 
     def __init__(self, wrapper: DistributedDataParallel) -> None:
@@ -119,9 +114,9 @@ class Replicas:
         return self._wrapper() is wrapper
 
     def bucket_bytes(self, granularity: int) -> int:
-        """Return the bytes of the buckets that are not the gradients' own storage already.
+        """Return the bytes of the buckets that no gradient is a view of.
 
-        One unit of the allocator for each parameter is added: for the wrapper's records of it.
+        One unit of the allocator is added for the wrapper's records of each parameter.
         """
         if self._wrapper() is None:
             return 0

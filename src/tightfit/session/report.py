@@ -22,9 +22,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     # Of tensors between two steps: parameters, gradients, the optimizer's state, inputs, and
     # tensors of the loop
     tensor_bytes: int
-    # Neither: objects of Python and the planner, free pages that the C library keeps, workspaces
-    # that libraries take for themselves, stacks of threads. All of it came after the callable was
-    # fitted.
+    # Other memory since the callable was fitted: objects of Python and the planner, free pages of
+    # the C library, workspaces of libraries, stacks of threads
     rest_bytes: int
     file_bytes: int  # pages of files that were read since then: code of libraries
 
@@ -35,7 +34,6 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_bytes(self) -> int:
-        """Everything together."""
         return self.planned_bytes + self.rest_bytes + self.file_bytes
 
     def __str__(self) -> str:
@@ -97,7 +95,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return self.measured.peak_bytes if self.measured is not None else None
 
     def __str__(self) -> str:
-        """Return two lines for people; one more for each further matter."""
+        """Return two lines for people, and further ones for moves, an arena and code outside."""
         measured = self.measured_peak_bytes
         held = f", measured {format_bytes(measured)}" if measured is not None else ""
         if self.reserved_bytes is not None:
@@ -107,16 +105,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             f"{'peak of the compiled plan' if self.compiled else 'planned peak'} "
             f"{format_bytes(self.planned_peak_bytes)} (constants "
             f"{format_bytes(self.constant_bytes)}){held}\n"
-            f"extra compute {self.overhead:.1%}, {self._scope}"
-            f"{self._to_far_memory}{self._around_the_arena}{self._less_exactly}{self._outside_of_plans}"
+            f"extra compute {self.overhead:.1%}, {self._quality}"
+            f"{self._moves_line}{self._arena_line}{self._next_exactness_line}{self._outside_lines}"
         )
 
     @property
-    def _outside_of_plans(self) -> str:
+    def _outside_lines(self) -> str:
         return "".join(f"\noutside of every plan: {at}: {why}" for at, why in self.outside.items())
 
     @property
-    def _to_far_memory(self) -> str:
+    def _moves_line(self) -> str:
         if self.moves is None:
             return ""
         last = self.measured_moves
@@ -129,17 +127,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def _less_exactly(self) -> str:
+    def _next_exactness_line(self) -> str:
         return "" if self.next_exactness is None else f"\n{self.next_exactness.sentence}"
 
     @property
-    def _around_the_arena(self) -> str:
+    def _arena_line(self) -> str:
         if self.held is None or self.arena is None:
             return ""
         return f"\n{self.held}; {self.arena.exact_steps} of {self.arena.steps} steps as laid out"
 
     @property
-    def _scope(self) -> str:
+    def _quality(self) -> str:
         """The baseline of the extra compute, and the quality of the plan."""
         if self.plan is None:
             parts = f"{self.calls} planned part{'s' * (self.calls != 1)}"

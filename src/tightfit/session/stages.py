@@ -1,4 +1,4 @@
-"""graph -> plan -> execution, each stage a function from value to value."""
+"""The stages from a call to its plan: capture, alternatives, prices, search."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class Pricing:
     """How the alternatives of a captured step are found and priced.
 
     `neighbour`: the graph of the same callable at another shape, whose costs are scaled.
-    `is_checked`: whether `Captured.conditions` are checked in every step. `room_bytes`: a step
-    waits for this, and measuring may hold so much: unknown costs are measured quickly, and steps
-    that follow give the rest. None: every operator is measured well. `postpones`: whether
-    alternatives that take long to compare are compared later (`Captured.hoped`).
+    `is_checked`: whether `Captured.conditions` are checked in every step. `room_bytes`: bytes that
+    measuring may hold while a step waits for it: unknown costs are measured quickly, and better
+    in the next steps. None: no step waits, and every operator is measured well. `postpones`:
+    whether alternatives that take long to compare are compared later (`Captured.hoped`).
     """
 
     neighbour: Graph | None = None
@@ -82,8 +82,7 @@ def capture_step(
     """Capture a step, add every alternative, and price each of them.
 
     Costs come from measurements on the device, from a neighbour or from a model, by
-    `options.costs`; workspaces are measured in any case. Of several ranks that train the same
-    model one measures.
+    `options.costs`; workspaces are always measured. Of several ranks only one measures.
     """
     with _announcing(options, f"looking at {name}: its operators, and time and memory of each"):
         captured = capture_exclusively(lambda: _captured_and_priced(call, options, name, pricing))
@@ -124,18 +123,28 @@ def _captured_and_priced(
 
 def _priced(captured: Captured, options: Options, pricing: Pricing) -> Priced:
     if options.costs != "measured":
-        modelled = captured.with_graph(with_costs(captured.graph, options.costs))
-        return measured_workspaces(modelled, options.progress)
+        return _modelled(captured, options)
     room_bytes, neighbour = pricing.room_bytes, pricing.neighbour
     postpones = pricing.postpones and not captured.conditions  # which cannot be checked later
     if room_bytes is not None and captured.graph.device.kind == "cpu":  # steps will teach the rest
-        how = {"room_bytes": room_bytes, "neighbour": neighbour, "postpones": postpones}
-        return quick_costs(captured, options.progress, **how)
+        return quick_costs(
+            captured,
+            options.progress,
+            room_bytes=room_bytes,
+            neighbour=neighbour,
+            postpones=postpones,
+        )
     if neighbour is not None:
         return scaled_costs(captured, neighbour, options.progress)
     return measured_costs(
         captured, options.progress, postpones=postpones and room_bytes is not None
     )
+
+
+def _modelled(captured: Captured, options: Options) -> Priced:
+    """Return a step with modelled costs and measured workspaces."""
+    graph = with_costs(captured.graph, options.costs)
+    return measured_workspaces(captured.with_graph(graph), options.progress)
 
 
 def less_exact_step(
@@ -145,7 +154,7 @@ def less_exact_step(
     modules: Mapping[str, nn.Module],
     room_bytes: int,
 ) -> Captured:
-    """Return a priced step with the alternatives of a less exact class, too, priced alike.
+    """Return a priced step with the alternatives of a less exact class in addition.
 
     `modules`: those of the step; some alternatives rest on the present values of weights.
     `room_bytes`: memory for comparing an alternative with its default.
@@ -156,8 +165,7 @@ def less_exact_step(
         wider = with_parameter_steps(wider, modules, options.steps)
     wider = wider.with_graph(wider.graph.with_constants(**step.graph.constants_bytes))
     if options.costs != "measured":
-        modelled = wider.with_graph(with_costs(wider.graph, options.costs))
-        return measured_workspaces(modelled, options.progress).captured
+        return _modelled(wider, options).captured
     return further_costs(wider, step, options.progress, room_bytes=room_bytes)
 
 
@@ -167,17 +175,16 @@ def plan_step(
     """Return a verified plan within the budget; the plan on disk if this was planned before.
 
     `known`: an earlier plan of this step; used if it fits and the planner finds none. `apart`:
-    whether another process searches, while this process trains. Raises `InfeasibleBudget` if there
-    is none; names the least budget and the values forced to be alive. Raises `InvalidPlan` or
-    `PlanMismatch` if the user gave a plan and it does not fit this graph or budget.
+    whether another process searches, while this process trains. Raises `InfeasibleBudget`, which
+    names the least budget and the values that must be alive at its peak. Raises `InvalidPlan` or
+    `PlanMismatch` if the user's own plan does not fit this graph or budget.
     """
     key = f"plan {key_of(task, options)}"
     return agreed(options.ranks, key, Outcome, lambda: _found(task, options, known, apart))
 
 
 def plan_at_once(task: Task, options: Options) -> Outcome:
-    """Return the plan that the default planner finds at once; kept for later if it is proven
-    best."""
+    """Return the plan that the default planner finds at once; cached if it is optimal."""
     limits = Limits(seconds=min(_AT_ONCE_S, options.limits.seconds), gap=options.limits.gap)
     outcome = _interruptible(task, options, None, limits)
     if outcome.status == "optimal" and options.cache and options.planner == DEFAULT:
@@ -190,17 +197,19 @@ def _found(task: Task, options: Options, known: Plan | None, apart: bool) -> Out
     if outcome is None:
         outcome = _interruptible(task, options, known, options.limits, apart)
         if outcome.plan is None:
-            outcome = _least(task, outcome, options)
+            outcome = _least_plan(task, outcome, options)
         if options.cache:
             PlanCache().store(key_of(task, options), outcome)
     return outcome
 
 
-def _least(task: Task, without: Outcome, options: Options) -> Outcome:
-    """Return the plan of the least budget where the default planner has found none and it fits.
+def _least_plan(task: Task, without: Outcome, options: Options) -> Outcome:
+    """Return the plan of the least budget, if it fits where the default planner has found none.
 
-    Where it is proven that none does, the least budget is searched but briefly: who raises the
-    error knows more of what is around the step.
+    Where it is proven that none fits, the search for the least budget is short: callers search
+    again with what they know of memory around the step.
+
+    `without`: the outcome without a plan. Raises `InfeasibleBudget`.
     """
     limits = options.limits
     if without.status == "infeasible":
@@ -212,7 +221,7 @@ def _least(task: Task, without: Outcome, options: Options) -> Outcome:
 
 
 def _with_far_needed(task: Task, without: Outcome, options: Options) -> Outcome:
-    """Return an outcome without a plan that says whether more far memory would allow a plan."""
+    """Return an outcome without a plan, noting whether more far memory would allow one."""
     if task.far is None:
         return without
     ample = msgspec.structs.replace(task.far, capacity_bytes=_AMPLE_BYTES)
@@ -240,7 +249,7 @@ def _interruptible(
 def _searched(
     task: Task, options: Options, known: Plan | None, limits: Limits, apart: bool
 ) -> Outcome:
-    """Search a plan; a better plan of a search that was interrupted counts."""
+    """Search a plan, or return the better plan of an earlier search that was interrupted."""
     before = None
     if options.cache:
         before = PlanCache().load(key_of(task, options, interrupted=True), task.graph)
@@ -265,14 +274,14 @@ def _stop(task: Task, options: Options, outcome: Outcome) -> NoReturn:
 
 
 def _announcing(options: Options, label: str) -> AbstractContextManager[None]:
-    """Tell the user of long waiting, if no progress display does."""
+    """Return a context that announces long waiting, if no progress display does."""
     if options.progress is not SILENT:
         return contextlib.nullcontext()
     return said_while_waiting(lambda: label)
 
 
 def cached_outcome(task: Task, options: Options) -> Outcome | None:
-    """Return the user's own plan, or the result of an earlier search for this very task."""
+    """Return the user's own plan, or the result of an earlier search for this task."""
     if options.plan is not None and options.plan.gradients == task.gradients:
         return judged(task, options.plan)
     return PlanCache().load(key_of(task, options), task.graph) if options.cache else None

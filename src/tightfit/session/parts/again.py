@@ -57,7 +57,7 @@ class _Steps(Protocol):
     def captured_again(self, part: Part, given: GraphArguments) -> PartCall:
         """Capture a call."""
 
-    def looking(self) -> AbstractContextManager[None]:
+    def unmeasured(self) -> AbstractContextManager[None]:
         """Leave work to find the program of a call out of all steps."""
 
 

@@ -24,7 +24,7 @@ from tightfit.dynamo.backend import RunsPlainly
 from tightfit.dynamo.outside import Outside
 from tightfit.errors import CaptureError, InfeasibleBudget, OpaqueChanged, OpaqueVaries
 from tightfit.session.callee import Callee
-from tightfit.session.handed_calls import HandedCalls, RunsGraphs
+from tightfit.session.handed_calls import GraphRunner, HandedCalls
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.limit import at_most_held, name_budget
 from tightfit.session.memory.steps import stepping_bytes
@@ -70,7 +70,7 @@ class InGraphs(PartsRoute):
         self._numbers: Counter[HandedGraph] = Counter()
         self._classes = Counter(map(class_of, module_names(callee.modules).values()))
         self._by_call: dict[int, Part] = {}
-        self._this: weakref.ref[RunsGraphs] = weakref.ref(self)
+        self._this: weakref.ref[GraphRunner] = weakref.ref(self)
 
     @staticmethod
     def may_run(options: Options, account: Account) -> bool:
@@ -111,8 +111,8 @@ class InGraphs(PartsRoute):
         self.guard.after_forward()
         return output
 
-    def looking(self) -> AbstractContextManager[None]:
-        return self.steps.looking()
+    def unmeasured(self) -> AbstractContextManager[None]:
+        return self.steps.unmeasured()
 
     def _note_numbers(self, graph: HandedGraph) -> None:
         """Note that a graph is called with other numbers than before.

@@ -27,7 +27,7 @@ from tightfit.plan.plan import Plan
 from tightfit.plan.verify import verify
 from tightfit.progress import announce
 from tightfit.session.options import Options
-from tightfit.session.outputs import Usage
+from tightfit.session.outputs import OutputGradients
 from tightfit.session.parts.kind_plans import KindPlans, least_plan
 from tightfit.session.processes import agreed
 from tightfit.session.step.holding import Holding, holding_of
@@ -123,7 +123,7 @@ class KnownCalls(RepeatedCalls):
         self._capture = capture
         self._known: dict[Any, list[tuple[Part, Kind]]] = {}
         self._detached: dict[Any, frozenset[int]] = {}
-        self._usage = Usage()
+        self._output_gradients = OutputGradients()
         self._called: dict[Any, Part] = {}
 
     def __len__(self) -> int:
@@ -186,13 +186,13 @@ class KnownCalls(RepeatedCalls):
         if run.reached.unplanned:
             self._detached[key] = self._detached.get(key, frozenset()) - run.reached.used
             self._known.pop(key, None)
-        self._usage.note(key, run.reached)
+        self._output_gradients.note(key, run.reached)
         self._called.setdefault(key, part)
 
     def settle_outputs(self) -> None:
         """Plan from now on without the gradients of outputs that received none in any call."""
         for key, part in self._called.items():
-            unused = self._usage.settled(key)
+            unused = self._output_gradients.end_step(key)
             if unused:
                 self._detached[key] = self._detached.get(key, frozenset()) | unused
                 self._known.pop(key, None)

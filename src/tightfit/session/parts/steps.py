@@ -265,11 +265,11 @@ class PartSteps:
 
     def captured_again(self, part: Part, given: GraphArguments) -> PartCall:
         """Capture a call; memory for that belongs to no step."""
-        with self.looking(), self.guard.paused():
+        with self.unmeasured(), self.guard.paused():
             return self.known.capture(part, given, self.plans.options)
 
     @contextlib.contextmanager
-    def looking(self) -> Iterator[None]:
+    def unmeasured(self) -> Iterator[None]:
         if self._writer is not None:
             self._writer.between()
         with left_out():

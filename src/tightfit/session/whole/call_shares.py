@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients, Plan
-from tightfit.planners.registry import DEFAULT
 from tightfit.progress import announce
 from tightfit.session.memory.account import Account, expected_bytes_of, lasting_bytes_of
 from tightfit.session.memory.surroundings import Share, Surroundings
@@ -115,7 +114,7 @@ class CallShares:
 
         Memory of others that are called before its backward is unknown yet.
         """
-        return options.is_in_company and not self.window(options).knows(self._kind(spec))
+        return options.is_shared and not self.window(options).knows(self._kind(spec))
 
     def called(
         self, spec: Specialisation, call: Awaited, options: Options, live_bytes: int | None
@@ -153,7 +152,7 @@ class CallShares:
         if options.in_flight is not None:
             more = options.in_flight - own_open - 1 - len(self._own(self._to_come))
             self._to_come += [kind] * more
-        elif not (is_known or self._to_come or options.is_in_company) and _may_presume(options):
+        elif not (is_known or self._to_come or options.is_shared) and _may_presume(options):
             if own_open and self._presumed <= own_open:
                 self._leave_rest(spec, alone(), options)
             elif looks and not own_open and not window.has_closed:
@@ -162,7 +161,7 @@ class CallShares:
 
     def is_alone(self, spec: Specialisation, options: Options) -> bool:
         """Whether a call is like all before it, of which none was open with another."""
-        if options.in_flight is not None or options.is_in_company or self._looked is not None:
+        if options.in_flight is not None or options.is_shared or self._looked is not None:
             return False
         return not (self._open or self._to_come) and self._window.has_only(self._kind(spec))
 
@@ -259,7 +258,7 @@ class CallShares:
         own, kinds = self._own(self._open), [*self._to_come]
         if not self._open and not kinds:
             return OpenCalls(0)
-        kind, in_company = self._kind(spec), options.is_in_company
+        kind, in_company = self._kind(spec), options.is_shared
         ranges = self._ranges(spec, alone, options)
         least_bytes = 0
         if len(own) > 1 and not self.window(options).knows(kind):  # how many come is unknown
@@ -373,6 +372,5 @@ def _fitting_calls(room_bytes: int, found: KeptRange, input_bytes: int) -> int:
 
 
 def _may_presume(options: Options) -> bool:
-    """Whether a first plan may differ from the next: not where the user has decided on it."""
-    searched = options.planner == DEFAULT and options.plan is None and options.ranks is None
-    return searched and options.in_flight is None and not options.compile
+    """Whether a first plan may leave room for calls that were not seen yet."""
+    return options.searches_by_default and options.in_flight is None

@@ -19,7 +19,7 @@ from tightfit.progress import announce
 from tightfit.session.callee import Callee
 from tightfit.session.checkpoints import announce_checkpoints
 from tightfit.session.options import Options
-from tightfit.session.outputs import Usage
+from tightfit.session.outputs import OutputGradients
 from tightfit.session.stages import Pricing, capture_step
 from tightfit.session.step.repeated import RepeatedCalls
 from tightfit.session.whole.postponed import may_postpone
@@ -41,7 +41,7 @@ class Captures(RepeatedCalls):
         # The last found, if it is the only one of its signature, which takes long to hash
         self._recent: Specialisation | None = None
         self._detached: dict[Any, Detached] = {}
-        self._usage = Usage()
+        self._output_gradients = OutputGradients()
         self._takes_more = False  # whether outputs other than a loss had gradients
         assert isinstance(callee.function, HandedGraphs)
         self._graphs = GraphCalls(callee.function)
@@ -243,8 +243,8 @@ class Captures(RepeatedCalls):
         spec.note_received(used)
         self._takes_more |= bool(run.reached.unplanned)
         before = self._detached.get(spec.key, frozenset())
-        self._usage.note(spec.key, run.reached)
-        unused = self._usage.settled(spec.key, spec.captured)
+        self._output_gradients.note(spec.key, run.reached)
+        unused = self._output_gradients.end_step(spec.key, spec.captured)
         self._detached[spec.key] = (before | unused) - used
         if self._detached[spec.key] == before:
             return

@@ -10,7 +10,6 @@ from tightfit.graph.ir import Graph
 from tightfit.plan.cache import PlanCache, PlanKey, role_key
 from tightfit.plan.plan import Gradients, Outcome, Plan
 from tightfit.planners.questions.minimum import MinimumBudget
-from tightfit.planners.registry import DEFAULT
 from tightfit.session.options import Options
 
 Role = Literal["first", "last", "least", "thrifty"]
@@ -63,8 +62,7 @@ def _cache() -> PlanCache:
 
 def _keeps(options: Options) -> bool:
     """Whether plans are kept for another process to begin with."""
-    usual = options.planner == DEFAULT and options.plan is None and not options.compile
-    return usual and options.cache and options.ranks is None
+    return options.searches_by_default and options.cache
 
 
 def _key(graph: Graph, role: Role, gradients: Gradients, options: Options) -> PlanKey:

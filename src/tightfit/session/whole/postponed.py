@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tightfit.capture.captured import Captured
-from tightfit.planners.registry import DEFAULT
 from tightfit.pricing.exactness import GradualComparison
 from tightfit.pricing.price import measured_costs
 from tightfit.pricing.quick import quick_costs
@@ -13,10 +12,9 @@ from tightfit.session.options import Options
 def may_postpone(options: Options) -> bool:
     """Whether a first plan may do without alternatives that take long to compare.
 
-    Not where others wait for that plan, hold to its addresses, or asked for another planner.
+    Not where that plan decides addresses, or the part of the budget that others get.
     """
-    searched = options.planner == DEFAULT and options.plan is None and not options.compile
-    return searched and options.ranks is None and not (options.arena or options.is_in_company)
+    return options.searches_by_default and not (options.arena or options.is_shared)
 
 
 class Postponed:
