@@ -237,7 +237,7 @@ class GraphSteps(WholeSteps):
 
     def _ran(self, spec: Specialisation, planned: Planned, *, is_first: bool) -> None:
         """Note by which plan a graph of the step has run."""
-        self._graphs_of_step.ran(spec.captured.graph, planned, is_first=is_first)
+        self._graphs_of_step.note_call(spec.captured.graph, planned, is_first=is_first)
 
     def report(self) -> Report:
         """Return figures of the current plan, bytes of the last step, and code outside of plans.

@@ -9,7 +9,7 @@ import torch
 
 from tightfit.capture.calls.structure import flat_spec
 from tightfit.capture.handed import GraphArguments
-from tightfit.session.step.held import GivenToCall, release_retained
+from tightfit.session.step.held import HeldInputs, release_retained
 
 
 def given() -> GraphArguments:
@@ -21,7 +21,7 @@ def given() -> GraphArguments:
 def test_only_what_a_plan_keeps_is_held() -> None:
     arguments = given()
     weight, x, hidden = (weakref.ref(tensor) for tensor in arguments.inputs[:3])
-    held = GivenToCall(arguments)
+    held = HeldInputs(arguments)
     held.hold_only({0}, frozenset(), "none")
     assert held.now() is not None
     del arguments
@@ -34,7 +34,7 @@ def test_only_what_a_plan_keeps_is_held() -> None:
 def test_data_is_held_where_nothing_is_known_of_calls_like_it() -> None:
     arguments = given()
     x, hidden = (weakref.ref(tensor) for tensor in arguments.args[:2])
-    held = GivenToCall(arguments)
+    held = HeldInputs(arguments)
     held.hold_only(frozenset(), frozenset(), "data")
     del arguments
     gc.collect()
@@ -44,7 +44,7 @@ def test_data_is_held_where_nothing_is_known_of_calls_like_it() -> None:
 def test_what_a_call_writes_into_is_never_held() -> None:
     arguments = given()
     hidden = weakref.ref(arguments.args[1])
-    held = GivenToCall(arguments)
+    held = HeldInputs(arguments)
     held.hold_only({1}, {1}, "all")
     held.hold_all()
     del arguments
@@ -55,7 +55,7 @@ def test_what_a_call_writes_into_is_never_held() -> None:
 def test_inputs_that_no_call_makes_again_stay_for_a_further_backward() -> None:
     arguments = given()
     weight = arguments.inputs[0]
-    held = GivenToCall(arguments)
+    held = HeldInputs(arguments)
     held.hold_only(frozenset(), frozenset(), "none")
     held.hold_all()
     release_retained()

@@ -1,4 +1,4 @@
-"""The ledger of a running step: its calls, and the stretches between their turns."""
+"""The ledger of a running step: its calls, and the intervals between them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def test_every_turn_ends_a_stretch_with_its_peak() -> None:
     memory.touch(20)
     memory.change(10)
     writer.forward_ended(first)
-    assert writer.awaits(first) and not writer.has_turned and not writer.is_complete
+    assert writer.awaits(first) and not writer.has_begun_backward and not writer.is_complete
     memory.touch(3)
     writer.backward_begins(first)
-    assert writer.has_turned and not writer.awaits(first) and not writer.is_complete
+    assert writer.has_begun_backward and not writer.awaits(first) and not writer.is_complete
     memory.change(-10)
     writer.backward_ended()
     assert writer.is_complete

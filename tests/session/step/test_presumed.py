@@ -56,7 +56,7 @@ def run(window: Window[str], step: str) -> list[str]:
     for letter in step:
         if letter == ".":
             calls.pop().is_open = False
-            window.ended()
+            window.backward_ended()
         else:
             expected.append("".join(window.to_come(letter)))
             calls.append(Call())
@@ -88,7 +88,7 @@ def test_calls_that_differ_by_their_inputs_are_expected_to_be_followed_alike() -
 def test_a_step_whose_calls_were_dropped_teaches_nothing() -> None:
     window: Window[str] = Window()
     run(window, "AA")
-    assert not window.has_closed and not window.knows("A") and not window.was_alone
+    assert not window.has_history and not window.knows("A") and not window.was_alone
     run(window, "A.")
     assert window.knows("A") and window.was_alone
     window.forget()

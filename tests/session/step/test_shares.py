@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.step_programs import Program, menus, programs
 from tightfit.session.step.holding import Holding
 from tightfit.session.step.ledger import Interval, StepLedger
-from tightfit.session.step.shares import by_kind, shares, spread
+from tightfit.session.step.shares import by_kind, spread
 
 CALLS = 4
 FRUGAL = Holding(None, 10, 0, 0, 100, 100, 2.0, 1.0)
@@ -49,6 +49,11 @@ def limited(draw: st.DrawFn, kinds: int = 2) -> tuple[Program, Menus, StepLedger
     return program, found, ledger, draw(st.integers(most // 3, most))
 
 
+def divided(ledger: StepLedger[str], limit: int, found: Menus) -> tuple[Holding, ...] | None:
+    kinds = by_kind(ledger, limit, found)
+    return None if kinds is None else spread(ledger, limit, kinds, found)
+
+
 def cost(calls: tuple[Holding, ...]) -> float:
     return sum(holding.cost_s for holding in calls)
 
@@ -72,11 +77,10 @@ def test_of_one_plan_a_kind_the_cheapest_combination_is_found(case) -> None:
     fitting = every_combination(ledger, limit, found)
     chosen = by_kind(ledger, limit, found)
     assert (chosen is None) == (not fitting)
-    if chosen is None:
-        assert shares(ledger, limit, found) is None
+    calls = divided(ledger, limit, found)
+    if calls is None:
         return
-    calls = shares(ledger, limit, found)
-    assert calls is not None and cost(calls) <= min(fitting)
+    assert cost(calls) <= min(fitting)
     assert program.peak(list(calls)) + ledger.base_bytes <= limit
     each = product(*(found[kind] for kind in ledger.calls))
     assert cost(calls) >= min(cost(c) for c in each if ledger.peak_of(c) <= limit)
@@ -98,7 +102,7 @@ def test_dearer_plans_for_each_kind_may_make_a_cheaper_step() -> None:
         Interval("backward", 0, (), 7, 7),
     )
     ledger = StepLedger(("a", "a", "b"), (found["a"][0], found["a"][0], found["b"][0]), intervals)
-    calls = shares(ledger, 150, found)
+    calls = divided(ledger, 150, found)
     assert calls is not None and [holding.saved_bytes for holding in calls] == [0, 57, 17]
 
 
@@ -106,7 +110,7 @@ def test_dearer_plans_for_each_kind_may_make_a_cheaper_step() -> None:
 def test_a_single_call_has_all_that_there_is(case) -> None:
     _, found, ledger, limit = case
     fitting = [h for h in found["a"] if ledger.peak_of([h]) <= limit]
-    calls = shares(ledger, limit, found)
+    calls = divided(ledger, limit, found)
     assert (calls is None) == (not fitting)
     assert calls is None or cost(calls) == min(holding.cost_s for holding in fitting)
 
@@ -146,7 +150,7 @@ def nine_fractions_and_exchanges(ledger: StepLedger[str], limit: int, found: Men
 def test_no_step_costs_more_than_by_the_rule_before(case) -> None:
     _, found, ledger, limit = case
     before = nine_fractions_and_exchanges(ledger, limit, found)
-    calls = shares(ledger, limit, found)
+    calls = divided(ledger, limit, found)
     if before is not None:
         assert calls is not None and cost(calls) <= before
     assert calls is None or ledger.peak_of(calls) <= limit

@@ -66,7 +66,7 @@ class Shares:
     def end(self, *calls: Call) -> None:
         for call in calls:
             call.is_open = False
-            self.shares.window(self.options).ended()
+            self.shares.window(self.options).backward_ended()
 
 
 def test_a_call_alone_has_all_of_the_budget() -> None:
@@ -127,7 +127,7 @@ def test_what_came_with_calls_before_is_expected_with_the_next() -> None:
         first, share = shares.begin()
         reserved.append(share.reserved_bytes)
         assert share.peak_bytes == BUDGET - share.reserved_bytes - WEIGHTS * (reserved[-1] > 0)
-        shares.shares.window(shares.options).leaves(5000)
+        shares.shares.window(shares.options).forward_ended(5000)
         live_bytes = None if arrived_bytes is None else 5000 + arrived_bytes
         second, _ = shares.begin(live_bytes=live_bytes)
         shares.end(second, first)

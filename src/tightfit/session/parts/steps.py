@@ -271,7 +271,7 @@ class PartSteps:
     @contextlib.contextmanager
     def unmeasured(self) -> Iterator[None]:
         if self._writer is not None:
-            self._writer.between()
+            self._writer.end_interval()
         with left_out():
             yield
 
@@ -301,7 +301,7 @@ class PartSteps:
             self.known.learn_outputs(part, key, run)
             if run.reached.backwards > 1:
                 return  # a forward that runs again is a call of its own
-            is_first = not writer.has_turned
+            is_first = not writer.has_begun_backward
             writer.backward_begins(number)
             if is_first:
                 self.guard.before_backward()
@@ -329,7 +329,7 @@ class PartSteps:
         runner = kind.runner(holding)
         outputs = runner(inputs, run)
         if again is not None:
-            again.noted(inputs, outputs)
+            again.note_state(inputs)
             leaves = len(call.given.leaves)
             kept = step.leaves_of(runner.program.kept, leaves)
             written = step.leaves_of([p for _, p in kind.captured.joint.write_backs], leaves)
@@ -373,7 +373,7 @@ def _drop(writer: LedgerWriter, guard: Guard, call: int) -> None:
     """Note that no output of a call is left."""
     if writer.awaits(call):
         writer.dropped(call)
-        if writer.has_turned and writer.is_complete:
+        if writer.has_begun_backward and writer.is_complete:
             guard.after_backward()
 
 

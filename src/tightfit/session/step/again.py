@@ -1,4 +1,4 @@
-"""A planned call that can be run again in its backward, where its plan does not do."""
+"""A planned call that can be run again in its backward, where its plan does not suffice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tightfit.execution.replanned import Planned, gradients_at_once, gradients_i
 from tightfit.execution.runtime import Run
 from tightfit.progress import announce
 from tightfit.session.step.autocast import AutocastState
-from tightfit.session.step.held import GivenToCall, Instead
+from tightfit.session.step.held import HeldInputs, StandIn
 from tightfit.torch_private import tools
 from tightfit.torch_private.core import caches_parametrizations
 from tightfit.torch_private.releases import DERIVATIVES
@@ -36,81 +36,74 @@ class Step(Protocol):
     """The step that a call runs."""
 
     @property
-    def captured(self) -> Captured:
-        """Its captured step."""
+    def captured(self) -> Captured: ...
 
 
 _Step = TypeVar("_Step", bound=Step)
-_Any = TypeVar("_Any", bound=Step, contravariant=True)
+_StepIn = TypeVar("_StepIn", bound=Step, contravariant=True)
 
 
-class CallRepeater(Protocol[_Any]):
-    """Knows how calls are run again: of a callable that is one graph, or of parts of another."""
+class CallRepeater(Protocol[_StepIn]):
+    """How calls are run again: of a callable that is one graph, or of parts of a callable."""
 
     @property
     def name(self) -> str:
-        """The callable's, for messages."""
+        """The name of the callable."""
 
-    def function(self, step: _Any) -> Callable[..., Any]:
+    def function(self, step: _StepIn) -> Callable[..., Any]:
         """Return the program of a call where there is no plan."""
 
-    def modules(self, step: _Any) -> Mapping[str, nn.Module]:
+    def modules(self, step: _StepIn) -> Mapping[str, nn.Module]:
         """Return the modules whose buffers a call may write."""
 
-    def inputs(self, step: _Any, given: GraphArguments) -> list[Any]:
+    def inputs(self, step: _StepIn, given: GraphArguments) -> list[Any]:
         """Return the tensors of the placeholders of a call."""
 
-    def serves(self, step: _Any, given: GraphArguments) -> bool:
-        """Whether the captured step is that of a call, as modules and inputs are now."""
+    def serves(self, step: _StepIn, given: GraphArguments) -> bool:
+        """Whether the captured step still serves a call, with modules and inputs of now."""
 
-    def may_repeat(self, step: _Any) -> bool:
-        """Whether calls may be run again: so they were, or none has been seen."""
+    def may_repeat(self, step: _StepIn) -> bool:
+        """Whether calls may be run again: it has happened, or they have had no backward yet."""
 
-    def is_repeated(self, step: _Any) -> bool:
+    def is_repeated(self, step: _StepIn) -> bool:
         """Whether calls have been run again."""
 
-    def note_repeated(self, step: _Any) -> None:
+    def note_repeated(self, step: _StepIn) -> None:
         """Note that a call is run again."""
 
-    def replanned(self, step: _Any, given: GraphArguments) -> Planned:
-        """Plan a call by the latest knowledge of gradients of its outputs."""
+    def replanned(self, step: _StepIn, given: GraphArguments) -> Planned:
+        """Plan a call for the outputs that are known to receive gradients now."""
 
-    def planned_once_more(self, step: _Any, inputs: list[Any]) -> Planned:
+    def planned_once_more(self, step: _StepIn, inputs: list[Any]) -> Planned:
         """Plan a call, on tensors, for a further backward, with memory held now."""
 
-    def planned_forward(self, step: _Any, inputs: list[Any]) -> Planned:
+    def planned_forward(self, step: _StepIn, inputs: list[Any]) -> Planned:
         """Plan a call, on tensors, of which only the forward runs."""
 
 
 class RepeatableCall(Generic[_Step]):
-    """One planned call, to be run again if its backward is differentiated, or not the only one.
+    """One planned call, run again if its backward is differentiated, or not the only one.
 
     It runs the call's callable on the call's inputs, as long as none of them has changed. The model
-    is not held: its buffers may hold this call.
-
-    `given`: inputs of the call: a plan counts them until its backward.
+    is not kept alive: its buffers may hold this call.
     """
 
     def __init__(
-        self, runs: weakref.ref[CallRepeater[_Step]], step: _Step, given: GraphArguments
+        self, owner: weakref.ref[CallRepeater[_Step]], step: _Step, given: GraphArguments
     ) -> None:
-        self._runs = runs
+        self._owner_reference = owner
         self._step = step
-        self._given = GivenToCall(given)
+        self._given = HeldInputs(given)
         self._name = ""
         self._name = self._owner().name
-        remembers = step.captured.draws and not _is_captured_by_cuda()
+        remembers = step.captured.draws and not _captures_cuda_graph()
         self._before = GeneratorStates() if remembers else None
         self._as_they_were: list[Any] = []
         self._autocast = AutocastState.now()
         self._is_freed = False  # whether its saved tensors were, before its first backward
 
     def _owner(self) -> CallRepeater[_Step]:
-        """Return the object that knows how calls are run again.
-
-        Raises `TightfitError` if the callable is gone.
-        """
-        found = self._runs()
+        found = self._owner_reference()
         if found is None:
             raise TightfitError(
                 f"backward is to run a step of {self._name} again (create_graph=True, "
@@ -119,13 +112,12 @@ class RepeatableCall(Generic[_Step]):
             )
         return found
 
-    def noted(self, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
-        """Note the state of the placeholders after the forward; return its outputs."""
+    def note_state(self, inputs: Sequence[Any]) -> None:
+        """Note the state of the placeholders after the forward."""
         self._as_they_were = _state_of(inputs)
-        return outputs
 
     def hold_only(self, kept: Set[int], written: Set[int]) -> None:
-        """Hold only some of the inputs from now on; others are there while other code holds them.
+        """Hold only some of the inputs from now on; others exist while other code holds them.
 
         `kept`, `written`: the flattened inputs that the plan keeps, and that it writes.
         """
@@ -134,13 +126,13 @@ class RepeatableCall(Generic[_Step]):
         self._given.hold_only(kept, written, "all" if owner.is_repeated(self._step) else others)
 
     def retained(self) -> None:
-        """Hold the inputs that are there: a further backward may come."""
+        """Hold the inputs that still exist: a further backward may come."""
         self._given.hold_all()
 
     def may_free(self) -> bool:
-        """Whether the call can be run once more for its first backward, as things are now.
+        """Whether the call can be run once more for its first backward, as far as is known now.
 
-        Not where a mode is on that may be off by then; that of autocast is put back.
+        Not where a mode is on that may be off by then; autocast is restored.
         """
         joint = self._step.captured.joint
         if self._why_not_once_more() or decided_by_updates(joint):
@@ -152,7 +144,7 @@ class RepeatableCall(Generic[_Step]):
             written = {position for _, position in joint.write_backs}
             with self._autocast.restored():
                 return given is not None and self._obstacle(given, (), written) is None
-        except (TightfitError, RuntimeError):  # the model is gone, or to look at it needs memory
+        except (TightfitError, RuntimeError):  # the model is gone, or checking it needs memory
             return False
 
     def freed(self) -> None:
@@ -160,22 +152,23 @@ class RepeatableCall(Generic[_Step]):
         self._is_freed = True
         self._given.hold_all()
 
-    def plainly(self, instead: Instead) -> RanPlainly:
+    def plainly(self, stand_in: StandIn) -> RanPlainly:
         """Run the forward again under autograd, on stand-ins for its inputs.
 
         It draws the same random numbers. Its writes go into copies: they were done before.
         """
         with self._autocast.restored():
-            return self._ran_plainly(instead)
+            return self._ran_plainly(stand_in)
 
-    def _ran_plainly(self, instead: Instead) -> RanPlainly:
+    def _ran_plainly(self, stand_in: StandIn) -> RanPlainly:
         owner, step = self._owner(), self._step
         owner.note_repeated(step)
         made: set[int] = set()
 
         def noted(given: Any, run: Run, output: int) -> Any:
-            other = instead(given, run, output)
-            made.update([id(other)] if other is not None else [])
+            other = stand_in(given, run, output)
+            if other is not None:
+                made.add(id(other))
             return other
 
         given = self._given.now(noted)
@@ -186,8 +179,8 @@ class RepeatableCall(Generic[_Step]):
         with torch.enable_grad(), tools.WithoutDynamo():
             inputs = owner.inputs(step, given)
             copies = {id(inputs[p]): inputs[p].detach().clone() for p in written}
-            run = _OnCopies(owner.function(step), owner.modules(step), copies)
-            output = self._drawing_the_same(lambda: run.run(given))
+            run = _WithCopies(owner.function(step), owner.modules(step), copies)
+            output = self._with_same_draws(lambda: run.run(given))
         tensors, _ = structure_of(output, self._name)
         assert len(tensors) == step.captured.joint.metadata.num_outputs
         return RanPlainly(tensors, inputs, [None if id(x) in made else x for x in inputs])
@@ -213,7 +206,7 @@ class RepeatableCall(Generic[_Step]):
                 raise unplanned(max(came), given)
             planned = self._owner().replanned(self._step, given)
             inputs = self._inputs_once_more(given)
-        return self._drawing_the_same(lambda: gradients_at_once(planned, inputs, came))
+        return self._with_same_draws(lambda: gradients_at_once(planned, inputs, came))
 
     def once_more(
         self,
@@ -235,14 +228,14 @@ class RepeatableCall(Generic[_Step]):
                 "forward runs again. To spare that, sum the losses and call backward once"
             )
         planned, inputs = self._planned_once_more(owner.planned_once_more, unread)
-        return self._drawing_the_same(lambda: gradients_in_turn(planned, inputs, came, begun))
+        return self._with_same_draws(lambda: gradients_in_turn(planned, inputs, came, begun))
 
     def outputs_once_more(self) -> list[Any]:
         """Run the forward once more, with the same random numbers; return its raw outputs."""
         planned, inputs = self._planned_once_more(self._owner().planned_forward)
         ready = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
         del inputs
-        return self._drawing_the_same(lambda: planned.program.forward(ready)[0])
+        return self._with_same_draws(lambda: planned.program.forward(ready)[0])
 
     def _planned_once_more(
         self, plan: Callable[[_Step, list[Any]], Planned], unread: Set[int] = frozenset()
@@ -261,7 +254,7 @@ class RepeatableCall(Generic[_Step]):
             return plan(self._step, inputs), inputs
 
     def _given_once_more(self, unread: Set[int] = frozenset()) -> GraphArguments | str:
-        """Return inputs to run the planned forward on once more, or why it cannot be.
+        """Return inputs to run the planned forward on once more, or the reason why it cannot run.
 
         An input from another call that is gone, or was written into, is made again by that call.
 
@@ -295,7 +288,7 @@ class RepeatableCall(Generic[_Step]):
         return f"its forward writes {late[0]} and reads it, too" if late else given
 
     def _why_not_once_more(self) -> str | None:
-        """Return why a plan's forward cannot be run twice with the same result."""
+        """Return why the planned forward cannot be run twice with the same result."""
         if self._before is None and self._step.captured.draws:
             return _DREW
         if self._step.captured.joint.opaque.changes_state:
@@ -303,14 +296,14 @@ class RepeatableCall(Generic[_Step]):
         return None
 
     def _inputs_once_more(self, given: GraphArguments) -> list[Any]:
-        """Return the placeholders; written ones are copies: the writes were done before."""
+        """Return the placeholders; those that are written are copies: they were written before."""
         inputs = list(self._owner().inputs(self._step, given))
         for _, position in self._step.captured.joint.write_backs:
             inputs[position] = inputs[position].detach().clone()
         return inputs
 
-    def _drawing_the_same(self, run: Callable[[], _T]) -> _T:
-        """Run something with the random numbers that the call has drawn."""
+    def _with_same_draws(self, run: Callable[[], _T]) -> _T:
+        """Call a function with the random states that the call began with."""
         if self._before is None:
             return run()
         now = GeneratorStates()
@@ -326,7 +319,7 @@ class RepeatableCall(Generic[_Step]):
         """Return the reason why the call cannot be run as it was.
 
         `given`: inputs to run it on; None: some are gone. `made`: identities of tensors made again.
-        `exempt`: placeholders that may be others.
+        `exempt`: placeholders that may have changed.
         """
         owner, step = self._owner(), self._step
         if given is None:
@@ -335,9 +328,11 @@ class RepeatableCall(Generic[_Step]):
             if not owner.serves(step, given):
                 return "modules or modes were changed since the call"
             inputs = owner.inputs(step, given)
-            now = zip(inputs, _state_of(inputs), self._as_they_were, strict=True)
+            states = zip(inputs, _state_of(inputs), self._as_they_were, strict=True)
             changed = (
-                i for i, (x, one, other) in enumerate(now) if one != other and id(x) not in made
+                i
+                for i, (x, now, before) in enumerate(states)
+                if now != before and id(x) not in made
             )
             if not exempt.issuperset(changed):
                 return (
@@ -347,8 +342,8 @@ class RepeatableCall(Generic[_Step]):
         return None
 
 
-class _OnCopies(nn.Module):
-    """Runs a callable with copies in the place of tensors that it writes.
+class _WithCopies(nn.Module):
+    """Runs a callable with copies in place of the tensors that it writes.
 
     `copies`: by the identity of inputs, and of buffers and parameters of the modules.
     """
@@ -377,8 +372,8 @@ class _OnCopies(nn.Module):
         return torch.func.functional_call(self, written, args, dict(given.kwargs))
 
 
-def _is_captured_by_cuda() -> bool:
-    """Whether a CUDA graph is captured: generators may not be asked then."""
+def _captures_cuda_graph() -> bool:
+    """Whether a CUDA graph is captured: the state of generators cannot be read then."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
@@ -386,7 +381,7 @@ _ADDRESS = operator.methodcaller("data_ptr")
 
 
 def _state_of(inputs: Sequence[Any]) -> list[Any]:
-    """Return marks by which tensors changed in place, or with other memory, are found."""
+    """Return versions and addresses, which differ for a tensor that was changed since."""
     try:
         addresses = list(map(_ADDRESS, inputs))
     except AttributeError:  # numbers are among them

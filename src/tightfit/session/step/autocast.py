@@ -1,4 +1,4 @@
-"""How autocast stands at an instant, to run code later as it would have run then."""
+"""The state of autocast at an instant, to run code in that state later."""
 
 from __future__ import annotations
 
@@ -15,25 +15,23 @@ _DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class AutocastState:
-    """Which operators are cast."""
-
     casts: tuple[tuple[str, torch.dtype], ...]  # device types with autocast, and to which type
-    keeps: bool  # whether casts of weights are kept
+    caches: bool  # whether casts of weights are cached
     is_nested: bool  # whether any context of autocast is open
 
     @classmethod
     def now(cls) -> AutocastState:
-        """Return the state of the calling thread."""
+        """Return the state in the calling thread."""
         enabled = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
-        keeps, is_nested = torch.is_autocast_cache_enabled(), autocast_nesting() > 0
-        if keeps and not (enabled or is_nested):
-            return _OFF  # every call asks
+        caches, is_nested = torch.is_autocast_cache_enabled(), autocast_nesting() > 0
+        if caches and not (enabled or is_nested):
+            return _OFF  # the usual case, in every call
         casts = tuple((device, torch.get_autocast_dtype(device)) for device in enabled)
-        return cls(casts, keeps, is_nested)
+        return cls(casts, caches, is_nested)
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Run code as if it were called in this state."""
+        """Run code in this state."""
         now = AutocastState.now()
         if now == self:
             yield
@@ -42,8 +40,8 @@ class AutocastState:
             for device, dtype in now.casts:
                 stack.enter_context(torch.autocast(device, dtype, enabled=False))
             for device, dtype in self.casts:
-                stack.enter_context(torch.autocast(device, dtype, cache_enabled=self.keeps))
+                stack.enter_context(torch.autocast(device, dtype, cache_enabled=self.caches))
             yield
 
 
-_OFF = AutocastState((), keeps=True, is_nested=False)
+_OFF = AutocastState((), caches=True, is_nested=False)

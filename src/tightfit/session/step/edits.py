@@ -1,8 +1,8 @@
 """The ledger of a step in which other parts run than in the measured step.
 
-A model may leave parts out of one step and not out of the next. The effect of a call is known: it
-holds the tensors saved by its plan from its forward to its backward, and leaves new gradients
-behind. So calls can be put into a measured step, and taken out of it again.
+A model may run a part in one step and not in the next. The bytes of a call are known: it holds the
+tensors saved by its plan from its forward to its backward, and then new gradients. So calls can be
+added to a measured step, and removed from it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from tightfit.session.step.ledger import CallKind, Interval, StepLedger
 class PossibleCall(Generic[CallKind]):
     """A call that a step did not have and may have."""
 
-    # kind, holding: of the part, and its bytes
     kind: CallKind
     holding: Holding
     gradient_bytes: int  # new gradients of its parameters
@@ -28,30 +27,30 @@ class PossibleCall(Generic[CallKind]):
 
 def with_calls(
     ledger: StepLedger[CallKind],
-    further: Mapping[Any, PossibleCall[CallKind]],
+    possible: Mapping[Any, PossibleCall[CallKind]],
     order: Mapping[Any, int],
 ) -> StepLedger[CallKind]:
-    """Return the ledger of a step in which more parts run, each in its turn.
+    """Return the ledger of a step in which more parts run.
 
-    `order`: in which order parts run; parts that are not in it run last.
+    `order`: the place of each part; parts without a place run last.
     """
     last = len(order)
-    for part, each in further.items():
+    for part, call in possible.items():
         turn = order.get(part, last)
         later = (i for i, other in enumerate(ledger.parts) if order.get(other, last) > turn)
-        ledger = with_call(ledger, next(later, len(ledger.calls)), part, each)
+        ledger = with_call(ledger, next(later, len(ledger.calls)), part, call)
     return ledger
 
 
 def as_called(
     ledger: StepLedger[CallKind],
     wanted: StepLedger[CallKind],
-    further: Mapping[Any, PossibleCall[CallKind]],
+    possible: Mapping[Any, PossibleCall[CallKind]],
 ) -> StepLedger[CallKind] | None:
     """Return the ledger of a measured step as if it had the calls of another.
 
-    `wanted`: the other, of which only the called parts are read. `further`: by part, kinds and
-    bytes of calls that the measured step has not had. Returns None if a part is not known.
+    `wanted`: the other, of which only the called parts are read. `possible`: by part, calls that
+    the measured step has not had. Returns None if a part is not known.
     """
     parts = wanted.parts
     changes = SequenceMatcher(None, ledger.parts, parts, autojunk=False).get_opcodes()
@@ -61,14 +60,14 @@ def as_called(
         for call in reversed(range(begin, end)):
             ledger = without_call(ledger, call)
         for part in reversed(parts[first:last]):
-            if part not in further:
+            if part not in possible:
                 return None
-            ledger = with_call(ledger, begin, part, further[part])
+            ledger = with_call(ledger, begin, part, possible[part])
     return ledger
 
 
 def with_call(
-    ledger: StepLedger[CallKind], place: int, part: Hashable, each: PossibleCall[CallKind]
+    ledger: StepLedger[CallKind], place: int, part: Hashable, further: PossibleCall[CallKind]
 ) -> StepLedger[CallKind]:
     """Return the ledger with one more call, before the call with the number `place`.
 
@@ -81,27 +80,27 @@ def with_call(
     backwards = (_first(intervals, "backward", call) for call in reversed(range(place)))
     turn = next((found for found in backwards if found is not None), len(intervals) - 1)
     turn = max(begin, turn)
-    stays = each.holding.staying_bytes
+    stays = further.holding.staying_bytes
     held = intervals[begin].begin_bytes
     forward = Interval(
-        "forward", place, intervals[begin].open, held, held + each.holding.forward_bytes
+        "forward", place, intervals[begin].open, held, held + further.holding.forward_bytes
     )
     opened = (
         *intervals[turn].open,
         *((intervals[turn].call,) if intervals[turn].call >= 0 else ()),
     )
     held = intervals[turn].begin_bytes + stays
-    backward = Interval("backward", place, opened, held, held + each.holding.rise_bytes)
+    backward = Interval("backward", place, opened, held, held + further.holding.rise_bytes)
     return replace(
         ledger,
-        calls=(*ledger.calls[:place], each.kind, *ledger.calls[place:]),
-        holdings=(*ledger.holdings[:place], each.holding, *ledger.holdings[place:]),
+        calls=(*ledger.calls[:place], further.kind, *ledger.calls[place:]),
+        holdings=(*ledger.holdings[:place], further.holding, *ledger.holdings[place:]),
         intervals=(
             *intervals[:begin],
             forward,
             *(_shifted(i, stays, tuple(sorted((*i.open, place)))) for i in intervals[begin:turn]),
             backward,
-            *(_shifted(i, each.gradient_bytes, i.open) for i in intervals[turn:]),
+            *(_shifted(i, further.gradient_bytes, i.open) for i in intervals[turn:]),
         ),
         parts=(*ledger.parts[:place], part, *ledger.parts[place:]),
     )
@@ -120,7 +119,7 @@ def with_more(ledger: StepLedger[CallKind], more_bytes: Sequence[int]) -> StepLe
 
 
 def without_call(ledger: StepLedger[CallKind], call: int) -> StepLedger[CallKind]:
-    """Return the ledger of a step that leaves one call out."""
+    """Return the ledger of a step without one of its calls."""
     intervals = ledger.intervals
     begin, turn = _first(intervals, "forward", call), _first(intervals, "backward", call)
     assert begin is not None
@@ -153,7 +152,7 @@ def _first(intervals: Sequence[Interval], phase: str, call: int) -> int | None:
 
 
 def _renumbered(interval: Interval, first: int, by: int) -> Interval:
-    """Return the stretch with other numbers for the calls from one on."""
+    """Return the interval with calls from a number on renumbered."""
 
     def number(call: int) -> int:
         return call + by if call >= first else call
@@ -165,6 +164,6 @@ def _renumbered(interval: Interval, first: int, by: int) -> Interval:
 
 
 def _shifted(interval: Interval, more_bytes: int, opened: tuple[int, ...]) -> Interval:
-    """Return the same stretch with more held, and other calls that await their backward."""
+    """Return the interval with more bytes held, and other calls that await their backward."""
     begin_bytes, peak_bytes = interval.begin_bytes + more_bytes, interval.peak_bytes + more_bytes
     return Interval(interval.phase, interval.call, opened, begin_bytes, peak_bytes)

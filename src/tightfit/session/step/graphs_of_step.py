@@ -20,7 +20,7 @@ class Planned(Protocol):
 
     @property
     def graph(self) -> Graph:
-        """The graph, with the memory resident around it."""
+        """The graph, with memory resident around the step."""
 
     @property
     def outcome(self) -> Outcome:
@@ -28,14 +28,12 @@ class Planned(Protocol):
 
     @property
     def number(self) -> int:
-        """Tells it from all others."""
+        """Its identity."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """One call: its graph as it was captured, and its plan."""
-
-    captured: Graph
+    captured: Graph  # without memory resident around the step
     planned: Planned
 
     @property
@@ -51,15 +49,14 @@ class GraphsOfStep:
         self._name = name
         self._calls: list[_Call] = []
 
-    def ran(self, captured: Graph, planned: Planned, *, is_first: bool) -> None:
-        """Note a call; with the first a step begins."""
+    def note_call(self, captured: Graph, planned: Planned, *, is_first: bool) -> None:
+        """Note a call; the first begins a step."""
         if is_first:
             self._calls.clear()
         self._calls.append(_Call(captured, planned))
 
     def plain_bytes(self) -> int:
-        """Return the most that plain PyTorch takes for the step, as if no call freed anything for
-        the next."""
+        """Return the most bytes of plain PyTorch in the step: those of all calls together."""
         resident_bytes, own_bytes = 0, 0
         for call in self._calls:
             graph = call.planned.graph

@@ -1,4 +1,4 @@
-"""The inputs of a call of a graph, for as long as it may be run again."""
+"""The inputs of a call of a graph, as long as it may be run again."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tightfit.execution.chain import made_by
 from tightfit.execution.runtime import Run
 
 Others: TypeAlias = Literal["none", "data", "all"]
-Instead: TypeAlias = Callable[[Any, Run, int], Any]
+StandIn: TypeAlias = Callable[[Any, Run, int], Any]
 """A function of an input (None if it is gone), the call that made it, and the number of the output.
 
-Returns a stand-in for the input; None: the input itself."""
+Returns a stand-in for the input; None: there is none."""
 
 
-class GivenToCall:
-    """The inputs of a call: held, or there as long as other code holds it, or made again."""
+class HeldInputs:
+    """The inputs of a call: each held, or referenced weakly, or made again by another call."""
 
     def __init__(self, given: GraphArguments) -> None:
         self._given: GraphArguments | None = given
@@ -36,13 +36,13 @@ class GivenToCall:
                 self._makers[place] = weakref.ref(made[0]), made[1]
 
     def hold_only(self, kept: Set[int], written: Set[int], others: Others) -> None:
-        """Hold only some of the inputs from now on, and values that are no tensors.
+        """Hold only some of the tensors among the inputs from now on.
 
-        `kept`: the flattened inputs that the plan keeps. `written`: those that the call writes
-        into: they may have its own history. `others`: which to hold of those that no call can make
-        again: ``"none"``, ``"data"`` (without a history) or ``"all"``.
+        `kept`: the flattened inputs that the plan keeps. `written`: those that the call writes;
+        they are not held, as their history may contain the call. `others`: which to hold of those
+        that no call can make again: ``"none"``, ``"data"`` (without a history) or ``"all"``.
         """
-        given = self._taken_apart()
+        given = self._split()
         own = {self._places[leaf] for leaf in kept}
         self._written = {self._places[leaf] for leaf in written}
         for place in self._places if others != "none" else ():
@@ -55,8 +55,8 @@ class GivenToCall:
             for place, x in enumerate(given.inputs)
         ]
 
-    def _taken_apart(self) -> GraphArguments:
-        """Return all inputs, each of which may be freed from now on."""
+    def _split(self) -> GraphArguments:
+        """Return all inputs; hold each by itself from now on."""
         given, self._given = self._given, None
         assert given is not None
         places = {id(x): place for place, x in enumerate(given.inputs)}
@@ -65,7 +65,7 @@ class GivenToCall:
         return given
 
     def hold_all(self) -> None:
-        """Hold all inputs: those that other calls can make again as long as there is room."""
+        """Hold all inputs; those that other calls can make again only as long as there is room."""
         if self._given is None:
             for place in self._places:
                 there = self._present_inputs()[place]
@@ -77,51 +77,50 @@ class GivenToCall:
     def release(self) -> None:
         """Free inputs that other calls can make again."""
         if self._given is not None:
-            self._taken_apart()
+            self._split()
         for place in self._makers:
             x = self._inputs[place]
             self._inputs[place] = weakref.ref(x) if isinstance(x, torch.Tensor) else x
 
-    def now(self, instead: Instead = lambda given, run, output: None) -> GraphArguments | None:
+    def now(self, stand_in: StandIn = lambda given, run, output: None) -> GraphArguments | None:
         """Return the inputs, with stand-ins for outputs of other calls; None if any is gone."""
         inputs = self._present_inputs()
         for place, (reference, output) in self._makers.items():
             run = reference()
-            other = instead(inputs[place], run, output) if run is not None else None
+            other = stand_in(inputs[place], run, output) if run is not None else None
             inputs[place] = inputs[place] if other is None else other
         if self._given is not None:
             places = {id(x): place for place, x in enumerate(self._given.inputs)}
             args = tuple(inputs[places[id(x)]] for x in self._given.args)
-        elif any(inputs[place] is None for place in self._weakly):
+        elif any(inputs[place] is None for place in self._weak_places):
             return None
         else:
             args = tuple(inputs[place] for place in self._places)
         return GraphArguments(args, {}, args, self._spec, tuple(inputs))
 
     @property
-    def _weakly(self) -> list[int]:
-        """Which inputs others hold."""
+    def _weak_places(self) -> list[int]:
         return [place for place, x in enumerate(self._inputs) if isinstance(x, weakref.ref)]
 
     def _present_inputs(self) -> list[Any]:
-        """Return all that the graph was called with; None where it is gone."""
+        """Return the inputs; None where one is gone."""
         if self._given is not None:
             return [*self._given.inputs]
         return [x() if isinstance(x, weakref.ref) else x for x in self._inputs]
 
 
-_RETAINED: weakref.WeakSet[GivenToCall] = weakref.WeakSet()
-"""Of calls that may have a further backward, and that hold outputs others can make again."""
+_RETAINED: weakref.WeakSet[HeldInputs] = weakref.WeakSet()
+"""Inputs of calls that may have a further backward, some of which other calls can make again."""
 
 
 def release_retained() -> None:
-    """Free tensors held for further backwards that can be made again."""
+    """Free tensors that are held for further backwards and can be made again."""
     while _RETAINED:
         _RETAINED.pop().release()
 
 
 def _free_retained(lacking_bytes: int, device: torch.device) -> int:
-    """Free such tensors for as many bytes; return how many."""
+    """Free such tensors until so many bytes are free; return how many are."""
     meter = meter_for(device)
     before_bytes, freed_bytes = meter.live_bytes(), 0
     while _RETAINED and freed_bytes < lacking_bytes:

@@ -12,9 +12,9 @@ from tightfit.plan.simulate import simulate
 
 @dataclass(frozen=True, eq=False)
 class Holding:
-    """The bytes that a call holds under a plan, its constants left out."""
+    """The bytes that a call holds under a plan, in addition to constants."""
 
-    plan: Plan | None  # the plan; None: this is an estimate of a plan that is still to be made
+    plan: Plan | None  # None: an estimate of a plan that is still to be made
     saved_bytes: int  # from the end of its forward to the begin of its backward, outputs left out
     # output_bytes, tangent_bytes: its outputs and their gradients, which others hold too
     output_bytes: int
@@ -26,7 +26,7 @@ class Holding:
     baseline_cost_s: float
 
     @property
-    def ends_bytes(self) -> int:
+    def boundary_bytes(self) -> int:
         """Its outputs and their gradients."""
         return self.output_bytes + self.tangent_bytes
 
@@ -37,17 +37,17 @@ class Holding:
 
     @property
     def peak_bytes(self) -> int:
-        """The most it holds, its outputs included as long as they may be."""
-        return max(self.forward_bytes, self.rise_bytes + self.saved_bytes + self.ends_bytes)
+        """The most bytes, if others hold its outputs until its backward has ended."""
+        return max(self.forward_bytes, self.rise_bytes + self.saved_bytes + self.boundary_bytes)
 
     @property
     def needed_bytes(self) -> int:
-        """The most above the bytes held when its forward begins, if others drop its outputs."""
+        """The most bytes, if others free its outputs before its backward."""
         return max(self.forward_bytes, self.rise_bytes + self.saved_bytes + self.tangent_bytes)
 
 
 def holding_of(graph: Graph, plan: Plan) -> Holding:
-    """Return the bytes of a call by a plan; the graph is without memory around the call."""
+    """Return the bytes of a call under a plan."""
     simulation = simulate(graph, plan)
     crossing, constant = simulation.crossing_index, graph.constant_bytes
     outputs = sum(value.size_bytes for value in graph.values if value.fate == "returned")

@@ -1,9 +1,9 @@
-"""Bytes that the planned calls of a step hold, stretch by stretch, also with other plans.
+"""The bytes that the planned calls of a step hold in each interval, also under other plans.
 
 A step lasts from its first planned forward until no backward is awaited any more. Between its
-calls other code runs: eager modules, the loss, collectives with their buffers. Its bytes do not
-depend on the plans of the calls and are measured; those of the calls follow from their plans. So
-one measured step tells the peak under any other choice of plans.
+calls other code runs: eager modules, the loss, collectives with their buffers. The bytes of that
+code do not depend on plans and are measured; those of calls follow from their plans. So the peak
+under any choice of plans follows from one measured step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Phase: TypeAlias = Literal["forward", "backward", "between"]
 
 @dataclass(frozen=True)
 class Interval:
-    """One stretch of a step."""
+    """A part of a step between two events: a forward or a backward begins or ends."""
 
     phase: Phase  # ``"forward"`` or ``"backward"`` of a call, or ``"between"``
     call: int  # which call, counted from the begin of the step; -1 between them
@@ -36,7 +36,7 @@ class Interval:
 
     @property
     def is_planned(self) -> bool:
-        """Whether plans decide how much it holds: a call runs then, or awaits its backward."""
+        """Whether its bytes depend on plans: a call runs, or awaits its backward."""
         return bool(self.open) or self.phase != "between"
 
     @property
@@ -53,15 +53,14 @@ class Interval:
 
 
 @dataclass(frozen=True, eq=False)
-class Stretches:
-    """The stretches in which plans decide how much is held, a row each; the begin comes last."""
+class IntervalMatrices:
+    """The planned intervals as rows of matrices; the last row is the begin of the step."""
 
     # The peak, without saved tensors of calls and without bytes of the own call
     fixed_bytes: Numbers
     holds: Numbers  # which calls hold their saved tensors, a column each
-    # forward, backward: whose forward or backward it is
-    forward: Numbers
-    backward: Numbers
+    forward: Numbers  # whose forward it is, a column each
+    backward: Numbers  # whose backward it is, a column each
 
 
 @dataclass(frozen=True)
@@ -70,15 +69,12 @@ class StepLedger(Generic[CallKind]):
 
     calls: tuple[CallKind, ...] = ()  # the kind of each call, in order
     holdings: tuple[Holding, ...] = ()  # bytes of each call by its plan
-    intervals: tuple[Interval, ...] = ()  # the stretches of the step, in order
+    intervals: tuple[Interval, ...] = ()  # in order
     # Which part of a model each call was of, for steps that may leave parts out
     parts: tuple[Any, ...] = ()
-    # Held at its begin, with memory that will come and stay: constants of all calls, each storage
-    # once
-    base_bytes: int = 0
+    base_bytes: int = 0  # held at its begin: constants of all calls, with those still to come
 
     def with_base(self, base_bytes: int) -> StepLedger[CallKind]:
-        """Return the same step where something else is held at its begin."""
         return replace(self, base_bytes=base_bytes)
 
     @property
@@ -95,13 +91,13 @@ class StepLedger(Generic[CallKind]):
     def peak_of(self, new: Sequence[Holding]) -> int:
         """Return the peak with another plan for each call.
 
-        Stretches in which no call holds anything, such as the optimizer's step, are left out.
+        Intervals in which no call holds anything, such as the optimizer's step, are left out.
         """
         return int(self.peaks_of(new).max())
 
     def peaks_of(self, new: Sequence[Holding]) -> Numbers:
-        """Return the peak of each of the `stretches` with another plan for each call."""
-        every = self.stretches
+        """Return the peak of each planned interval, then at the begin, with another plan for each call."""
+        every = self.matrices
         peaks = self.base_bytes + every.fixed_bytes
         peaks = peaks + every.holds @ [holding.saved_bytes for holding in new]
         peaks = peaks + every.forward @ [holding.forward_bytes for holding in new]
@@ -115,19 +111,19 @@ class StepLedger(Generic[CallKind]):
 
     @cached_property
     def _forwards(self) -> dict[int, Interval]:
-        """The first stretch of each call's forward."""
+        """The first interval of each call's forward."""
         return {i.call: i for i in reversed(self.intervals) if i.phase == "forward"}
 
     def rooms(self, saved_bytes: Mapping[CallKind, int], limit_bytes: int) -> dict[CallKind, int]:
-        """Return how much each call of a kind may hold at its peak.
+        """Return the bytes that each call of a kind may hold at its peak.
 
-        `saved_bytes`: bytes that calls of each kind may hold from forward to backward.
+        `saved_bytes`: what calls of each kind may hold from forward to backward.
         """
-        every = self.stretches
+        every = self.matrices
         saved = numpy.array([saved_bytes[kind] for kind in self.calls])
         left = limit_bytes - self.base_bytes - every.fixed_bytes - every.holds @ saved
-        # its saved tensors and its ends are its own when its backward begins
-        left += every.backward @ (saved + [own.ends_bytes for own in self.holdings])
+        # when its backward begins, its saved tensors, its outputs and their gradients are its own
+        left += every.backward @ (saved + [own.boundary_bytes for own in self.holdings])
         return {
             kind: int(left[(every.forward + every.backward)[:, own].any(axis=1)].min())
             for kind, own in self.calls_by_kind.items()
@@ -142,12 +138,10 @@ class StepLedger(Generic[CallKind]):
 
     @cached_property
     def planned(self) -> tuple[Interval, ...]:
-        """The stretches in which plans decide how much is held."""
         return tuple(each for each in self.intervals if each.is_planned)
 
     @cached_property
-    def stretches(self) -> Stretches:
-        """The planned stretches in numbers."""
+    def matrices(self) -> IntervalMatrices:
         empty = numpy.zeros((len(self.planned) + 1, len(self.calls)), dtype=numpy.int64)
         holds, forward, backward = empty, empty.copy(), empty.copy()
         for place, each in enumerate(self.planned):
@@ -156,10 +150,10 @@ class StepLedger(Generic[CallKind]):
                 (forward if each.phase == "forward" else backward)[place, each.call] = 1
         held = holds @ [holding.saved_bytes for holding in self.holdings]
         fixed = numpy.array([*map(self._fixed_bytes, self.planned), 0])
-        return Stretches(fixed - held, holds, forward, backward)
+        return IntervalMatrices(fixed - held, holds, forward, backward)
 
     def _fixed_bytes(self, interval: Interval) -> int:
-        """Return the peak of a stretch without the bytes of its own plan."""
+        """Return the peak of an interval without the planned bytes of its own call."""
         if interval.phase == "between":
             return interval.peak_bytes
         unforeseen = interval.peak_bytes - interval.begin_bytes

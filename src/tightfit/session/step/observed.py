@@ -15,14 +15,11 @@ class PeakMeter(Protocol):
         """Return the bytes held now."""
 
     def take_peak(self) -> int:
-        """Return the most that was held since this was asked last."""
+        """Return the most bytes held since the last call of this."""
 
 
 class LedgerWriter:
-    """Writes the ledger of the current step.
-
-    `meter`: measures the step, which has begun.
-    """
+    """Writes the ledger of a step that has begun."""
 
     def __init__(self, meter: PeakMeter) -> None:
         self._meter = meter
@@ -39,7 +36,7 @@ class LedgerWriter:
         return not self._open and self._begun[0] == "between"
 
     @property
-    def has_turned(self) -> bool:
+    def has_begun_backward(self) -> bool:
         """Whether a backward has begun."""
         return "backward" in (self._begun[0], *(each.phase for each in self._intervals))
 
@@ -52,33 +49,33 @@ class LedgerWriter:
         self._calls.append(kind)
         self._holdings.append(holding)
         self._parts.append(part)
-        self._turn("forward", len(self._calls) - 1)
+        self._begin("forward", len(self._calls) - 1)
         return len(self._calls) - 1
 
     def forward_ended(self, call: int) -> None:
         """Note that a call awaits its backward."""
         self._open.append(call)
-        self._turn("between", -1)
+        self._begin("between", -1)
 
     def backward_begins(self, call: int) -> None:
         self._open.remove(call)
-        self._turn("backward", call)
+        self._begin("backward", call)
 
     def backward_ended(self) -> None:
         """Note that the last gradient of a call was handed over."""
-        self._turn("between", -1)
+        self._begin("between", -1)
 
     def dropped(self, call: int) -> None:
-        """Note that a call's backward will not come: nothing it returned is used any more."""
+        """Note that the backward of a call will not come: its outputs are gone."""
         self._open.remove(call)
 
-    def between(self) -> None:
-        """End the current stretch: code that follows is not part of it."""
-        self._turn("between", -1)
+    def end_interval(self) -> None:
+        """End the current interval, as other code follows."""
+        self._begin("between", -1)
 
     def ledger(self, base_bytes: int) -> StepLedger[Any]:
-        """End the step; return its ledger, with bytes held at its begin."""
-        self._turn("between", -1)
+        """End the step; return its ledger."""
+        self._begin("between", -1)
         return StepLedger(
             tuple(self._calls),
             tuple(self._holdings),
@@ -87,7 +84,7 @@ class LedgerWriter:
             base_bytes,
         )
 
-    def _turn(self, phase: Phase, call: int) -> None:
-        """End the current stretch and begin another."""
+    def _begin(self, phase: Phase, call: int) -> None:
+        """End the current interval and begin another."""
         self._intervals.append(Interval(*self._begun, self._meter.take_peak()))
         self._begun = (phase, call, tuple(self._open), self._meter.live_bytes())

@@ -1,4 +1,4 @@
-"""Steps that were not measured: the most that their calls would hold."""
+"""Steps that were not measured: the most bytes that their calls would hold."""
 
 from __future__ import annotations
 
@@ -15,19 +15,16 @@ _ROUNDING = 1.0 + 1e-15  # 63 / 93 * 93 is a little less than 63
 class KeptRange:
     """The bytes that plans of a call may keep for its backward, and work with."""
 
-    # least_bytes, most_bytes: kept by the plan that keeps least, and by the plan that keeps
-    # everything
-    least_bytes: int
-    most_bytes: int
+    least_bytes: int  # kept by the plan that keeps least
+    most_bytes: int  # kept by the plan that keeps everything
     working_bytes: int  # the most that a forward or a backward of either holds in addition
 
     @property
     def span_bytes(self) -> int:
-        """How much more may be kept than must be."""
         return max(0, self.most_bytes - self.least_bytes)
 
     def times(self, calls: int) -> KeptRange:
-        """Return the same for several calls, one of which works at a time."""
+        """Return the range of several calls, one of which works at a time."""
         return KeptRange(calls * self.least_bytes, calls * self.most_bytes, self.working_bytes)
 
     def at(self, fraction: float) -> Holding:
@@ -40,7 +37,7 @@ class KeptRange:
 def presumed(
     calls: Sequence[CallKind], holdings: Sequence[Holding], base_bytes: int
 ) -> StepLedger[CallKind]:
-    """Return a step in which all others await their backward when that of any call begins."""
+    """Return a step in which all other calls await their backward when that of any call begins."""
     intervals, held, every = list[Interval](), 0, tuple(range(len(calls)))
     for call, own in enumerate(holdings):
         intervals.append(Interval("forward", call, every[:call], held, held + own.forward_bytes))
@@ -53,11 +50,10 @@ def presumed(
 
 
 def evenly(ranges: Mapping[CallKind, KeptRange], base_bytes: int, limit_bytes: int) -> float:
-    """Return how far from the least to the most each of some calls to come may keep.
+    """Return the fraction between the least and the most that each of some calls may keep.
 
-    `ranges`: the bytes that each of them may keep. `base_bytes`: held when the first of them
-    begins. `limit_bytes`: the limit of all together. Returns 1: everything; 0 also if not even the
-    least fits.
+    `base_bytes`: held when the first of them begins. 1: they may keep everything. 0: not even the
+    least may fit.
     """
     least, most = ([each.at(part) for each in ranges.values()] for part in (0.0, 1.0))
     ledger = presumed([*ranges], least, base_bytes)

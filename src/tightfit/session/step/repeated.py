@@ -1,4 +1,4 @@
-"""Which calls are run again in their backward."""
+"""Notes which calls are run again in their backward."""
 
 from __future__ import annotations
 
@@ -6,24 +6,21 @@ from typing import Any
 
 
 class RepeatedCalls:
-    """Facts that backwards have shown about calls, by a key of calls that are alike."""
+    """Which calls had a backward, and which were run again in it, by a key of calls alike."""
 
     def __init__(self) -> None:
         self._with_backward: set[Any] = set()
         self._repeated: set[Any] = set()
 
     def note_backward(self, key: Any) -> None:
-        """Note that calls have had a backward."""
         self._with_backward.add(key)
 
     def note_repeated(self, key: Any) -> None:
-        """Note that calls are run again in their backward."""
         self._repeated.add(key)
 
     def is_repeated(self, key: Any) -> bool:
-        """Whether calls have been run again in their backward."""
         return key in self._repeated
 
     def may_repeat(self, key: Any) -> bool:
-        """Whether calls may be run again: so they were, or they have had no backward yet."""
+        """Whether calls may be run again: it has happened, or they have had no backward yet."""
         return key not in self._with_backward or self.is_repeated(key)

@@ -1,11 +1,10 @@
-"""The one rule that divides a limit among the planned calls of a step.
+"""Divides a limit among the planned calls of a step.
 
 Calls hold their saved tensors at the same time, but only one of them is at its peak. Saving more
-in every call leaves less room for the peak of each. Calls of one kind have a menu of plans. One
-number, how far each kind goes from the least to the most that it may save, gives combinations to
-start from. Plans of one or two kinds at a time are then exchanged for others as long as the step
-gets cheaper. Bytes that are still free go to single calls: a later call holds its saved tensors for
-less time.
+in every call leaves less room for the peak of each. Calls of one kind have a menu of plans. The
+search starts from combinations in which each kind saves the same fraction between its least and its
+most. It then exchanges the plans of one or two kinds at a time as long as the step gets cheaper.
+Bytes that are still free go to the last calls, which hold their saved tensors for the least time.
 """
 
 from __future__ import annotations
@@ -25,20 +24,7 @@ Menu: TypeAlias = Sequence[Holding]
 
 _FRACTIONS = 32
 _MOST_EXCHANGED = 3  # combinations from which a better combination is looked for
-_MOST_SPREAD = 8  # combinations that are tried with cheaper plans for the last calls
-
-
-def shares(
-    ledger: StepLedger[CallKind], limit_bytes: int, menus: Mapping[CallKind, Menu]
-) -> tuple[Holding, ...] | None:
-    """Return a holding for each call of a step, such that the step is cheap and keeps to a limit.
-
-    `limit_bytes`: its limit, bytes held at its begin included. `menus`: for each kind of call the
-    holdings to choose from. Returns a holding for each call, out of the menu of its kind; None if
-    no combination was found that fits.
-    """
-    kinds = by_kind(ledger, limit_bytes, menus)
-    return None if kinds is None else spread(ledger, limit_bytes, kinds, menus)
+_MOST_COMPARED = 8  # combinations that are tried with cheaper plans for the last calls
 
 
 def by_kind(
@@ -46,17 +32,20 @@ def by_kind(
 ) -> dict[CallKind, Holding] | None:
     """Return the best combination found with the same holding for all calls of a kind.
 
-    That is the combination from which the step gets cheapest once the last calls run cheaper plans.
-    Parameters and the meaning of None are those of `shares`.
+    It is the combination from which the step gets cheapest by `spread`. None: none was found that
+    fits.
+
+    `limit_bytes`: bytes held at the begin of the step included. `menus`: for each kind of call the
+    holdings to choose from.
     """
     step = _Combinations(ledger, limit_bytes, menus)
     starts = {step.at(tried / _FRACTIONS) for tried in range(_FRACTIONS + 1)}
-    likely = sorted(starts, key=step.badness)[:_MOST_EXCHANGED]
-    # those near may be dearer with one plan a kind, and cheaper once the last calls have another
-    near = {other for each in likely for other in step.near(each)}
+    likely = sorted(starts, key=step.excess_and_cost)[:_MOST_EXCHANGED]
+    # neighbours may cost more with one plan a kind, and less once the last calls have another
+    neighbours = {other for each in likely for other in step.neighbours(each)}
     tried = dict[_Choice, None]()
-    for each in (starts | set(map(step.exchanged, likely)), near):
-        judged = sorted((step.badness(choice), choice) for choice in each)[:_MOST_SPREAD]
+    for each in (starts | set(map(step.exchanged, likely)), neighbours):
+        judged = sorted((step.excess_and_cost(choice), choice) for choice in each)[:_MOST_COMPARED]
         tried |= {choice: None for (over_bytes, _), choice in judged if over_bytes == 0}
 
     def cost_s(kinds: Mapping[CallKind, Holding]) -> float:
@@ -72,10 +61,9 @@ def spread(
     kinds: Mapping[CallKind, Holding],
     menus: Mapping[CallKind, Menu],
 ) -> tuple[Holding, ...]:
-    """Return a holding for each call where all of a kind fit: the last get a cheaper holding.
+    """Return a holding for each call: that of its kind, or for the last calls a cheaper holding.
 
-    `ledger`, `limit_bytes`, `menus`: as `shares` takes them. `kinds`: the holding of each kind with
-    which all calls fit.
+    `kinds`: the holding of each kind, with which all calls fit.
     """
     calls = [kinds[kind] for kind in ledger.calls]
     for kind, called in ledger.calls_by_kind.items():
@@ -94,9 +82,9 @@ def _with_last(
     own: list[int],
     holding: Holding,
 ) -> tuple[list[int], list[Holding]]:
-    """Give as many calls out of some as fit another holding, the last first.
+    """Give another holding to as many of some calls as fit, the last first.
 
-    Returns the calls that did not get it. Also returns the holding of every call.
+    Returns the calls that did not get it, and the holding of every call.
     """
 
     def with_last(count: int) -> list[Holding]:
@@ -120,8 +108,8 @@ _Choice: TypeAlias = tuple[int, ...]
 class _Combinations(Generic[CallKind]):
     """Peak and cost of a step under every combination of one holding a kind.
 
-    The peak of a stretch is a sum: fixed bytes, bytes of calls that await their backward, and the
-    most that its own call holds. Arrays have a row for each plan and a column for each stretch.
+    The peak of an interval is a sum: fixed bytes, bytes of calls that await their backward, and the
+    most that its own call holds. Arrays have a row for each plan and a column for each interval.
     """
 
     def __init__(
@@ -131,7 +119,7 @@ class _Combinations(Generic[CallKind]):
         self.limit_bytes = limit_bytes
         self.kinds = list(ledger.calls_by_kind)
         self.menus = [_undominated(menus[kind]) for kind in self.kinds]
-        every = ledger.stretches
+        every = ledger.matrices
         self.over_bytes = every.fixed_bytes + ledger.base_bytes - limit_bytes
         self.held_bytes = list[NDArray[numpy.int64]]()
         self.cost_s = list[NDArray[numpy.float64]]()
@@ -146,13 +134,13 @@ class _Combinations(Generic[CallKind]):
         chosen = zip(self.menus, choice, strict=True)
         return dict(zip(self.kinds, (menu[i] for menu, i in chosen), strict=True))
 
-    def badness(self, choice: _Choice) -> tuple[int, float]:
+    def excess_and_cost(self, choice: _Choice) -> tuple[int, float]:
         """Return how far a combination exceeds the limit, then its cost."""
         cost_s = sum(costs[i] for costs, i in zip(self.cost_s, choice, strict=True))
         return max(0, int(self._over_bytes(choice).max())), float(cost_s)
 
     def at(self, fraction: float) -> _Choice:
-        """Return the cheapest of each kind that saves so much, and leaves others as much."""
+        """Return the cheapest combination in which each kind saves at most such a fraction."""
         choice = list[int]()
         ends = {kind: _ends(menu) for kind, menu in zip(self.kinds, self.menus, strict=True)}
         saved = {k: least + round(fraction * (most - least)) for k, (least, most) in ends.items()}
@@ -168,17 +156,17 @@ class _Combinations(Generic[CallKind]):
         return tuple(choice)
 
     def exchanged(self, choice: _Choice) -> _Choice:
-        """Return a combination after exchanges of one or two kinds' holdings for better ones."""
+        """Return a combination that no exchange of one or two kinds' holdings improves."""
         places = range(len(self.kinds))
         pairs = [*combinations(places, 2)] or [(place, place) for place in places]
         before = None
         while choice != before:
             before = choice
             for pair in pairs:
-                choice = min(choice, self._exchanged_at(choice, pair), key=self.badness)
+                choice = min(choice, self._exchanged_at(choice, pair), key=self.excess_and_cost)
         return choice
 
-    def near(self, choice: _Choice) -> list[_Choice]:
+    def neighbours(self, choice: _Choice) -> list[_Choice]:
         """Return the best combinations that differ in the holding of one kind only."""
         return [self._exchanged_at(choice, (place, place)) for place in range(len(self.kinds))]
 
@@ -197,7 +185,7 @@ class _Combinations(Generic[CallKind]):
         return tuple(found.get(place, i) for place, i in enumerate(choice))
 
     def _over_bytes(self, choice: _Choice) -> NDArray[numpy.int64]:
-        """Return how far each stretch exceeds the limit."""
+        """Return how far each interval exceeds the limit."""
         held = (rows[i] for rows, i in zip(self.held_bytes, choice, strict=True))
         return sum(held, start=self.over_bytes)
 
@@ -209,14 +197,14 @@ def _ends(menu: Menu) -> tuple[int, int]:
 
 
 def _undominated(menu: Menu) -> list[Holding]:
-    """Return the holdings of a menu that no other is at least as good as in every way."""
+    """Return the holdings of a menu that are better than any other in some figure."""
     best: dict[tuple[float, ...], Holding] = {}
-    for holding in sorted(menu, key=_in_numbers):
-        own = _in_numbers(holding)
+    for holding in sorted(menu, key=_figures):
+        own = _figures(holding)
         if not any(all(a <= b for a, b in zip(other, own, strict=True)) for other in best):
             best[own] = holding
     return list(best.values())
 
 
-def _in_numbers(holding: Holding) -> tuple[float, ...]:
+def _figures(holding: Holding) -> tuple[float, ...]:
     return holding.cost_s, holding.saved_bytes, holding.forward_bytes, holding.rise_bytes

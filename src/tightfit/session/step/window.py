@@ -1,5 +1,4 @@
-"""Which planned calls await their backward at once: seen in earlier steps, expected in this
-step."""
+"""Predicts from earlier steps which planned calls will await their backward at the same time."""
 
 from __future__ import annotations
 
@@ -11,10 +10,10 @@ from typing import Any, Generic, Protocol, TypeAlias
 
 from tightfit.session.step.ledger import CallKind
 
-_REMEMBERED = 16
+_REMEMBERED = 16  # steps
 
-Together: TypeAlias = tuple[Any, ...]
-"""Kinds of calls that awaited their backward at the same time, in their order."""
+OpenKinds: TypeAlias = tuple[Any, ...]
+"""Kinds of calls that awaited their backward at the same time, in the order of their forwards."""
 
 
 class Awaited(Protocol):
@@ -32,25 +31,24 @@ class Awaited(Protocol):
 class Window(Generic[CallKind]):
     """The current step: from its first planned call until no backward is awaited any more.
 
-    All callables within a budget have the same. Which calls it will have is unknown: they are
-    predicted from earlier steps, as far as they began like this step.
+    All callables within a budget share it. Its calls are predicted from earlier steps that began
+    alike.
 
-    `left_bytes`: given out in the process when the last forward ended; None: not known.
+    `forward_end_bytes`: live bytes of the process when the last forward ended; None: not known.
     """
 
     def __init__(self) -> None:
-        self.left_bytes: int | None = None
+        self.forward_end_bytes: int | None = None
         self._calls: list[tuple[weakref.ref[Any], CallKind]] = []
-        self._combinations: set[Together] = set()
+        self._combinations: set[OpenKinds] = set()
         self._is_noted = False
-        self._steps: deque[frozenset[Together]] = deque(maxlen=_REMEMBERED)
-        self._known: tuple[frozenset[Together], ...] = ()  # of them, each once: most are alike
+        self._steps: deque[frozenset[OpenKinds]] = deque(maxlen=_REMEMBERED)
+        self._known: tuple[frozenset[OpenKinds], ...] = ()  # of them, each once: most are alike
 
     @property
     def open(self) -> list[CallKind]:
         """The kinds of the calls that await their backward, in the order of their forwards."""
-        calls = self._calls
-        return [k for call, k in calls if (run := call()) is not None and run.is_open]
+        return [kind for _, kind in self.waiting]
 
     @property
     def waiting(self) -> list[tuple[Awaited, CallKind]]:
@@ -60,38 +58,37 @@ class Window(Generic[CallKind]):
 
     def begins(self, kind: CallKind, call: Awaited) -> bool:
         """Note a call; return whether others await their backward."""
-        together = (*self.open, kind)
-        if len(together) == 1:
+        kinds = (*self.open, kind)
+        if len(kinds) == 1:
             self._calls, self._combinations, self._is_noted = [], set(), False
         self._calls = [known for known in self._calls if known[0]() is not None]
         self._calls.append((weakref.ref(call), kind))
-        if not _begin_so(self._combinations, together):
-            self._combinations = {*self._combinations, together} - {together[:-1]}
-        return len(together) > 1
+        if not _starting_like(self._combinations, kinds):
+            self._combinations = {*self._combinations, kinds} - {kinds[:-1]}
+        return len(kinds) > 1
 
-    def leaves(self, live_bytes: int | None) -> None:
-        """Note how much is given out in the process at the end of a forward."""
-        self.left_bytes = live_bytes
+    def forward_ended(self, live_bytes: int | None) -> None:
+        self.forward_end_bytes = live_bytes
 
-    def ended(self) -> None:
-        """Note that a backward has ended; with the last the step is known."""
+    def backward_ended(self) -> None:
+        """Note that a backward has ended; with the last the step ends."""
         if self._combinations and not self._is_noted and not self.open:
             self._note(frozenset(self._combinations))
             self._is_noted = True
 
-    def _note(self, met: frozenset[Together]) -> None:
-        if len(self._steps) == _REMEMBERED and self._known == (met,):
-            return  # as all that are remembered
-        self._steps.append(met)
+    def _note(self, combinations: frozenset[OpenKinds]) -> None:
+        if len(self._steps) == _REMEMBERED and self._known == (combinations,):
+            return  # it is like all that are remembered
+        self._steps.append(combinations)
         self._known = tuple(dict.fromkeys(self._steps))
 
     def forget(self) -> None:
-        """Expect nothing any more: other callables take part from now on."""
+        """Forget earlier steps: other callables take part from now on."""
         self._steps.clear()
         self._known = ()
 
     @property
-    def has_closed(self) -> bool:
+    def has_history(self) -> bool:
         """Whether any step is known."""
         return bool(self._known)
 
@@ -106,22 +103,26 @@ class Window(Generic[CallKind]):
 
     def knows(self, kind: CallKind) -> bool:
         """Whether such a call was seen after those that await their backward now."""
-        together = (*self.open, kind)
-        return any(_begin_so(met, together) for met in self._known)
+        kinds = (*self.open, kind)
+        return any(_starting_like(step, kinds) for step in self._known)
 
     def to_come(
         self, kind: CallKind, alike: Callable[[CallKind, CallKind], bool] = operator.eq
     ) -> Sequence[CallKind]:
-        """Return the most calls that may follow a call before the backward of those open now.
+        """Return the longest sequence of calls that may follow before the next backward.
 
-        `alike`: whether a successor of one kind is expected after another.
+        `alike`: whether the calls that followed one kind are expected after another.
         """
-        together = (*self.open, kind)
-        found = (each for met in self._known for each in _begin_so(met, together, alike))
-        return max(found, key=len, default=together)[len(together) :]
+        kinds = (*self.open, kind)
+        found = (each for step in self._known for each in _starting_like(step, kinds, alike))
+        return max(found, key=len, default=kinds)[len(kinds) :]
 
 
-def _begin_so(
-    met: Iterable[Together], together: Together, alike: Callable[[Any, Any], bool] = operator.eq
-) -> list[Together]:
-    return [each for each in met if len(each) >= len(together) and all(map(alike, each, together))]
+def _starting_like(
+    combinations: Iterable[OpenKinds],
+    kinds: OpenKinds,
+    alike: Callable[[Any, Any], bool] = operator.eq,
+) -> list[OpenKinds]:
+    return [
+        each for each in combinations if len(each) >= len(kinds) and all(map(alike, each, kinds))
+    ]

@@ -122,8 +122,8 @@ class CallShares:
         """Note that a call runs, and how much is given out in the process by then."""
         window, kind = self.window(options), self._kind(spec)
         follows = window.begins(kind, call)
-        if follows and live_bytes is not None and window.left_bytes is not None:
-            kind.follows(max(0, live_bytes - window.left_bytes))
+        if follows and live_bytes is not None and window.forward_end_bytes is not None:
+            kind.follows(max(0, live_bytes - window.forward_end_bytes))
 
     def begin(
         self,
@@ -155,7 +155,7 @@ class CallShares:
         elif not (is_known or self._to_come or options.is_shared) and _may_presume(options):
             if own_open and self._presumed <= own_open:
                 self._leave_rest(spec, alone(), options)
-            elif looks and not own_open and not window.has_closed:
+            elif looks and not own_open and not window.has_history:
                 self._leave_room(spec, alone(), options)
             self._to_come = [kind] * (self._presumed - own_open - 1)
 

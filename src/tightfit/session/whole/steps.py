@@ -122,7 +122,7 @@ class WholeSteps:
             unmet = spec.unmet_by(self.last)
             forward = PlannedForward(spec.captured, spec.user_code, graph, plan, unmet)
             self._under_way.forward_ended(forward)
-        self._plans.shares.window(self.options).leaves(self.monitor.live_bytes())
+        self._plans.shares.window(self.options).forward_ended(self.monitor.live_bytes())
         return spec.captured.joint.structure.filled(outputs)
 
     def prepare(self, given: GraphArguments, *, quickly: bool = False) -> None:
@@ -276,7 +276,8 @@ class WholeSteps:
         self.runs.add(run)
         self._plans.shares.called(spec, run, self.options, self.monitor.live_bytes())
         self._calls += 1
-        outputs = again.noted(inputs, _begun(spec, planned, self._addresses)(inputs, run))
+        outputs = _begun(spec, planned, self._addresses)(inputs, run)
+        again.note_state(inputs)
         self.account.since.forward_ended(outputs)
         self._ran(spec, planned, is_first=not waiting)
         return outputs
@@ -325,7 +326,7 @@ class WholeSteps:
         if run.state is not RunState.DIFFERENTIATED:
             self._under_way.is_over()
         self.monitor.after_backward(run)
-        self._plans.shares.window(self.options).ended()
+        self._plans.shares.window(self.options).backward_ended()
         shared = self.options.shared
         is_open = self.waiting if shared is None else shared.open_members()
         if (
