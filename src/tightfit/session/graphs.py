@@ -235,7 +235,7 @@ class GraphSteps(WholeSteps):
         self.outside.varies()
         raise RunsPlainly
 
-    def _ran(self, spec: Specialisation, planned: Planned, *, is_first: bool) -> None:
+    def _note_forward(self, spec: Specialisation, planned: Planned, *, is_first: bool) -> None:
         """Note by which plan a graph of the step has run."""
         self._graphs_of_step.note_call(spec.captured.graph, planned, is_first=is_first)
 

@@ -45,9 +45,9 @@ class Shares:
         budget_bytes = self.options.planned_bytes
         return Surroundings("fresh", 0, 0, 0, self.held_bytes, budget_bytes, budget_bytes)
 
-    def begin(self, *, looks: bool = False, live_bytes: int | None = None) -> tuple[Call, Share]:
+    def begin(self, *, presumes: bool = False, live_bytes: int | None = None) -> tuple[Call, Share]:
         """Begin a call; return it with its share."""
-        self.shares.begin(self.spec, self.alone, self.options, looks=looks)
+        self.shares.begin(self.spec, self.alone, self.options, presumes=presumes)
         share = self.shares.share(self.spec, self.alone(), self.options)
         call = Call()
         self.shares.called(self.spec, call, self.options, live_bytes)
@@ -73,9 +73,9 @@ def test_a_call_alone_has_all_of_the_budget() -> None:
     shares = Shares()
     for _ in range(2):
         call, share = shares.begin()
-        assert share == Share(BUDGET) and not shares.shares.has_company
+        assert share == Share(BUDGET) and not shares.shares.has_others
         shares.end(call)
-    shares.shares.begin(shares.spec, shares.alone, shares.options, looks=False)
+    shares.shares.begin(shares.spec, shares.alone, shares.options, presumes=False)
     assert shares.shares.is_alone(shares.spec, shares.options)
 
 
@@ -89,7 +89,7 @@ def test_calls_that_were_seen_to_follow_have_room_left() -> None:
     first, expecting = shares.begin()
     assert expecting.reserved_bytes > 0
     assert expecting.peak_bytes + expecting.reserved_bytes < BUDGET
-    assert shares.shares.has_company and not shares.shares.is_alone(shares.spec, shares.options)
+    assert shares.shares.has_others and not shares.shares.is_alone(shares.spec, shares.options)
 
 
 def test_as_many_calls_are_expected_as_the_user_has_named() -> None:
@@ -138,13 +138,13 @@ def test_what_came_with_calls_before_is_expected_with_the_next() -> None:
 def test_a_first_call_leaves_room_to_see_whether_another_comes(comes: bool) -> None:
     budget_bytes = CONSTANTS + 12 * VALUE  # two calls fit if they do not keep all
     shares = Shares(budget_bytes)
-    call, share = shares.begin(looks=True)
-    assert shares.shares.looks and share.reserved_bytes > 0
+    call, share = shares.begin(presumes=True)
+    assert shares.shares.presumes and share.reserved_bytes > 0
     others = [shares.begin()[0]] if comes else []
-    assert shares.shares.looks != comes
+    assert shares.shares.presumes != comes
     shares.end(call, *others)
-    call, share = shares.begin(looks=True)
-    assert not shares.shares.looks and shares.shares.has_company == comes
+    call, share = shares.begin(presumes=True)
+    assert not shares.shares.presumes and shares.shares.has_others == comes
     assert (share == Share(budget_bytes)) != comes
 
 
@@ -152,19 +152,19 @@ def test_no_room_is_left_for_calls_that_may_come_where_two_fit_without() -> None
     """Or where there is none to leave, or the calls are named by the user."""
     for values in (6, 16):
         shares = Shares(CONSTANTS + values * VALUE)
-        _, share = shares.begin(looks=True)
-        assert share == Share(shares.options.planned_bytes) and not shares.shares.looks
+        _, share = shares.begin(presumes=True)
+        assert share == Share(shares.options.planned_bytes) and not shares.shares.presumes
     shares = Shares(CONSTANTS + 12 * VALUE, in_flight=1)
-    assert shares.begin(looks=True)[1] == Share(shares.options.planned_bytes)
+    assert shares.begin(presumes=True)[1] == Share(shares.options.planned_bytes)
 
 
 def test_room_that_no_plan_can_leave_is_left_no_longer() -> None:
     shares = Shares(CONSTANTS + 12 * VALUE)
-    _, share = shares.begin(looks=True)
+    _, share = shares.begin(presumes=True)
     assert share.reserved_bytes > 0
     shares.shares.stop_expecting_call()
     whole = shares.shares.share(shares.spec, shares.alone(), shares.options)
-    assert whole == Share(shares.options.planned_bytes) and not shares.shares.looks
+    assert whole == Share(shares.options.planned_bytes) and not shares.shares.presumes
 
 
 def test_among_callables_of_one_budget_a_call_is_new_until_a_step_has_ended() -> None:
@@ -182,7 +182,7 @@ def test_among_callables_of_one_budget_a_call_is_new_until_a_step_has_ended() ->
 def test_what_waiting_calls_keep_beyond_the_least_is_known_where_it_is_not_freed() -> None:
     shares = Shares(arena=True)
     graph = shares.spec.captured.graph
-    shares.shares.runs_by(shares.spec, graph, everything_kept(graph))
+    shares.shares.note_plan(shares.spec, graph, everything_kept(graph))
     begun = [shares.begin() for _ in range(3)]
     kept = shares.open_calls()
     assert kept.waiting == 2 and len(begun) == 3
@@ -190,7 +190,7 @@ def test_what_waiting_calls_keep_beyond_the_least_is_known_where_it_is_not_freed
         replace(v, size_bytes=v.size_bytes + 64 * (v.fate == "returned")) for v in graph.values
     ]
     more = replace(graph, values=tuple(values))
-    shares.shares.runs_by(shares.spec, more, everything_kept(more))
+    shares.shares.note_plan(shares.spec, more, everything_kept(more))
     more_bytes = sum(v.size_bytes for v in values) - sum(v.size_bytes for v in graph.values)
     spare_bytes = shares.open_calls().spare_bytes
     assert spare_bytes == kept.spare_bytes + 2 * more_bytes > 0

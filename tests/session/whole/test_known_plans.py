@@ -39,7 +39,7 @@ def test_with_further_alternatives_all_plans_are_of_earlier_costs() -> None:
     known = KnownPlans()
     known.remember(plan(200))
     known.remember_thrifty(plan(100))
-    known.have_further_ways([plan(300)], GRAPH, GRAPH, GRAPH)
+    known.renumber_alternatives([plan(300)], GRAPH, GRAPH, GRAPH)
     assert known.smallest("fresh") is None
     assert [each.budget_bytes for each in known.all()] == [300, 200]
     thrifty = known.thrifty("fresh")

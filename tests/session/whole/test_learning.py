@@ -31,20 +31,20 @@ def train(model: nn.Module, blocks: int) -> None:
     model.zero_grad()
 
 
-def seen_bytes(session: Fitted) -> int | None:
+def measured_bytes(session: Fitted) -> int | None:
     (spec,) = session.specialisations
-    return spec.user_code.seen_bytes
+    return spec.user_code.measured_bytes
 
 
 def test_user_code_is_assumed_until_a_step_has_ended_and_then_as_it_was_measured() -> None:
     model, session = fitted()
     train(model, 5)
     (spec,) = session.specialisations
-    assert seen_bytes(session) is None
+    assert measured_bytes(session) is None
     assert spec.user_code.planned_bytes == 3 * BLOCK
     train(model, 5)
     train(model, 5)
-    assert seen_bytes(session) == 5 * BLOCK
+    assert measured_bytes(session) == 5 * BLOCK
     assert spec.user_code.planned_bytes == 3 * BLOCK  # plans that fit stay in use
 
 
@@ -52,7 +52,7 @@ def test_a_second_step_that_holds_more_counts_and_later_ones_do_not() -> None:
     model, session = fitted()
     for blocks in (5, 7, 9, 9):
         train(model, blocks)
-    assert seen_bytes(session) == 7 * BLOCK
+    assert measured_bytes(session) == 7 * BLOCK
 
 
 def test_nothing_is_learned_of_a_step_in_which_another_model_has_trained() -> None:
@@ -62,9 +62,9 @@ def test_nothing_is_learned_of_a_step_in_which_another_model_has_trained() -> No
     output.backward(torch.ones_like(output))
     model.zero_grad()
     train(model, 5)
-    assert seen_bytes(session) is None
+    assert measured_bytes(session) is None
     train(model, 5)
-    assert seen_bytes(session) == 5 * BLOCK
+    assert measured_bytes(session) == 5 * BLOCK
 
 
 def test_figures_of_other_plans_are_forgotten_with_the_guard() -> None:

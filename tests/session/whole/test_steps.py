@@ -233,7 +233,7 @@ def test_a_request_has_room_that_saved_tensors_give_way_to() -> None:
 def test_nothing_is_freed_where_the_addresses_of_a_step_are_planned() -> None:
     trained = Trained(arena=True)
     output = trained.call()
-    assert trained.steps.may_run_once_more == [] and free_for(1, CPU) == 0
+    assert trained.steps.repeatable == [] and free_for(1, CPU) == 0
     output.sum().backward()
 
 

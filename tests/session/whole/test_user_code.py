@@ -23,9 +23,9 @@ WEIGHTS = 4 * (64 * 64 + 64)  # bytes of the layer's parameters
 def test_a_second_step_corrects_what_the_first_has_shown() -> None:
     code = UserCode(assumed_bytes=300)
     assert code.planned_bytes == 300 and not code.is_known
-    assert code.saw(100, has_grown=False) == 100 and code.may_be_seen
-    assert code.saw(40, has_grown=False) == 100  # the most of both
-    assert code.is_known and not code.may_be_seen
+    assert code.note_measured(100, has_grown=False) == 100 and code.is_learning
+    assert code.note_measured(40, has_grown=False) == 100  # the most of both
+    assert code.is_known and not code.is_learning
     assert code.planned_bytes == 300  # plans that exist stay in use
     code.plan_for(100)
     assert code.planned_bytes == 100
@@ -33,9 +33,9 @@ def test_a_second_step_corrects_what_the_first_has_shown() -> None:
 
 def test_what_a_first_step_left_for_good_does_not_count() -> None:
     code = UserCode(assumed_bytes=0)
-    code.saw(500, has_grown=True)  # it made the optimizer's state meanwhile
-    assert code.saw(40, has_grown=False) == 40
-    assert code.seen_bytes == 40
+    code.note_measured(500, has_grown=True)  # it made the optimizer's state meanwhile
+    assert code.note_measured(40, has_grown=False) == 40
+    assert code.measured_bytes == 40
 
 
 class Limited:
@@ -88,7 +88,7 @@ def test_in_the_first_two_steps_a_request_has_room_when_it_comes_again(momentum:
     state_bytes = WEIGHTS if momentum else 0
     passing_bytes = asked_bytes - WEIGHTS
     assert limited.advised_bytes() == asked_bytes + state_bytes + passing_bytes // 5
-    limited.spec.user_code.saw(0, has_grown=True)
+    limited.spec.user_code.note_measured(0, has_grown=True)
     for parameter in limited.layer.parameters():
         parameter.grad = torch.ones_like(parameter)
     passing_bytes -= WEIGHTS
@@ -120,10 +120,10 @@ def test_a_step_that_was_seen_to_its_end_tells_what_later_steps_take() -> None:
 def test_from_the_third_step_on_code_is_left_what_it_was_seen_to_hold() -> None:
     limited = Limited()
     limited.forward_ended()
-    held_bytes, seen_bytes = limited.account.held_bytes(), LIMIT + (1 << 14)
+    held_bytes, measured_bytes = limited.account.held_bytes(), LIMIT + (1 << 14)
     for _ in range(2):
-        limited.spec.user_code.saw(seen_bytes, has_grown=False)
-    needed_bytes = held_bytes + seen_bytes
+        limited.spec.user_code.note_measured(measured_bytes, has_grown=False)
+    needed_bytes = held_bytes + measured_bytes
     assert limited.advised_bytes() == needed_bytes + needed_bytes // 200  # and numbers that stay
 
 
@@ -135,5 +135,5 @@ def test_an_open_call_has_the_last_word() -> None:
     assert "no room" in limited.refused()  # the other has described it, too
     limited.forward_ended()
     assert BEFORE_BACKWARD.sentence in limited.refused()
-    limited.open_call.is_over()
-    assert BEFORE_BACKWARD.sentence not in limited.refused() and other.is_none
+    limited.open_call.end()
+    assert BEFORE_BACKWARD.sentence not in limited.refused() and other.is_closed

@@ -96,7 +96,7 @@ class StepLedger(Generic[CallKind]):
         return int(self.peaks_of(new).max())
 
     def peaks_of(self, new: Sequence[Holding]) -> Numbers:
-        """Return the peak of each planned interval, then at the begin, with another plan for each call."""
+        """Return the peaks of the rows of `matrices` with another plan for each call."""
         every = self.matrices
         peaks = self.base_bytes + every.fixed_bytes
         peaks = peaks + every.holds @ [holding.saved_bytes for holding in new]

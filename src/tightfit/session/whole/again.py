@@ -15,18 +15,14 @@ from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.specialisation import Specialisation
 
 Replan: TypeAlias = Callable[[Specialisation, GraphArguments], Planned]
-"""Plans a call by the latest knowledge of gradients of its outputs."""
+"""Plans a call whose outputs have other gradients than expected."""
 
 PlanOnceMore: TypeAlias = Callable[[Specialisation, list[Any]], Planned]
-"""Plans a call for the memory held now."""
+"""Plans a call for a further backward, with memory held now."""
 
 
 class StepRepeater:
-    """Knows how whole steps of a callee are run again.
-
-    `replan`, `plan_once_more`: plan a call, for other gradients of outputs or for a further
-    backward.
-    """
+    """Runs whole steps of a callee again; see `session.step.again.CallRepeater`."""
 
     def __init__(
         self,
@@ -64,7 +60,6 @@ class StepRepeater:
         self._captures.note_repeated(step.key)
 
     def replanned(self, step: Specialisation, given: GraphArguments) -> Planned:
-        """Plan a call again: its outputs have other gradients than expected."""
         return self._alive(self._replan)(step, given)
 
     def planned_once_more(self, step: Specialisation, inputs: list[Any]) -> Planned:

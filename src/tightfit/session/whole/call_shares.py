@@ -1,4 +1,4 @@
-"""Which part of the budget a call of a whole step has, with others that await their backward."""
+"""The part of the budget that a call of a whole step has, while others await their backward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tightfit.session.whole.advice import OpenCalls
 from tightfit.session.whole.planning import kept_bytes, most_kept, quick_range, rough_range
 from tightfit.session.whole.specialisation import Specialisation
 
-_MOST_LOOKED_FOR = 4
+_MOST_PRESUMED = 4
 _REMEMBERED = 8
 
 
@@ -28,45 +28,40 @@ _REMEMBERED = 8
 class _Kind:
     """The calls of one captured step; it does not keep the step alive."""
 
-    owner: weakref.ref[Account]  # of their callable, weakly
+    owner: weakref.ref[Account]  # of their callable
     input_bytes: int
-    # Bytes that had come since the call before, for the last few: new inputs, each once, and memory
-    # of the code between
+    # Bytes allocated between the call before and such a call, for the last few: new inputs and
+    # memory of the code between
     arrived_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    # Bytes that plans may keep, by the kind of gradients
+    # Bytes that plans may keep, by the kind of gradients and whether they all exist
     ranges: dict[tuple[Gradients, bool], KeptRange] = field(default_factory=dict)
-    # The plan by which such a call ran last, and its graph
-    last: tuple[Graph, Plan] | None = None
+    last: tuple[Graph, Plan] | None = None  # by which such a call ran last
 
-    def runs_by(self, graph: Graph, plan: Plan | None) -> None:
-        """Note the plan by which such a call runs; None: it was compiled."""
+    def note_plan(self, graph: Graph, plan: Plan | None) -> None:
         self.last = None if plan is None else (graph, plan)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that such a call has kept for its backward; 0: not known."""
+        """Bytes that the last such call kept for its backward; 0: not known."""
         return 0 if self.last is None else kept_bytes(*self.last)
 
-    def learn(self, key: tuple[Gradients, bool], found: KeptRange) -> None:
-        """Note the bytes that plans of it may keep, for some gradients."""
+    def note_range(self, key: tuple[Gradients, bool], found: KeptRange) -> None:
         self.ranges[key] = found
 
-    def follows(self, arrived_bytes: int) -> None:
-        """Note the bytes that came between such a call and the previous call."""
+    def note_arrived(self, arrived_bytes: int) -> None:
         self.arrived_bytes.append(arrived_bytes)
 
     @property
     def arriving_bytes(self) -> int:
-        """Bytes that come with such a call in addition to those of its plan."""
+        """Bytes to expect before such a call in addition to those of its plan."""
         return max(self.arrived_bytes, default=self.input_bytes)
 
     def forget(self) -> None:
-        """Forget which bytes its plans may keep."""
         self.ranges.clear()
 
     @property
     def most_needed(self) -> KeptRange | None:
-        """The most that its plans keep and work with, for any gradients."""
+        """The largest of its ranges; None: none is known."""
         known = self.ranges.values()
         if not known:
             return None
@@ -83,9 +78,9 @@ _Window: TypeAlias = Window[_Kind]
 class CallShares:
     """Divides a budget among the calls of one step, those of other callables included.
 
-    Each call works in addition to tensors kept by others, in whichever order their backwards come.
-    Gradients that another backward of the callable has made come on top. Calls that were seen to
-    follow have room left; so have a few more after the very first call, where that can be.
+    Each call has room in addition to the tensors that others keep, in any order of their backwards,
+    and to gradients that another backward of the callable has made. Room is left for calls that
+    followed in earlier steps, and after the very first call for a few more, where they fit.
     """
 
     def __init__(self, name: str, account: Account) -> None:
@@ -96,7 +91,7 @@ class CallShares:
         self._to_come: list[_Kind] = []
         self._presumed = 0
         self._announced_calls = 1
-        self._looked: Specialisation | None = None  # whose first call has left room
+        self._presumed_for: Specialisation | None = None  # whose first call has left room
         self._kinds: weakref.WeakKeyDictionary[Specialisation, _Kind] = weakref.WeakKeyDictionary()
 
     # -- the current step -------------------------------------------------------------------
@@ -106,24 +101,23 @@ class CallShares:
         return self._window if options.shared is None else options.shared.window
 
     def was_alone(self, options: Options) -> bool:
-        """Whether no call has been open along with another in the last step."""
         return self.window(options).was_alone
 
     def is_new(self, spec: Specialisation, options: Options) -> bool:
-        """Whether such a call has never followed those that are open: it runs with least memory.
+        """Whether such a call has never followed those that are open.
 
-        Memory of others that are called before its backward is unknown yet.
+        It runs with least memory, as calls that come before its backward are unknown.
         """
         return options.is_shared and not self.window(options).knows(self._kind(spec))
 
     def called(
         self, spec: Specialisation, call: Awaited, options: Options, live_bytes: int | None
     ) -> None:
-        """Note that a call runs, and how much is given out in the process by then."""
+        """Note that a call runs; `live_bytes`: those of the process at its begin."""
         window, kind = self.window(options), self._kind(spec)
         follows = window.begins(kind, call)
         if follows and live_bytes is not None and window.forward_end_bytes is not None:
-            kind.follows(max(0, live_bytes - window.forward_end_bytes))
+            kind.note_arrived(max(0, live_bytes - window.forward_end_bytes))
 
     def begin(
         self,
@@ -131,12 +125,12 @@ class CallShares:
         alone: Callable[[], Surroundings],
         options: Options,
         *,
-        looks: bool,
+        presumes: bool,
     ) -> None:
-        """Find out which calls are to come before the backward of a call that begins.
+        """Predict which calls come before the backward of a call that begins.
 
-        `alone`: returns the memory resident around it, independent of the budget. `looks`: whether
-        a first call may leave room for a second call to see whether it comes.
+        `alone`: returns the memory resident around it, without its share of the budget. `presumes`:
+        whether a first call may leave room for further calls that may come.
         """
         window, kind = self.window(options), self._kind(spec)
         is_known = window.knows(kind)
@@ -144,9 +138,9 @@ class CallShares:
         self._open, self._to_come = window.open, [*follow]
         own_open = len(self._own(self._open))
         if self._open:
-            self._tell(own_open + 1)
+            self._announce_open_calls(own_open + 1)
         else:
-            self._look_back()
+            self._forget_presumed()
         if self.is_new(spec, options):
             self._range_of(spec, alone(), options)  # and with it the plan that keeps least
         if options.in_flight is not None:
@@ -154,33 +148,33 @@ class CallShares:
             self._to_come += [kind] * more
         elif not (is_known or self._to_come or options.is_shared) and _may_presume(options):
             if own_open and self._presumed <= own_open:
-                self._leave_rest(spec, alone(), options)
-            elif looks and not own_open and not window.has_history:
-                self._leave_room(spec, alone(), options)
+                self._presume_more(spec, alone(), options)
+            elif presumes and not own_open and not window.has_history:
+                self._presume_first(spec, alone(), options)
             self._to_come = [kind] * (self._presumed - own_open - 1)
 
     def is_alone(self, spec: Specialisation, options: Options) -> bool:
-        """Whether a call is like all before it, of which none was open with another."""
-        if options.in_flight is not None or options.is_shared or self._looked is not None:
+        """Whether all calls so far were like this call, and none was open with another."""
+        if options.in_flight is not None or options.is_shared or self._presumed_for is not None:
             return False
         return not (self._open or self._to_come) and self._window.has_only(self._kind(spec))
 
     @property
-    def has_company(self) -> bool:
-        """Whether other calls await their backward, or are to come before that of this call."""
+    def has_others(self) -> bool:
+        """Whether other calls are open, or expected before the backward of this call."""
         return bool(self._open or self._to_come)
 
     @property
-    def looks(self) -> bool:
-        """Whether the call leaves room only to see whether another comes."""
-        return self._looked is not None and not self._open
+    def presumes(self) -> bool:
+        """Whether room is left for further calls that may never come."""
+        return self._presumed_for is not None and not self._open
 
     def stop_expecting_call(self) -> None:
-        """Leave no room for a call that might have come: there is no room to leave."""
-        self._presumed, self._to_come, self._looked = 0, [], None
+        """Leave no room for calls that may never come."""
+        self._presumed, self._to_come, self._presumed_for = 0, [], None
 
     def prepared(self, spec: Specialisation, *, runs_next: bool) -> None:
-        """Forget a call that was only planned: the next that runs leaves room as a first call."""
+        """Forget a call that was only planned; the next that runs is the first."""
         if runs_next:
             spec.forget_plans()
             self.stop_expecting_call()
@@ -190,15 +184,15 @@ class CallShares:
         self._kind(spec).forget()
         self._presumed = 0
 
-    def _look_back(self) -> None:
-        """See whether a call has come that room was left for: the next step begins."""
+    def _forget_presumed(self) -> None:
+        """As a step begins, drop plans that left room for calls, if none came."""
         self._presumed = 0
-        if self._looked is not None and not self._to_come:
-            self._looked.forget_plans()
-        self._looked = None
+        if self._presumed_for is not None and not self._to_come:
+            self._presumed_for.forget_plans()
+        self._presumed_for = None
 
-    def _tell(self, calls: int) -> None:
-        if calls >= 2 * self._announced_calls:  # a game may take hundreds: not of each of them
+    def _announce_open_calls(self, calls: int) -> None:
+        if calls >= 2 * self._announced_calls:  # a game may have hundreds
             self._announced_calls = calls
             announce(
                 f"{self._name} has {calls} planned calls or graphs open before a backward: each "
@@ -215,16 +209,16 @@ class CallShares:
             kind = self._kinds[spec] = _Kind(weakref.ref(self._account), input_bytes)
         return kind
 
-    def runs_by(self, spec: Specialisation, graph: Graph, plan: Plan | None) -> None:
-        """Note the plan by which a call runs; None: it was compiled."""
-        self._kind(spec).runs_by(graph, plan)
+    def note_plan(self, spec: Specialisation, graph: Graph, plan: Plan | None) -> None:
+        """Note the plan of a call; None: it was compiled."""
+        self._kind(spec).note_plan(graph, plan)
 
     # -- sharing ------------------------------------------------------------------------------
 
     def share(self, spec: Specialisation, alone: Surroundings, options: Options) -> Share:
-        """Return the part of the call that has begun.
+        """Return the share of the call that has begun.
 
-        `alone`: memory resident around it, tensors kept by earlier calls included.
+        `alone`: memory resident around it, with tensors kept by earlier calls.
         """
         own = self._own([*self._open, *self._to_come])
         if not own and not self._to_come:
@@ -247,18 +241,17 @@ class CallShares:
         others_bytes = max(0, budget_bytes - held_bytes - kept_bytes[0])
         if fraction == 1.0:
             others_bytes = min(others_bytes, working)
-        # once they are known, those before a new call leave as much to it as they take
+        # calls before a new call leave as much to it as they take, once they are known
         others = self._open if self.is_new(spec, options) else calls[1:] if fraction < 1.0 else ()
         spans = [ranges[each].span_bytes for each in (kind, *others)]
         part = spans[0] / sum(spans) if spans[0] and fraction > 0.0 else 1.0
         return Share(budget_bytes, others_bytes, reserved_bytes, part)
 
     def open_calls(self, spec: Specialisation, alone: Surroundings, options: Options) -> OpenCalls:
-        """Return the calls that are open along with a call, and the gradients that they add to."""
         own, kinds = self._own(self._open), [*self._to_come]
         if not self._open and not kinds:
             return OpenCalls(0)
-        kind, in_company = self._kind(spec), options.is_shared
+        kind = self._kind(spec)
         ranges = self._ranges(spec, alone, options)
         least_bytes = 0
         if len(own) > 1 and not self.window(options).knows(kind):  # how many come is unknown
@@ -277,17 +270,17 @@ class CallShares:
             len(own),
             least_bytes,
             ranges[kind].least_bytes + ranges[kind].working_bytes,
-            self._company_bytes(kind, ranges, options) if in_company else 0,
+            self._all_calls_bytes(kind, ranges, options) if options.is_shared else 0,
             spare_bytes,
         )
 
-    def _company_bytes(
+    def _all_calls_bytes(
         self, kind: _Kind, ranges: Mapping[_Kind, KeptRange], options: Options
     ) -> int:
-        """Return a size with room for all calls of the step.
+        """Return bytes that all calls of the step need.
 
-        Calls that are open hold their kept tensors already. A callable that is called a second time
-        before a backward may be called once more, and its gradients are added up.
+        Open calls hold their kept tensors already. A callable that is called a second time before a
+        backward may be called once more, and its gradients are added up.
         """
         members = [self._account, *options.others_in_budget(self._account)]
         lasting_bytes = lasting_bytes_of(members)
@@ -298,7 +291,7 @@ class CallShares:
         if again:
             coming.append(kind)
         waiting = (m.new_gradient_bytes() + m.gradient_bytes() for m in again if m is not None)
-        arriving = (each.arriving_bytes for each in coming[1:])  # that of this call is there
+        arriving = (each.arriving_bytes for each in coming[1:])  # those of this call exist
         return (
             lasting_bytes
             + expected_bytes_of(members)
@@ -312,7 +305,7 @@ class CallShares:
     def _ranges(
         self, spec: Specialisation, alone: Surroundings, options: Options
     ) -> dict[_Kind, KeptRange]:
-        """Return bytes that calls of the step may keep: those awaiting backward or to come."""
+        """Return bytes that the open and the expected calls of the step may keep."""
         own = self._range_of(spec, alone, options)
         others = {each: each.most_needed or own for each in (*self._open, *self._to_come)}
         return others | {self._kind(spec): own}
@@ -321,13 +314,13 @@ class CallShares:
         kind, new_bytes = self._kind(spec), self._account.new_gradient_bytes()
         key = alone.gradients, new_bytes == 0
         if key not in kind.ranges:
-            kind.learn(key, quick_range(spec, alone, options, new_bytes))
+            kind.note_range(key, quick_range(spec, alone, options, new_bytes))
         return kind.ranges[key]
 
     # -- calls that were not seen yet ---------------------------------------------------------
 
-    def _leave_room(self, spec: Specialisation, alone: Surroundings, options: Options) -> None:
-        """Presume a few calls if they fit; none if two fit without room that is left for them."""
+    def _presume_first(self, spec: Specialisation, alone: Surroundings, options: Options) -> None:
+        """Presume a few calls if they fit; none if two fit anyway."""
         room_bytes = self._room_bytes(spec, alone, options)
         new_bytes = self._account.new_gradient_bytes()
         peak_bytes, kept_bytes = most_kept(spec, alone, new_bytes)
@@ -337,16 +330,15 @@ class CallShares:
         if found is None:
             return
         input_bytes = self._kind(spec).input_bytes
-        calls = min(_MOST_LOOKED_FOR, _fitting_calls(room_bytes, found, input_bytes))
+        calls = min(_MOST_PRESUMED, _fitting_calls(room_bytes, found, input_bytes))
         if calls > 1:
-            self._kind(spec).learn((alone.gradients, new_bytes == 0), found)
-            self._presumed, self._looked = calls, spec
+            self._kind(spec).note_range((alone.gradients, new_bytes == 0), found)
+            self._presumed, self._presumed_for = calls, spec
 
-    def _leave_rest(self, spec: Specialisation, alone: Surroundings, options: Options) -> None:
-        """Presume a few more calls than have come, as far as they fit."""
+    def _presume_more(self, spec: Specialisation, alone: Surroundings, options: Options) -> None:
         room_bytes = self._room_bytes(spec, alone, options)
         found, calls = self._range_of(spec, alone, options), len(self._open)
-        most = max(1, _MOST_LOOKED_FOR - calls)
+        most = max(1, _MOST_PRESUMED - calls)
         fit = _fitting_calls(room_bytes, found, self._kind(spec).input_bytes)
         self._presumed = calls + max(0, min(most, fit))
 
@@ -356,17 +348,16 @@ class CallShares:
         return max(0, room_bytes)
 
     def _gradients_of_another(self) -> int:
-        """Return bytes of another call's gradients until autograd has added them up."""
+        """Return bytes of the gradients of another call until autograd has added them up."""
         return self._account.new_gradient_bytes() + self._account.gradient_bytes()
 
 
-def _of_one_callable(one: _Kind, other: _Kind) -> bool:
-    """Whether calls are of the same callable: as many are expected after either."""
-    return one.owner == other.owner
+def _of_one_callable(kind: _Kind, other: _Kind) -> bool:
+    return kind.owner == other.owner
 
 
 def _fitting_calls(room_bytes: int, found: KeptRange, input_bytes: int) -> int:
-    """Return how many calls fit if each keeps as little as it can; inputs of one call are there."""
+    """Return how many calls fit if each keeps least; the inputs of one exist already."""
     room_bytes += input_bytes - found.working_bytes
     return room_bytes // max(1, found.least_bytes + input_bytes)
 

@@ -1,4 +1,4 @@
-"""The captured steps of a fitted callable, by signature and by decisions of data."""
+"""The captured steps of a fitted callable, by signature and by the values that decide them."""
 
 from __future__ import annotations
 
@@ -26,30 +26,29 @@ from tightfit.session.whole.postponed import may_postpone
 from tightfit.session.whole.specialisation import Specialisation
 
 _MOST_KEPT = 16
-_MANY_MISSES = 6  # calls in turn
+_MANY_MISSES = 6  # in a row
 
 Detached = frozenset[int]
 
 
 class Captures(RepeatedCalls):
-    """The captured steps of a callee, and knowledge for capturing further steps."""
+    """The captured steps of a callee, and results that later captures use."""
 
     def __init__(self, callee: Callee) -> None:
         super().__init__()
         self.callee = callee
-        self._by_signature: dict[Any, list[Specialisation]] = {}  # several if inputs decide
-        # The last found, if it is the only one of its signature, which takes long to hash
+        self._by_signature: dict[Any, list[Specialisation]] = {}  # several if values decide
+        # The last found, if no other has its signature, which takes long to hash
         self._recent: Specialisation | None = None
         self._detached: dict[Any, Detached] = {}
         self._output_gradients = OutputGradients()
         self._takes_more = False  # whether outputs other than a loss had gradients
         assert isinstance(callee.function, HandedGraphs)
         self._graphs = GraphCalls(callee.function)
-        self._deciding: set[Any] = set()  # signatures of calls all of whose numbers decide
-        self._misses: Counter[Any] = Counter()  # calls in turn whose numbers were new
+        self._deciding: set[Any] = set()  # signatures of calls of which no number can be an input
+        self._misses: Counter[Any] = Counter()  # calls in a row with other numbers
 
     def __iter__(self) -> Iterator[Specialisation]:
-        """Iterate over all that was captured so far."""
         return (spec for alike in self._by_signature.values() for spec in alike)
 
     def __len__(self) -> int:
@@ -88,12 +87,11 @@ class Captures(RepeatedCalls):
         return None
 
     def serves(self, spec: Specialisation, given: GraphArguments) -> bool:
-        """Whether a captured step is that of a call, as modules and inputs are now."""
         is_alike = self.signature(given) == spec.key and self._holds(spec, given)
         return is_alike and self._graphs.is_as_it_was(given, spec.key)
 
     def _holds(self, spec: Specialisation, given: GraphArguments) -> bool:
-        """Whether values that a step has read, in addition to its signature, are unchanged."""
+        """Whether values that a step has read in addition to its signature are unchanged."""
         modules = self.callee.modules
         is_alike = spec.guards.hold(given.leaves, modules, lambda: self.inputs(spec, given))
         return is_alike and self._fulfils(spec, given)
@@ -106,8 +104,8 @@ class Captures(RepeatedCalls):
         """Return the plans known for any signature."""
         return [plan for spec in self for plan in spec.known.all()]
 
-    def change(self, key: Any, given: GraphArguments) -> str | None:
-        """Name values read by forward that changed since a signature was last captured for."""
+    def changed(self, key: Any, given: GraphArguments) -> str | None:
+        """Return which values that a forward reads have changed since its last capture, as text."""
         alike = sorted(self._by_signature.get(key, ()), key=lambda spec: -spec.used)
         if alike and not self._fulfils(alike[0], given):
             return "weights of a norm have come near zero, whose gradients were made of its output"
@@ -115,7 +113,7 @@ class Captures(RepeatedCalls):
             return f"guards failed ({guards})"
         return None
 
-    def varies(self, key: Any, given: GraphArguments) -> bool:
+    def note_miss(self, key: Any, given: GraphArguments) -> bool:
         """Note that no step serves a call; return whether its numbers change in every call."""
         last = max(self._by_signature.get(key, ()), key=lambda spec: spec.used, default=None)
         if last is None:
@@ -129,11 +127,14 @@ class Captures(RepeatedCalls):
     # -- capturing ----------------------------------------------------------------------------
 
     def traced_call(self, key: Any, given: GraphArguments, *, compiled: bool = False) -> TracedCall:
-        """Return the call to capture, with earlier findings.
+        """Return the call to capture.
 
-        Where it was captured before, numbers that it reads have changed: they may be inputs. A
-        compiled step takes tensors only.
+        Where it was captured before, numbers that it reads have changed: they become inputs if they
+        can. A compiled step takes tensors only.
         """
+        numbers = not compiled and key not in self._deciding
+        if key not in self._by_signature:
+            numbers = numbers and takes_numbers(self.callee.function, given.args)
         return TracedCall(
             self.callee.function,
             self.callee.modules,
@@ -141,24 +142,27 @@ class Captures(RepeatedCalls):
             given.kwargs,
             detached_outputs=self._detached.get(key, frozenset()),
             loss_alone=not self._takes_more,
-            numbers=not compiled and key not in self._deciding and self._may_change(key, given),
+            numbers=numbers,
         )
-
-    def _may_change(self, key: Any, given: GraphArguments) -> bool:
-        """Whether numbers may change that a call reads."""
-        return key in self._by_signature or takes_numbers(self.callee.function, given.args)
 
     def capture(
         self, key: Any, call: TracedCall, options: Options, now: int, room_bytes: int | None = None
     ) -> Specialisation:
-        """Capture a call, whose number is `now`; those not used for long are freed.
+        """Capture a call, whose number is `now`; free the step that was not used for longest.
 
-        `room_bytes`: memory for measuring costs while a step waits for it; None: no step
-        waits.
+        `room_bytes`: memory for measuring costs while a step waits for it; None: no step waits.
         """
         neighbour = self._neighbour(key)
         call = dataclasses.replace(call, detached_outputs=self._detached.get(key, frozenset()))
-        captured = self._captured(key, call, options, neighbour, room_bytes)
+        postpones = neighbour is None and may_postpone(options)
+        pricing = Pricing(
+            neighbour,
+            is_checked=options.ranks is None,
+            room_bytes=room_bytes,
+            postpones=postpones,
+        )
+        captured = capture_step(call, options, self.callee.name, pricing)
+        self._detached[key] = captured.joint.detached
         announce_checkpoints(self.callee, captured.joint, (spec.captured.joint for spec in self))
         if call.numbers and not captured.joint.takes_numbers:
             self._deciding.add(key)
@@ -184,30 +188,8 @@ class Captures(RepeatedCalls):
                 if not self._by_signature[key]:
                     del self._by_signature[key]
 
-    def _captured(
-        self,
-        key: Any,
-        call: TracedCall,
-        options: Options,
-        neighbour: Graph | None,
-        room_bytes: int | None,
-    ) -> Captured:
-        captured = capture_step(
-            call,
-            options,
-            self.callee.name,
-            Pricing(
-                neighbour,
-                is_checked=options.ranks is None,
-                room_bytes=room_bytes,
-                postpones=neighbour is None and may_postpone(options),
-            ),
-        )
-        self._detached[key] = captured.joint.detached
-        return captured
-
     def _neighbour(self, key: Any) -> Graph | None:
-        """Return the graph of the same call on other sizes or numbers, its own costs preferred."""
+        """Return the graph of the same call at other sizes or numbers, if any."""
         alike = [
             (not spec.is_further, spec.used, other)
             for other, specialisations in self._by_signature.items()
@@ -228,14 +210,14 @@ class Captures(RepeatedCalls):
         self._recent = None
 
     def forget_all(self) -> None:
-        """Drop all captured steps; findings for capturing stay."""
+        """Drop all captured steps, not the results that later captures use."""
         for spec in self:
             spec.forget_plans()
         self._by_signature.clear()
         self._recent = None
 
     def learn_outputs(self, spec: Specialisation, run: Run) -> None:
-        """Note which outputs have received gradients; drop a plan that is made for others."""
+        """Note which outputs have received gradients; drop a step that was captured for others."""
         self.note_backward(spec.key)
         used, unused = run.reached.used, run.reached.unused
         if not unused and spec.received == used:

@@ -1,15 +1,15 @@
-"""Plans compiled and measured, one after the other, at most three.
+"""Compiles and measures plans, one after the other, at most three.
 
-The first is ours for the budget, the next ours for the budget plus the bytes by which the last
-stayed below its plan. Where that promises nothing more, the next is the choice of PyTorch's own
-partitioner: it counts on fusion, which our costs of single operators do not know.
+The first plan is searched for the budget. The second is searched for the budget plus the bytes by
+which the first stayed below its plan. Where that cannot be faster, the next plan is that of
+PyTorch's own partitioner, which counts on fusion; our costs of single operators do not.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -44,45 +44,41 @@ class CompiledPlan:
     """A plan, its compiled program, and the measured peaks of a trial run."""
 
     captured: Captured  # the step with the graph that was planned
-    outcome: Outcome  # the plan. Its peak is that of the plan's operators run one by one.
+    outcome: Outcome  # its peak is that of operators that run one by one
     program: Program  # compiled
     trial: TrialPeaks  # measured
 
     @property
     def gradients(self) -> Gradients:
-        """The kind of gradients of the plan: fresh or accumulated."""
         return _plan_of(self.outcome).gradients
 
     def peak_bytes(self, graph: Graph) -> int:
-        """Return the measured peak with bytes that are resident around the step by a graph."""
+        """Return the measured peak with the memory resident around the step of a graph."""
         outside = max((s.outside_bytes for s in graph.segments if s.phase == "backward"), default=0)
         return graph.constant_bytes + self.trial.above_constants(outside)
 
 
-def compiled_tries(
-    captured: Captured, task: Task, options: Options, inputs: Sequence[Any], name: str
-) -> list[CompiledPlan]:
-    """Return the plans that were compiled and measured, whether they hold the budget or not.
+@dataclass
+class CompileTrials:
+    """Compiles plans of a step and measures them.
 
     `task`: the budget and the gradients. `inputs`: the tensors of the placeholders, for the trial
-    runs. Raises `InfeasibleBudget` if there is no plan of single operators at all. Raises
-    `CompileError` if the step cannot be compiled.
+    runs.
     """
-    return _Tries(captured, task, options, inputs, name).run()
 
-
-class _Tries:
-    def __init__(
-        self, captured: Captured, task: Task, options: Options, inputs: Sequence[Any], name: str
-    ) -> None:
-        self.captured = captured
-        self.task = task
-        self.options = options
-        self.inputs = inputs
-        self.name = name
-        self.tried: list[CompiledPlan] = []
+    captured: Captured
+    task: Task
+    options: Options
+    inputs: Sequence[Any]
+    name: str
+    tried: list[CompiledPlan] = field(default_factory=list, init=False)
 
     def run(self) -> list[CompiledPlan]:
+        """Return the plans that were compiled and measured, also those that exceed the budget.
+
+        Raises `InfeasibleBudget` if no plan of single operators exists. Raises `CompileError` if
+        the step cannot be compiled.
+        """
         outcome: Outcome | None = self._first()
         while outcome is not None and len(self.tried) < MOST_TRIES:
             self.tried.append(self._try(outcome))
@@ -90,7 +86,7 @@ class _Tries:
         return self.tried
 
     def _first(self) -> Outcome:
-        """Plan for the budget; the least-memory plan where operators one by one need more."""
+        """Plan for the budget, or for the least budget where operators one by one need more."""
         try:
             return self._plan(self.task.budget_bytes)
         except InfeasibleBudget as error:
@@ -131,7 +127,7 @@ class _Tries:
     def _corrected(self, last: CompiledPlan) -> Outcome | None:
         """Plan for the budget plus the bytes that the last plan held less than planned, or minus.
 
-        Where a plan of that size has exceeded the budget: for half of the way there.
+        Where a plan of that size has exceeded the budget, plan for the middle between both.
         """
         peak_bytes = self._peak_bytes(last)
         margin = round(_CAUTION * abs(self.task.budget_bytes - peak_bytes))
@@ -150,7 +146,7 @@ class _Tries:
         for share in _SHARES:
             try:
                 schedule = min_cut_schedule(self.captured, share)
-            except BadInput:  # it would compute an op again that may not be
+            except BadInput:  # it would compute an op again that must not be
                 return None
             plan = assemble(
                 self.captured.graph,
@@ -180,7 +176,7 @@ class _Tries:
         return tried.peak_bytes(self.task.graph)
 
     def _unused_share(self, tried: CompiledPlan) -> float:
-        """Return which part of the activations' budget stays unused; below 0 if exceeded."""
+        """Return the unused part of the budget for activations; below 0 if it is exceeded."""
         budget_bytes = self.task.budget_bytes
         room_bytes = max(1, budget_bytes - self.task.graph.constant_bytes)
         return (budget_bytes - self._peak_bytes(tried)) / room_bytes

@@ -1,8 +1,8 @@
-"""Compiled plans: the fastest that holds the budget by measurement.
+"""Chooses the fastest of the compiled plans that were measured to keep to the budget.
 
 A compiler fuses operators and shares buffers, so a compiled plan holds other bytes than the plan
-says, mostly fewer, and takes other times. Trial runs decide: of the plans that were compiled and
-measured to hold the budget the fastest runs, or operators one by one if they are faster still.
+says, mostly fewer, and takes other times. Therefore trial runs decide, also against operators that
+run one by one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tightfit.planners.base import Task
 from tightfit.progress import announce
 from tightfit.session.options import Options
 from tightfit.session.stages import plan_step
-from tightfit.session.whole.compile_trials import CompiledPlan, compiled_tries
+from tightfit.session.whole.compile_trials import CompiledPlan, CompileTrials
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
@@ -39,10 +39,12 @@ def fastest_plan(
 ) -> Planned:
     """Return the plan that was measured to be the fastest within the budget.
 
-    `spec`: knowledge about the step; an earlier decision holds again where it fits. `task`: the
-    step's graph with memory resident around it, the budget, the gradients. `inputs`: the tensors of
-    the placeholders, for the trial runs. Raises `InfeasibleBudget` if no plan holds the budget,
-    neither compiled nor operator by operator. Raises `CompileError` if the step cannot be compiled.
+    An earlier decision is used again where it fits.
+
+    `task`: the graph with memory resident around the step, the budget, the gradients. `inputs`: the
+    tensors of the placeholders, for the trial runs. Raises `InfeasibleBudget` if no plan keeps to
+    the budget, compiled or operator by operator. Raises `CompileError` if the step cannot be
+    compiled.
     """
     known = _known(spec, task)
     if known is not None:
@@ -53,7 +55,7 @@ def fastest_plan(
     uncompiled = full if options.plan is None else step
     if _compiled_was_slower(spec, task):
         return _one_by_one(spec, uncompiled, task, options, True)
-    tried = compiled_tries(step, task, options, inputs, name)
+    tried = CompileTrials(step, task, options, inputs, name).run()
     holding = [plan for plan in tried if plan.peak_bytes(task.graph) <= task.budget_bytes]
     try:
         single = _one_by_one(spec, uncompiled, task, options)
@@ -73,7 +75,7 @@ def fastest_plan(
 
 
 def _for_the_compiler(captured: Captured, options: Options) -> Captured:
-    """Return the step that is planned for a compiler; a plan the user gives names its graph."""
+    """Return the step with what a compiler takes, unless the user's plan names the whole graph."""
     if options.plan is not None and options.plan.graph == fingerprint(captured.graph):
         return captured
     return compilable(captured)
@@ -126,7 +128,7 @@ def _fastest(
 
 
 def _known(spec: Specialisation, task: Task) -> CompiledPlan | None:
-    """Return a compiled plan made for other surroundings that holds this budget without waste."""
+    """Return a compiled plan made for other surroundings that fits and wastes little."""
     room_bytes = task.budget_bytes - task.graph.constant_bytes
     for planned in spec.plans.values():
         compiled = planned.compiled
@@ -154,9 +156,9 @@ def _compiled_was_slower(spec: Specialisation, task: Task) -> bool:
 def still_fits(
     planned: Planned, budget_bytes: int, *, assumed_bytes: int, outside_bytes: int
 ) -> bool:
-    """Whether a plan has room for measured memory of user code and wastes little.
+    """Whether a plan has room for the memory of user code between forward and backward.
 
-    `assumed_bytes`, `outside_bytes`: memory of user code between forward and backward: assumed and
+    Also whether it wastes little. `assumed_bytes`, `outside_bytes`: that memory as assumed and as
     measured.
     """
     assert planned.outcome.plan is not None

@@ -1,4 +1,4 @@
-"""Plans by which a process ran a step, kept on disk for the next process to begin with."""
+"""Plans of a step that are kept on disk for the next process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.options import Options
 
 Role = Literal["first", "last", "least", "thrifty"]
-"""The use of a plan: the first plan of a step, its last plan, the plan of the least budget, or the
-plan that keeps least between forward and backward."""
+"""Which plan of a step: the first or last by which it ran, that of the least budget, or the plan
+that keeps least between forward and backward."""
 _NO_COST = -1.0  # the overhead of a plan that takes no time at all
-_RAN: tuple[Role, ...] = ("last", "first")
+_RAN_ROLES: tuple[Role, ...] = ("last", "first")
 
 
 def store_plan(graph: Graph, role: Role, outcome: Outcome, options: Options) -> None:
-    """Keep a plan on disk for its use, in place of the plan that had this use before."""
+    """Keep a plan on disk, in place of the plan that had its role before."""
     if outcome.plan is not None and _keeps(options):
         _cache().store(_key(graph, role, outcome.plan.gradients, options), outcome)
 
@@ -40,33 +40,34 @@ def store_least_plan(graph: Graph, role: Role, least: MinimumBudget, options: Op
 
 
 def earlier_plan(graph: Graph, role: Role, gradients: Gradients, options: Options) -> Plan | None:
-    """Return the plan that had a use in an earlier process; it is to be verified."""
+    """Return the plan that had a role in an earlier process; it is not verified."""
     if not _keeps(options):
         return None
     return _cache().recall(_key(graph, role, gradients, options))
 
 
 def earlier_plans(graph: Graph, options: Options) -> Iterator[Plan]:
-    """Yield the plans by which an earlier process ran a step; they are to be verified."""
+    """Yield the plans by which an earlier process ran a step; they are not verified."""
     for gradients in get_args(Gradients):
-        for role in _RAN:
+        for role in _RAN_ROLES:
             plan = earlier_plan(graph, role, gradients, options)
             if plan is not None:
                 yield plan
 
 
 def _cache() -> PlanCache:
-    """Return the folder of these plans, apart from those that answer a search."""
+    """Return the cache of these plans, in another folder than results of searches."""
     return PlanCache(cache_folder("earlier"))
 
 
 def _keeps(options: Options) -> bool:
-    """Whether plans are kept for another process to begin with."""
     return options.searches_by_default and options.cache
 
 
 def _key(graph: Graph, role: Role, gradients: Gradients, options: Options) -> PlanKey:
-    budget_bytes, name = (options.budget_bytes, str(role)) if role in _RAN else (None, str(role))
-    if options.offload is not None and role in _RAN:
+    budget_bytes, name = (
+        (options.budget_bytes, str(role)) if role in _RAN_ROLES else (None, str(role))
+    )
+    if options.offload is not None and role in _RAN_ROLES:
         name += f", offload {options.offload.size_bytes}"
     return role_key(graph, role=name, gradients=gradients, budget_bytes=budget_bytes)

@@ -1,4 +1,4 @@
-"""The known plans of a step: a new search begins from them, and none is made twice."""
+"""The known plans of a step, from which a new search begins."""
 
 from __future__ import annotations
 
@@ -10,59 +10,59 @@ from tightfit.plan.plan import Gradients, Plan
 
 
 class KnownPlans:
-    """Plans of one step, made for any surroundings; each is verified before it is used again."""
+    """Plans of a step for any surroundings; each is verified before it is used again."""
 
     def __init__(self, earlier: Iterable[Plan] = ()) -> None:
         self._smallest: dict[Gradients, Plan] = {}
         self._thrifty: dict[Gradients, Plan] = {}
-        self._retired = tuple(earlier)
+        self._retired = tuple(earlier)  # by other costs
 
     def smallest(self, gradients: Gradients) -> Plan | None:
         """Return the plan of the smallest budget so far.
 
-        It is still there if a planner finds none after costs, assumptions or the budget changed.
+        It may serve where a planner finds none after costs, assumptions or the budget changed.
         """
         return self._smallest.get(gradients)
 
     def thrifty(self, gradients: Gradients) -> Plan | None:
-        """Return the plan that keeps least between forward and backward, if it was looked for."""
+        """Return the plan that keeps least between forward and backward, if it was searched."""
         return self._thrifty.get(gradients)
 
     def all(self) -> tuple[Plan, ...]:
-        """Return the plans of the smallest budgets, and those that were made by earlier costs."""
+        """Return the plans of the smallest budgets, and those made with earlier costs."""
         return (*self._smallest.values(), *self._retired)
 
     @property
     def has_retired(self) -> bool:
-        """Whether the step ran by plans of earlier costs, here or in an earlier process."""
+        """Whether the step ran by plans made with earlier costs, here or in an earlier process."""
         return bool(self._retired)
 
     def remember(self, plan: Plan) -> None:
-        """Keep a plan unless a plan within a smaller budget is known."""
+        """Remember a plan unless a plan within a smaller budget is known."""
         known = self._smallest.get(plan.gradients)
         if known is None or plan.budget_bytes <= known.budget_bytes:
             self._smallest[plan.gradients] = plan
 
     def remember_thrifty(self, plan: Plan) -> None:
-        """Keep the plan that keeps least between forward and backward."""
+        """Remember the plan that keeps least between forward and backward."""
         self._thrifty[plan.gradients] = plan
 
     def retire(self, plans: Iterable[Plan]) -> None:
-        """Keep the plans that ran: they were made by costs that are known better now."""
+        """Remember the plans that ran, in place of others made with earlier costs."""
         self._retired = tuple(plans)
 
-    def have_further_ways(
+    def renumber_alternatives(
         self, running: Iterable[Plan], before: Graph, hoped: Graph, after: Graph
     ) -> None:
-        """Retire all plans, with the numbers that alternatives have in another graph of the step.
+        """Retire all plans, with the numbers of alternatives in another graph of the step.
 
-        `hoped`: the graph that the plans which keep least were made for.
+        `hoped`: the graph of the plans that keep least.
         """
-        self._retired = _among(after, before, (*running, *self.all()))
-        self._thrifty = {p.gradients: p for p in _among(after, hoped, self._thrifty.values())}
+        self._retired = _renumbered(after, before, (*running, *self.all()))
+        self._thrifty = {p.gradients: p for p in _renumbered(after, hoped, self._thrifty.values())}
         self._smallest = {}
 
 
-def _among(after: Graph, before: Graph, plans: Iterable[Plan]) -> tuple[Plan, ...]:
+def _renumbered(after: Graph, before: Graph, plans: Iterable[Plan]) -> tuple[Plan, ...]:
     moved = (with_further_ways(plan, before, after) for plan in plans)
     return tuple(plan for plan in moved if plan is not None)

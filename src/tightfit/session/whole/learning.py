@@ -1,4 +1,4 @@
-"""Measures the steps of a callee, and learns facts that the user did not specify."""
+"""Measures the steps of a callee, and learns the memory of user code from them."""
 
 from __future__ import annotations
 
@@ -24,24 +24,23 @@ from tightfit.session.whole.compiling import still_fits
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
-_MOST_FREED = 2  # steps that are not learned from, as something was freed during them
-_LEARNED = 8  # steps of a shape; later ones are checked, and peaks are the user's
+_MOST_FREED = 2  # steps that are not learned from, as memory was freed during them
+_LEARNED = 8  # steps of a shape that are learned from; later steps are only checked
 
 
 class LastStep(msgspec.Struct, frozen=True):
     """The step before, to learn from."""
 
-    planned: Planned  # its plan
+    planned: Planned
     is_alone: bool  # whether no other call of the callee awaited its backward during it
     more_bytes: int  # held at its begin beyond the bytes its plan was made for
     coming_bytes: int = 0  # the optimizer's state that was still to come
 
 
 class StepMonitor:
-    """Measures every step against the budget; figures of the first replace assumptions.
+    """Measures every step against the budget; figures of the first steps replace assumptions.
 
-    `name`: of the callee, for messages. `account`: memory of the callee between steps; learns the
-    optimizer's state here. `guard`: None until the first step.
+    `guard`: None until the first step.
     """
 
     def __init__(self, name: str, account: Account) -> None:
@@ -52,13 +51,12 @@ class StepMonitor:
         self._learned_from: StepPeaks | None = None
         self._announced_outside: set[int] = set()
         self._freed = 0
-        # Parameters, gradients and state as the step before began, and state still to come then
+        # Bytes at the begin of the step before: parameters, gradients, state; state still to come
         self._lasting_bytes = self._coming_bytes = 0
-        self._begun: WeakKeyDictionary[Specialisation, int] = WeakKeyDictionary()
+        self._steps_begun: WeakKeyDictionary[Specialisation, int] = WeakKeyDictionary()
 
     @property
     def steps(self) -> Sequence[StepPeaks]:
-        """The steps that were measured, as far as they are kept."""
         return self.guard.steps if self.guard is not None else ()
 
     def begin(
@@ -71,7 +69,7 @@ class StepMonitor:
     ) -> None:
         """Begin to measure a step; learn from the previous step.
 
-        `runs`: the calls whose outputs are held, at any time it is asked.
+        `runs`: the calls whose outputs are held, whenever it is iterated over.
         """
         account, captured = self._account, spec.captured
         budget_bytes = options.usable_bytes
@@ -90,16 +88,16 @@ class StepMonitor:
             earlier_bytes = input_bytes(captured, standing.earlier_inputs)
             return captured.graph.constant_bytes - earlier_bytes + held
 
-        begun = self._begun.get(spec, 0) + 1
+        begun = self._steps_begun.get(spec, 0) + 1
         own_growth_bytes = 0
         if begun <= _LEARNED:
-            self._begun[spec] = begun
+            self._steps_begun[spec] = begun
             before_bytes, self._lasting_bytes = self._lasting_bytes, account.lasting_bytes()
             own_growth_bytes = self._lasting_bytes - before_bytes
         self.guard.before_forward(
             constant_bytes, budget_bytes, options.shared, runs, is_known=begun > _LEARNED
         )
-        coming_bytes = 0  # where steps are in backward its peak has the state
+        coming_bytes = 0  # with steps in backward, the peak of the backward contains the state
         if options.steps is None:
             coming_bytes = account.standing(inputs, sharing, spec.input_bytes).coming_bytes
         before_coming_bytes, self._coming_bytes = self._coming_bytes, coming_bytes
@@ -114,22 +112,20 @@ class StepMonitor:
         return self.guard.open_step if self.guard is not None else None
 
     def live_bytes(self) -> int | None:
-        """Return the bytes given out in the process now; None where nothing is measured."""
+        """Return the live bytes of the process; None where nothing is measured."""
         meter = self.guard.meter if self.guard is not None else None
         return meter.live_bytes() if meter is not None else None
 
     def after_forward(self) -> None:
-        """Note that the planned forward has ended."""
         if self.guard is not None:
             self.guard.after_forward()
 
     def before_backward(self) -> None:
-        """Note that the planned backward begins."""
         if self.guard is not None:
             self.guard.before_backward()
 
     def after_backward(self, run: Run) -> None:
-        """Note that a planned backward has ended, failed, or was run without the plan."""
+        """Note that a backward has ended, or failed, or ran without its plan."""
         if self.guard is not None and run.state in (RunState.FAILED, RunState.DIFFERENTIATED):
             self.guard.abandon()
         elif self.guard is not None:
@@ -146,62 +142,61 @@ class StepMonitor:
             self.guard.note_freed_saved(freed_bytes)
 
     def restart(self) -> None:
-        """Restart the measured window: its peaks so far belong to no step."""
+        """Restart measuring: peaks so far belong to no step."""
         if self.guard is not None:
             self.guard.restart()
 
     def abandon(self) -> None:
-        """Forget the measured window: there is no plan for its step."""
+        """Do not measure this step: it runs without a plan."""
         if self.guard is not None:
             self.guard.abandon()
 
     def close(self) -> StepPeaks | None:
-        """End the measured window of the last step now; return its peaks."""
+        """End the measurement of the last step; return its peaks."""
         return self.guard.close() if self.guard is not None else None
 
     def forget(self) -> None:
-        """Forget the memory measured in steps."""
         self.guard = None
         self.learn_again()
 
     def learn_again(self) -> None:
         """Learn from the next steps as from the first: they are planned differently."""
-        self._begun.clear()
+        self._steps_begun.clear()
 
     def _learn(
         self, spec: Specialisation, options: Options, before: LastStep, growth_bytes: int
     ) -> None:
-        """Learn from the step before; `growth_bytes`: of memory of others from it to this one."""
+        """Learn from the step before; `growth_bytes`: by which other memory has grown since."""
         guard = self.guard
         assert guard is not None
         shared, last = options.shared, before.planned
         alone = before.is_alone and (shared is None or len(shared.members()) <= 1)
         if not self._announced:
             self._announced = True
-            self._tell(last, guard, options)
+            self._announce_first_step(last, guard, options)
         step, learned_from = guard.steps[-1], self._learned_from
         self._learned_from = step
         if step is learned_from:
-            return  # the step before was run without its plan, and this record is older
+            return  # the step before ran without its plan: this record is of an older step
         if step.others_ran:
-            return  # memory of others meanwhile is not its own
+            return  # its peaks contain memory of others
         if not (options.arena and self._account.device.type == "cuda"):
             # fillers of an arena there count as given out: plans leave room for them already
             constant_bytes = step.constant_bytes - before.more_bytes
             if last.graph.constant_bytes >= constant_bytes + before.coming_bytes:
                 constant_bytes += before.coming_bytes  # which the plan has counted
-            spec.saw_backward(last, constant_bytes + step.backward_bytes)
-        # memory held between forward and backward of a step in company is theirs, too
+            spec.note_backward_peak(last, constant_bytes + step.backward_bytes)
+        # along with other calls, memory between forward and backward is theirs, too
         step = _without_cleared(step, self._account.since.cleared_bytes)
         if step.has_freed_between and self._freed < _MOST_FREED:  # garbage of another model, say
             self._freed += 1
             return
-        if alone and spec.user_code.may_be_seen and spec.plans:
+        if alone and spec.user_code.is_learning and spec.plans:
             outside_bytes = _held_outside(last.graph, step, growth_bytes)
             has_grown = guard.growth_bytes > 0
             self._learn_outside(spec, options, last, outside_bytes, has_grown=has_grown)
 
-    def _tell(self, last: Planned, guard: Guard, options: Options) -> None:
+    def _announce_first_step(self, last: Planned, guard: Guard, options: Options) -> None:
         step = guard.steps[-1]
         held = guard.meter.held_bytes() if guard.meter is not None else 0
         code = code_bytes() if self._account.device.type == "cpu" else 0
@@ -225,7 +220,7 @@ class StepMonitor:
     ) -> None:
         """Replace assumed bytes of user code by measured bytes; plan again if that matters."""
         outside_bytes = _agreed(spec, options, outside_bytes)
-        outside_bytes = spec.user_code.saw(outside_bytes, has_grown=has_grown)
+        outside_bytes = spec.user_code.note_measured(outside_bytes, has_grown=has_grown)
         if still_fits(
             last,
             options.usable_bytes,
@@ -246,10 +241,10 @@ def _without_cleared(step: StepPeaks, cleared_bytes: int) -> StepPeaks:
 
 
 def _held_outside(graph: Graph, step: StepPeaks, growth_bytes: int) -> int:
-    """Return bytes of user code in a step between forward and backward, on top of its begin.
+    """Return the bytes of user code between forward and backward of a step.
 
-    Memory freed meanwhile has hidden as much. Memory that came to stay, such as the state of
-    another model's optimizer, still exists when the next step begins.
+    Bytes freed meanwhile are added, as they hid as many. Memory that stays, such as the state of
+    another model's optimizer, does not count: it still exists when the next step begins.
     """
     tangents = sum(v.size_bytes for v in graph.values if v.role == "tangent")
     left_bytes = step.entered_bytes + step.freed_bytes - step.boundary_bytes - tangents
@@ -258,6 +253,6 @@ def _held_outside(graph: Graph, step: StepPeaks, growth_bytes: int) -> int:
 
 
 def _agreed(spec: Specialisation, options: Options, own_bytes: int) -> int:
-    """Return bytes measured by the first rank, but at least the own: all then plan alike."""
+    """Return the bytes that the first rank measured, or the own if more: ranks then plan alike."""
     key = f"outside bytes {fingerprint(spec.captured.graph)}"
     return max(own_bytes, agreed(options.ranks, key, int, lambda: own_bytes))

@@ -12,10 +12,10 @@ from tightfit.session.whole.steps import WholeSteps
 
 
 def planned_less_exactly(whole: WholeSteps) -> LessExact:
-    """Return the cost of a plan with the next class within the budget of the last step.
+    """Return the cost of a plan with the next class, within the budget of the last step.
 
-    It is searched as long as the user allows a search, and then forgotten: the plan that runs
-    stays. Further alternatives that were not measured yet are measured within the budget.
+    The plan is searched with the limits of the user and not used. Alternatives that were not
+    measured yet are measured within the budget.
 
     Raises `BadInput` if there is no less exact class, a step is running, plans are compiled, or
     the last plan is not in use any more.
@@ -44,7 +44,6 @@ def planned_less_exactly(whole: WholeSteps) -> LessExact:
 
 
 def _last(whole: WholeSteps) -> tuple[Specialisation, Planned]:
-    """Return the captured step that ran last, and its plan."""
     last = whole.last
     for spec in whole.captures:
         if last is not None and any(plan is last for plan in spec.plans.values()):

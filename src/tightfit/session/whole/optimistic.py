@@ -1,9 +1,9 @@
-"""A plan for a budget in which no plan has room for all that is expected.
+"""A plan for a budget in which no plan has room for all expected memory.
 
 Before a step has run, the bytes of a loss outside and of the optimizer's state are unknown. So is
-whether memory held now is freed before the backward. Where no plan has room for the worst of it,
-the step runs by a plan that counts on less. The limit holds all the same: the allocator refuses
-requests above it.
+whether memory held now is freed before the backward. Where no plan has room for the worst case, the
+step runs by a plan that leaves room for less. The limit still holds: the allocator refuses requests
+above it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
 _QUICKLY = Limits(seconds=1.0)
-_PREDICTED = 1.15  # a workspace that was predicted may be so much larger
-_NEARLY = 1.03  # of the budget: plain PyTorch may take so much less than expected
-# Holders of memory that is only expected
+_PREDICTED = 1.15  # of a predicted workspace: it may be so large
+_NEARLY = 1.03  # of the budget: plain PyTorch may need so much less than estimated
+# Holders of expected memory, for messages
 _USER_CODE = "memory of user code between forward and backward"
 _STATE = "optimizer state that is to come"
 _GRADIENTS = "gradients that exist now"
@@ -51,8 +51,8 @@ _WORKSPACES = "workspaces that there is no room to measure"
 class FitsPlainly(Exception):
     """No plan fits, and plain PyTorch may: its estimated peak is about the budget.
 
-    `error`: to be raised if it does not fit either. `has_backward`: whether that is the peak of a
-    whole step; else of its forward with nothing saved, as its backward may never come.
+    `error`: to be raised if it does not fit either. `has_backward`: whether the backward may fit,
+    too; if not, only the forward with no saved tensors, as the backward may never come.
     """
 
     def __init__(self, error: InfeasibleBudget, *, has_backward: bool) -> None:
@@ -62,70 +62,69 @@ class FitsPlainly(Exception):
 
 
 @dataclass(frozen=True)
-class Need:
+class NeededBudget:
     """The least budget that was found for a step."""
 
     graph: Graph  # the step with memory resident around it
-    plan: Plan  # its plan
+    plan: Plan
     needed_bytes: int  # the budget
 
 
 @dataclass(frozen=True)
-class Passing:
-    """A step in which memory is released between its forward and its backward."""
+class ReleasingStep:
+    """A step between whose forward and backward other memory is released."""
 
     around: Surroundings  # of its backward
-    passing_bytes: int  # held in its forward in addition
+    released_bytes: int  # held in its forward in addition
 
-    def least(self, spec: Specialisation, limits: Limits = _QUICKLY) -> Need:
-        """Return the least budget that was found for it, with memory that passes."""
+    def least(self, spec: Specialisation, limits: Limits = _QUICKLY) -> NeededBudget:
+        """Return the least budget that was found for it."""
         graph = self._graph(spec)
         least = spec.least_budgets.find(graph, self.around.gradients, limits)
         plans = [least.plan]
-        if self._held(graph, least.plan) > least.found_bytes:  # others leave more room for it
+        if self._held(graph, least.plan) > least.found_bytes:  # other plans hold less in it
             a_little_more = self.around.outside_bytes * 9 // 8
-            for crowd_bytes in (a_little_more, plans[0].budget_bytes):
-                plans.append(_thrifty(spec, graph, self.around.gradients, crowd_bytes))
+            for outside_bytes in (a_little_more, plans[0].budget_bytes):
+                plans.append(_least_kept_plan(spec, graph, self.around.gradients, outside_bytes))
         held = [self._held(graph, plan) for plan in plans]
         best = held.index(min(held))
-        return Need(graph, plans[best], held[best])
+        return NeededBudget(graph, plans[best], held[best])
 
     def plain_bytes(self, spec: Specialisation) -> int:
-        """Return memory of plain PyTorch for it."""
+        """Return the peak of plain PyTorch."""
         graph = self._graph(spec)
         return self._held(graph, everything_kept(graph, self.around.gradients))
 
     def fits_with(self, planned: Planned, budget_bytes: int) -> bool:
-        """Whether the forward of a plan and memory that passes keep to a budget together."""
+        """Whether the forward of a plan and the memory to be released fit a budget together."""
         assert planned.outcome.plan is not None
         forward_bytes = forward_peak_bytes(planned.graph, planned.outcome.plan)
-        return forward_bytes + self.passing_bytes <= budget_bytes
+        return forward_bytes + self.released_bytes <= budget_bytes
 
-    def before_user_code(self, outside_bytes: int) -> Passing:
-        """Return the same where all of that memory is released before user code takes most."""
-        outside_bytes = max(outside_bytes, self.passing_bytes)
+    def before_user_code(self, outside_bytes: int) -> ReleasingStep:
+        """Return the same step, with all of that memory released before the peak of user code."""
+        outside_bytes = max(outside_bytes, self.released_bytes)
         return replace(self, around=self.around.with_outside(outside_bytes))
 
     def _graph(self, spec: Specialisation) -> Graph:
         return self.around.around(spec.hoped.with_predicted(_PREDICTED))
 
     def _held(self, graph: Graph, plan: Plan) -> int:
-        """Return the most that a plan holds, memory that passes included."""
+        """Return the peak of a plan, with the memory to be released."""
         forward_bytes = forward_peak_bytes(graph, plan)
-        return max(simulate(graph, plan).peak_bytes, forward_bytes + self.passing_bytes)
+        return max(simulate(graph, plan).peak_bytes, forward_bytes + self.released_bytes)
 
 
 @dataclass(frozen=True)
 class LessExpected:
-    """A step with less around it than may come."""
+    """A step with less memory around it than may come."""
 
     around: Surroundings  # with all that may come
-    # Without memory not seen yet: that of a loss outside, state that is to come
-    unseen: Surroundings
-    stale: Passing  # as if gradients that an optimizer has used were gone before the backward
-    likely: Passing  # as if outputs of the call before were gone, too
-    # As if all that others hold now, and the gradients that exist, were gone before the backward
-    all: Passing
+    present: Surroundings  # without memory that is only expected
+    # Before the backward, gradients are released that an optimizer has used
+    used_released: ReleasingStep
+    likely: ReleasingStep  # also the outputs of the call before
+    all_released: ReleasingStep  # all gradients that exist, and all other memory held now
     used_gradient_bytes: int  # gradients that exist and that an optimizer has used
     outside_bytes: int  # expected memory of user code between forward and backward
     held_bytes: Mapping[str, int]  # expected bytes other than the step's, by holder
@@ -134,9 +133,9 @@ class LessExpected:
     may_be_alone: bool = False  # whether its backward may never come
 
     def proven_bytes(self, spec: Specialisation) -> int | None:
-        """Return the least budget without all that is only expected; None: nothing is.
+        """Return the least budget without expected memory; None: no memory is only expected.
 
-        That the caller holds outputs until the backward has ended is only expected, too.
+        Outputs that the caller may hold until the backward has ended are expected memory, too.
         """
         is_open = self.may_be_alone or spec.may_receive_less
         around = self._certain.around(spec.hoped.with_predicted(0))
@@ -147,38 +146,38 @@ class LessExpected:
             known = forward_of(known)
         return proven_least_bytes(known, self._certain.gradients, _QUICKLY)
 
-    def held_by(self, step: Passing) -> Mapping[str, int]:
-        """Return expected bytes other than the step's, by holder, around a likely step."""
-        coming_bytes = self.around.others_bytes - self.unseen.others_bytes
+    def held_by(self, step: ReleasingStep) -> Mapping[str, int]:
+        """Return expected bytes around a step, by holder."""
+        coming_bytes = self.around.others_bytes - self.present.others_bytes
         return {
             _USER_CODE: self.outside_bytes,
-            _STATE: self.around.state_bytes - self.unseen.state_bytes,
+            _STATE: self.around.state_bytes - self.present.state_bytes,
             _GRADIENTS: step.around.gradient_bytes,
             _OTHER: step.around.others_bytes - coming_bytes,
-            "memory that is freed before the backward": step.passing_bytes,
+            "memory that is freed before the backward": step.released_bytes,
             _SHARING: coming_bytes,
             _WORKSPACES: self.held_bytes[_WORKSPACES],
         }
 
-    def likely_to_come(self) -> Passing:
-        """Return the step as later steps are expected to be, the optimizer's state included."""
+    def likely_to_come(self) -> ReleasingStep:
+        """Return the step as later steps are expected to be, with the optimizer's state."""
         around = replace(
             self.likely.around,
             state_bytes=self.around.state_bytes,
             others_bytes=self.around.others_bytes
-            - self.unseen.others_bytes
+            - self.present.others_bytes
             + self.likely.around.others_bytes,
             outside_bytes=max(self.outside_bytes, self.likely.around.outside_bytes),
             earlier_inputs=self.lasting_inputs,
         )
         return replace(self.likely, around=around)
 
-    def all_at_once(self) -> LessExpected:
-        """Return the same as if nothing held now were freed before the backward."""
-        return replace(self, likely=Passing(self.unseen, 0), used_gradient_bytes=0)
+    def without_release(self) -> LessExpected:
+        """Return the same as if no memory held now were freed before the backward."""
+        return replace(self, likely=ReleasingStep(self.present, 0), used_gradient_bytes=0)
 
-    def in_words(self) -> str:
-        """Name memory that there is no room for."""
+    def holders_text(self) -> str:
+        """Return the memory that no plan has room for, as text."""
         amounts = [
             f"{format_bytes(n)} of {holder}" for holder, n in self.held_bytes.items() if n > 0
         ]
@@ -191,23 +190,23 @@ class LessExpected:
         plan_as: Callable[[Surroundings, Plan], Planned | None],
         budget_bytes: int,
     ) -> Planned | None:
-        """Return a plan that leaves as much room as can be; None: no plan fits however little.
+        """Return a plan that leaves as much room as possible; None: no plan fits.
 
-        `plan`: plans the step for some surroundings, at least as well as a known plan. `plan_as`:
-        returns a given plan for some surroundings, ready to run, if it is valid. `budget_bytes`:
-        the limit at any time.
+        `plan`: plans the step for some surroundings, given a known plan. `plan_as`: returns a given
+        plan for some surroundings, ready to run, if it is valid. `budget_bytes`: the limit at any
+        time.
         """
 
-        def fits(planned: Planned | None, way: Passing) -> bool:
-            return planned is not None and way.fits_with(planned, budget_bytes)
+        def fits(planned: Planned | None, step: ReleasingStep) -> bool:
+            return planned is not None and step.fits_with(planned, budget_bytes)
 
-        for way in self._by_room(spec):
-            around = way.around
+        for step in self._candidates(spec):
+            around = step.around
             if around.around(spec.hoped).constant_bytes > around.budget_bytes:
                 continue
             for known in (*spec.running, *spec.known.all()):
                 planned = plan_as(around, known)
-                if fits(planned, way):
+                if fits(planned, step):
                     return planned
             graph = around.around(spec.hoped)
             within = spec.least_budgets.within
@@ -220,68 +219,70 @@ class LessExpected:
             for each, known in ((roomy, thrifty), (around, found)):
                 with contextlib.suppress(InfeasibleBudget):
                     planned = plan(each, known)
-                    if fits(planned, way):
+                    if fits(planned, step):
                         return planned
                 planned = plan_as(each, known)
-                if fits(planned, way):
+                if fits(planned, step):
                     return planned
-            if way.passing_bytes:  # the forward holds too much: a plan that holds less in it, too
-                planned = plan_as(around, way.least(spec).plan)
-                if fits(planned, way):
+            if step.released_bytes:  # the forward held too much: try a plan that holds less in it
+                planned = plan_as(around, step.least(spec).plan)
+                if fits(planned, step):
                     return planned
         return None
 
     def _most_room(self, spec: Specialisation, around: Surroundings) -> tuple[Surroundings, Plan]:
-        """Return the same with as much room for user code as there can be, and a plan for it."""
+        """Return surroundings with as much room for user code as possible, and a plan for them."""
         graph = around.around(spec.hoped)
-        thrifty = _thrifty(spec, graph, around.gradients, around.budget_bytes)
+        thrifty = _least_kept_plan(spec, graph, around.gradients, around.budget_bytes)
         held = holding_of(graph.with_outside(0), thrifty)
         room_bytes = around.budget_bytes - graph.constant_bytes - held.staying_bytes
         room_bytes = max(around.outside_bytes, min(self.outside_bytes, room_bytes))
         return around.with_outside(room_bytes), thrifty
 
-    def _by_room(self, spec: Specialisation) -> Iterator[Passing]:
-        """Yield steps to plan, with ever more memory that may pass before the backward."""
+    def _candidates(self, spec: Specialisation) -> Iterator[ReleasingStep]:
+        """Yield steps to plan, with ever more memory that is released before the backward."""
         if not spec.user_code.is_known:  # the loop may hold it until the backward has ended
-            staying_bytes = self.unseen.others_bytes + self.outside_bytes
-            yield Passing(replace(self.unseen, others_bytes=staying_bytes), 0)
-        if self.unseen != self.around:  # for that none was found
-            yield Passing(self.unseen, 0)
+            staying_bytes = self.present.others_bytes + self.outside_bytes
+            yield ReleasingStep(replace(self.present, others_bytes=staying_bytes), 0)
+        if self.present != self.around:  # for that none was found
+            yield ReleasingStep(self.present, 0)
         passed_bytes = 0
-        for way in (self.stale, self.likely, self.all):
-            if way.passing_bytes > passed_bytes:
-                passed_bytes = way.passing_bytes
-                yield way
-                yield way.before_user_code(self.unseen.outside_bytes)
+        for step in (self.used_released, self.likely, self.all_released):
+            if step.released_bytes > passed_bytes:
+                passed_bytes = step.released_bytes
+                yield step
+                yield step.before_user_code(self.present.outside_bytes)
         # as plain PyTorch runs it, where the caller frees outputs of the forward
         least = self._certain
         peak_bytes = self.plain_bytes(spec)
         returned = sum(v.size_bytes for v in spec.captured.graph.values if v.fate == "returned")
         if least.budget_bytes < peak_bytes <= least.budget_bytes + returned:
-            yield Passing(replace(least, budget_bytes=peak_bytes), self.all.passing_bytes)
+            yield ReleasingStep(
+                replace(least, budget_bytes=peak_bytes), self.all_released.released_bytes
+            )
 
     def plain_bytes(self, spec: Specialisation) -> int:
-        """Return the least memory of plain PyTorch for the step, as far as its operators say."""
+        """Return the peak of plain PyTorch in the step, if all other memory is released."""
         return _plain_bytes(spec, self._certain)
 
     def forward_alone_bytes(self, spec: Specialisation) -> int:
-        """Return the memory of the forward where nothing is saved for a backward."""
-        return eager_peak_bytes(forward_of(self.unseen.around(spec.captured)))
+        """Return the peak of the forward without saved tensors."""
+        return eager_peak_bytes(forward_of(self.present.around(spec.captured)))
 
     def plain_bytes_now(self, spec: Specialisation) -> int:
-        """Return the same with all that is held now."""
-        return _plain_bytes(spec, self.unseen)
+        """Return the peak of plain PyTorch in the step with all that is held now."""
+        return _plain_bytes(spec, self.present)
 
     @property
     def _certain(self) -> Surroundings:
-        """Bytes held in every backward, also where user code holds nothing."""
-        return replace(self.all.around, outside_bytes=0)
+        """Memory around every backward, even if user code holds none."""
+        return replace(self.all_released.around, outside_bytes=0)
 
 
 def around_step(
     spec: Specialisation, inputs: list[Any], account: Account, options: Options
 ) -> Surroundings:
-    """Return memory resident around a step now, if all of the budget is for it."""
+    """Return memory resident around a step now, with all of the budget for the step."""
     standing = account.standing(inputs, options.others_in_budget(account), spec.input_bytes)
     usable_bytes = options.usable_bytes
     return Surroundings(
@@ -298,7 +299,7 @@ def around_step(
 
 
 def _gradients(captured: Captured, inputs: list[Any], account: Account) -> Gradients:
-    """Return whether gradients outlive their hand-over, or are added to existing ones."""
+    """Return whether gradients are fresh and outlive their hand-over, or are accumulated."""
     missing = (
         owner
         for _, position in captured.joint.gradients
@@ -311,7 +312,7 @@ def _gradients(captured: Captured, inputs: list[Any], account: Account) -> Gradi
 
 
 def without_expected(around: Surroundings, standing: Standing) -> Surroundings:
-    """Return memory resident around a step without memory that is only expected."""
+    """Return surroundings without expected memory."""
     return replace(
         around, state_bytes=standing.state_bytes, others_bytes=standing.others_bytes, part=1.0
     )
@@ -324,24 +325,20 @@ def less_expected(
     standing: Standing,
     options: Options,
 ) -> LessExpected:
-    """Return the surroundings of a step with less than may come.
-
-    `around`: with all that may come.
-    """
     coming_bytes = standing.coming_bytes
     made_bytes = coming_bytes if options.steps is not None else 0  # in this very backward
-    unseen = replace(
+    present = replace(
         without_expected(around, standing),
-        outside_bytes=spec.user_code.seen_bytes or 0,
+        outside_bytes=spec.user_code.measured_bytes or 0,
         state_bytes=standing.state_bytes + made_bytes,
         budget_bytes=options.planned_bytes,
     )
     used_bytes = min(standing.gradient_bytes, account.since.used_bytes)
     returned_bytes = min(standing.others_bytes, account.since.returned_bytes(account.tally) or 0)
-    stale = without(unseen, others_bytes=0, gradient_bytes=used_bytes)
-    likely = without(unseen, others_bytes=returned_bytes, gradient_bytes=used_bytes)
+    used_released = without(present, others_bytes=0, gradient_bytes=used_bytes)
+    likely = without(present, others_bytes=returned_bytes, gradient_bytes=used_bytes)
     every = without(
-        unseen, others_bytes=standing.others_bytes, gradient_bytes=standing.gradient_bytes
+        present, others_bytes=standing.others_bytes, gradient_bytes=standing.gradient_bytes
     )
     held_bytes = {
         _USER_CODE: around.outside_bytes,
@@ -352,13 +349,13 @@ def less_expected(
         "memory of other calls": options.planned_bytes - around.budget_bytes,
         _WORKSPACES: spec.hoped.predicted_bytes,
     }
-    outside_bytes = spec.user_code.seen_bytes
+    outside_bytes = spec.user_code.measured_bytes
     if outside_bytes is None:
         outside_bytes = expected_outside_bytes(spec.captured)
     return LessExpected(
         around,
-        unseen,
-        stale,
+        present,
+        used_released,
         likely,
         every,
         used_gradient_bytes=used_bytes,
@@ -368,34 +365,34 @@ def less_expected(
     )
 
 
-def without(around: Surroundings, *, others_bytes: int, gradient_bytes: int) -> Passing:
-    """Return a step before whose backward some memory held now is freed.
+def without(around: Surroundings, *, others_bytes: int, gradient_bytes: int) -> ReleasingStep:
+    """Return a step before whose backward some memory held now is released.
 
-    Loops clear gradients after the loss, as tutorials do: user code holds what it does on top.
+    Many loops clear gradients after the loss: user code then holds its memory in addition to them.
 
-    `others_bytes`, `gradient_bytes`: freed bytes.
+    `others_bytes`, `gradient_bytes`: released bytes.
     """
-    passing_bytes = others_bytes + gradient_bytes
+    released_bytes = others_bytes + gradient_bytes
     left = replace(
         around,
         gradients="fresh" if gradient_bytes else around.gradients,
         gradient_bytes=around.gradient_bytes - gradient_bytes,
         others_bytes=around.others_bytes - others_bytes,
-        outside_bytes=max(around.outside_bytes + gradient_bytes, passing_bytes),
+        outside_bytes=max(around.outside_bytes + gradient_bytes, released_bytes),
     )
-    return Passing(left, passing_bytes)
+    return ReleasingStep(left, released_bytes)
 
 
 def _plain_bytes(spec: Specialisation, around: Surroundings) -> int:
-    """Return memory of plain PyTorch for a step, as far as its operators say."""
+    """Return the peak of plain PyTorch in a step, as estimated from its graph."""
     return eager_peak_bytes(around.around(spec.captured), gradients=around.gradients)
 
 
 def with_more_room(spec: Specialisation, around: Surroundings) -> Iterator[Surroundings]:
-    """Yield surroundings with ever less memory that is not expected, for a first plan.
+    """Yield surroundings with ever less additional memory, for a first plan.
 
-    User code may hold what it makes until the backward has ended: all of it, or as much as the
-    outputs. In later steps the outputs before may be held while a forward runs.
+    User code may hold its memory until the backward has ended: all of it, or as much as the
+    outputs. In later steps, the outputs of the step before may be held while a forward runs.
     """
     handed_out = handed_out_bytes(spec.captured)
     less_bytes = around.budget_bytes - handed_out
@@ -407,27 +404,29 @@ def with_more_room(spec: Specialisation, around: Surroundings) -> Iterator[Surro
 
 
 def _with_staying(around: Surroundings, held_bytes: int) -> Surroundings:
-    """Return the same where user code holds so much until the backward has ended."""
+    """Return surroundings in which user code holds so much until the backward has ended."""
     staying = around.with_others(around.others_bytes + held_bytes)
     return staying.with_outside(around.outside_bytes - held_bytes)
 
 
-def _thrifty(spec: Specialisation, graph: Graph, gradients: Gradients, crowd_bytes: int) -> Plan:
+def _least_kept_plan(
+    spec: Specialisation, graph: Graph, gradients: Gradients, outside_bytes: int
+) -> Plan:
     """Return a plan that keeps little between forward and backward.
 
-    `crowd_bytes`: as if so much came between them that kept bytes decide.
+    It is the least plan if user code held so much between them that kept bytes decide the peak.
     """
-    crowded = graph.with_outside(crowd_bytes)
+    crowded = graph.with_outside(outside_bytes)
     return spec.least_budgets.find(crowded, gradients, _QUICKLY).plan
 
 
 def lacking_bytes_of(error: InfeasibleBudget) -> int:
-    """Return how much more room the least known plan needs."""
+    """Return by how many bytes the least known plan exceeds the budget."""
     if not isinstance(error, NoPlan):
         return 0
     return max(0, error.least.found_bytes - error.task.budget_bytes)
 
 
 def most_bytes(options: Options) -> int:
-    """Return the most expected bytes with which plain PyTorch is taken to fit the budget."""
+    """Return the largest estimated peak with which plain PyTorch is tried."""
     return int(_NEARLY * options.planned_bytes)

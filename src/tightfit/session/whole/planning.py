@@ -1,4 +1,4 @@
-"""The plan of a step for the current constants: at once for a further shape, better plans later."""
+"""Finds a plan of a step for memory resident around it now: at once, or by a search."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ _AT_ONCE = Limits(seconds=0.15)
 _MOST_OPS_AT_ONCE = 2500  # of a step for which a smaller budget is found in a moment
 _MOST_TIGHTENED = 4  # smaller budgets that are tried for a plan at once
 _ANY_GAP = 1e3  # of overhead: more than any plan has
-_WORTH_A_WORD = 0.001  # of overhead that a plan saves
+_ANNOUNCED = 0.001  # of overhead that a better plan saves, at least
 _GOOD_ENOUGH = 0.1  # of overhead, for the few seconds until a search has found a better plan
 
 
-class NeedsComparing(Exception):
+class NeedsComparisons(Exception):
     """No known plan fits, and alternatives of the step are still to be compared."""
 
 
 @dataclass(frozen=True)
-class PlanRequest:
-    """The call that a plan is for, and how much effort it is worth.
+class PlanningRequest:
+    """The call that a plan is for, and how to find it.
 
     `inputs`: the tensors of the placeholders, for trial runs of compiled plans. `others`: returns
-    plans of the same callable at other shapes. `waits`: whether to search now and not in the
-    background, before training. `least`: whether to begin with the known plan that holds least.
-    `once`: whether the plan is for this call alone: no better plan is searched. `instead`: asked
-    for a plan before the step waits for a search; returns None if it is to wait.
+    plans of the same callable at other shapes. `waits`: whether to search now, before training, and
+    not in the background. `least`: whether to begin with the known plan that holds least. `once`:
+    whether the plan is for this call alone, so that no better plan is searched. `before_search`:
+    returns a plan to run instead of waiting for a search, or None.
     """
 
     inputs: Sequence[Any]
@@ -69,26 +69,24 @@ class PlanRequest:
     waits: bool = False
     least: bool = False
     once: bool = False
-    instead: Callable[[], Planned | None] = lambda: None
+    before_search: Callable[[], Planned | None] = lambda: None
 
 
-def planned_for(spec: Specialisation, around: Surroundings, request: PlanRequest) -> Planned:
-    """Return a plan for the constants of now, ready to run; make it if needed.
+def planned_for(spec: Specialisation, around: Surroundings, request: PlanningRequest) -> Planned:
+    """Return a plan for memory resident around a step now, ready to run.
 
-    No step waits for a search: it runs the best known plan, and takes a better plan between two
-    steps once a search in the background has found it. Only where no known plan fits, a plan is
-    searched at once. A compiled plan is tried on the inputs and waited for.
+    A step runs the best known plan, and a better plan once a search in the background has found it.
+    Only where no known plan fits, the step waits for a search, or for compiled plans to be tried.
 
-    `around`: memory resident around it now. Raises `NeedsComparing` if a plan may need
-    alternatives that were left for later.
+    Raises `NeedsComparisons` if a plan may need alternatives that are still to be compared.
     """
     options, name = request.options, request.name
-    around = spec.seen_around(around)
+    around = spec.with_measured_user_code(around)
     planned = spec.fitting(around)
     if planned is None and request.least and not request.waits and options.plan is None:
         planned = _least_planned(spec, around, options)
     if planned is None and options.compile:
-        planned = spec.take(around, _compiled(spec, around.task(spec.captured), request))
+        planned = spec.add_plan(around, _compiled(spec, around.task(spec.captured), request))
     elif planned is None:
         planned = _first_planned(spec, around, request)
     elif not options.compile and spec.may_gain(around, planned):
@@ -97,7 +95,7 @@ def planned_for(spec: Specialisation, around: Surroundings, request: PlanRequest
     return planned if ended is None else _better(spec, *ended, planned, options, name)
 
 
-def _compiled(spec: Specialisation, task: Task, request: PlanRequest) -> Planned:
+def _compiled(spec: Specialisation, task: Task, request: PlanningRequest) -> Planned:
     """Return the fastest plan within the budget, compiled or not."""
     if request.options.ranks is not None:
         raise CompileError(
@@ -107,36 +105,36 @@ def _compiled(spec: Specialisation, task: Task, request: PlanRequest) -> Planned
     return fastest_plan(spec, task, request.options, request.inputs, request.name)
 
 
-def _first_planned(spec: Specialisation, around: Surroundings, request: PlanRequest) -> Planned:
+def _first_planned(spec: Specialisation, around: Surroundings, request: PlanningRequest) -> Planned:
     """Return the first plan for some surroundings, made at once where that can be."""
     options = request.options
     task = around.task(spec.captured)
     at_hand = (*spec.known.all(), *request.others())
     outcome = None
     if request.waits and spec.postponed is not None:
-        raise NeedsComparing
+        raise NeedsComparisons
     if options.ranks is None and not request.waits and options.planner == DEFAULT:
-        planned = _for_more_growth(spec, around, options, at_hand, once=request.once)
+        planned = _with_room_to_grow(spec, around, at_hand, request)
         if planned is not None:
             return planned
-        outcome = _leaving_room(spec, around, options, at_hand, once=request.once)
+        outcome = _leaving_room(spec, around, at_hand, request)
     if outcome is None:
         outcome = _outcome_at_once(spec, around, task, at_hand, request)
     if outcome is None:
-        instead = request.instead()
-        if instead is not None:
-            return instead
+        planned = request.before_search()
+        if planned is not None:
+            return planned
         outcome = _any_outcome(spec, around, task, request)
-    return spec.take(around, _lowered(spec, task.graph, outcome, options))
+    return spec.add_plan(around, _lowered(spec, task.graph, outcome, options))
 
 
 def planned_at_once(
-    spec: Specialisation, around: Surroundings, options: Options, passing_bytes: int
+    spec: Specialisation, around: Surroundings, options: Options, released_bytes: int
 ) -> Planned | None:
     """Return the best known plan, or a plan that is found at once; None: none fits.
 
-    A better plan is searched in the background. `passing_bytes`: held in its forward in addition.
-    Where a plan leaves no room for that, another is made for a smaller budget.
+    A better plan is searched in the background. Where the forward of a plan leaves no room for
+    `released_bytes`, a plan for a smaller budget is made.
     """
     task = around.task(spec.captured)
     kept = everything_kept(task.graph, task.gradients)
@@ -149,30 +147,27 @@ def planned_at_once(
             return None
         assert outcome.plan is not None
         forward_bytes = forward_peak_bytes(own.graph, outcome.plan)
-        over_bytes = forward_bytes + passing_bytes - task.budget_bytes
+        over_bytes = forward_bytes + released_bytes - task.budget_bytes
         if over_bytes <= 0:
             if not is_final:
                 _search(spec, around, own, options)
-            return spec.take(around, _lowered(spec, own.graph, outcome, options))
+            return spec.add_plan(around, _lowered(spec, own.graph, outcome, options))
     return None
 
 
 def planned_meanwhile(
     spec: Specialisation, around: Surroundings, plan: Plan, options: Options
 ) -> Planned | None:
-    """Return a step that runs by a given plan until a search has found a better; None: invalid.
-
-    See `planned_as`.
-    """
+    """Return a given plan to run until a search has found a better; None: see `planned_as`."""
     planned = planned_as(spec, around, plan, options)
     if planned is None:
         return None
     _search(spec, around, around.task(spec.captured), options)
-    return spec.take(around, planned)
+    return spec.add_plan(around, planned)
 
 
-def improved(spec: Specialisation, planned: Planned, request: PlanRequest) -> Planned:
-    """Return what a search for the surroundings of a plan has found, if better; else that plan."""
+def improved(spec: Specialisation, planned: Planned, request: PlanningRequest) -> Planned:
+    """Return a better plan that a search for the same surroundings has found; else the given."""
     made_for = next((around for around, known in spec.plans.items() if known is planned), None)
     ended = None if made_for is None else spec.ended_search(made_for)
     if ended is None:
@@ -183,7 +178,7 @@ def improved(spec: Specialisation, planned: Planned, request: PlanRequest) -> Pl
 def planned_as(
     spec: Specialisation, around: Surroundings, plan: Plan, options: Options
 ) -> Planned | None:
-    """Return a plan of a step ready to run; None: invalid, or with alternatives not compared."""
+    """Return a given plan ready to run; None: it is invalid, or alternatives are not compared."""
     task = around.task(spec.captured)
     if spec.postponed is not None:
         return None
@@ -192,7 +187,7 @@ def planned_as(
 
 
 def _least_planned(spec: Specialisation, around: Surroundings, options: Options) -> Planned | None:
-    """Return the known plan that keeps least for its backward, or that holds least, if it fits."""
+    """Return the known plan that keeps least for its backward or has the least peak, if it fits."""
     task = around.task(spec.captured)
     thrifty = spec.known.thrifty(task.gradients)
     found = valid_outcomes(task, (thrifty,) if thrifty is not None else ())
@@ -203,24 +198,20 @@ def _least_planned(spec: Specialisation, around: Surroundings, options: Options)
     planned = _lowered(spec, task.graph, outcome, options)
     if options.compile:  # a plan that runs once is not worth it, and would stay
         return planned
-    # as if there were no more room, so that a better plan is looked for where there is
+    # as if there were no more room, so that a better plan is searched where there is
     own = dataclasses.replace(around, budget_bytes=outcome.peak_bytes)
-    return spec.take(own, planned)
+    return spec.add_plan(own, planned)
 
 
-def _for_more_growth(
-    spec: Specialisation,
-    around: Surroundings,
-    options: Options,
-    at_hand: Sequence[Plan],
-    *,
-    once: bool,
+def _with_room_to_grow(
+    spec: Specialisation, around: Surroundings, at_hand: Sequence[Plan], request: PlanningRequest
 ) -> Planned | None:
-    """Return a plan with room to grow as much again as was seen; None: no growth, or none fits.
+    """Return a plan with room for other memory to grow once more as it has; None: none fits.
 
     Memory that grows from step to step, as the history of LBFGS does, would need a new plan each
-    time.
+    time. None: it has not grown, or no plan fits.
     """
+    options = request.options
     grown_bytes = spec.grown_bytes(around)
     if grown_bytes == 0 or options.plan is not None:
         return None
@@ -229,24 +220,16 @@ def _for_more_growth(
     outcome, is_final = _quick_outcome(spec, task, options, at_hand)
     if outcome is None:
         return None
-    if not is_final and not once:
+    if not is_final and not request.once:
         _search(spec, later, task, options)
-    return spec.take(later, _lowered(spec, task.graph, outcome, options))
+    return spec.add_plan(later, _lowered(spec, task.graph, outcome, options))
 
 
 def _leaving_room(
-    spec: Specialisation,
-    around: Surroundings,
-    options: Options,
-    at_hand: Sequence[Plan],
-    *,
-    once: bool,
+    spec: Specialisation, around: Surroundings, at_hand: Sequence[Plan], request: PlanningRequest
 ) -> Outcome | None:
-    """Return a first plan with room for as much user code as can be, if there is any.
-
-    A loop may hold the outputs before while this forward runs. It may also hold as much of what it
-    makes between forward and backward until that has ended.
-    """
+    """Return a first plan with as much room for user code as possible; see `with_more_room`."""
+    options = request.options
     handed_out = handed_out_bytes(spec.captured)
     has_run = spec.plans or spec.user_code.is_known
     if has_run or options.plan is not None or handed_out <= around.others_bytes:
@@ -256,10 +239,10 @@ def _leaving_room(
     found, is_final = next((each for each in outcomes if each[0] is not None), (None, False))
     if found is None or found.plan is None:
         if spec.postponed is not None:
-            raise NeedsComparing
+            raise NeedsComparisons
         return None
     task = around.task(spec.captured)
-    if not is_final and not once:
+    if not is_final and not request.once:
         _search(spec, around, task, options)
     plan = msgspec.structs.replace(found.plan, graph=fingerprint(task.graph))
     return next(iter(valid_outcomes(task, (plan,))), None)
@@ -270,11 +253,11 @@ def _outcome_at_once(
     around: Surroundings,
     task: Task,
     at_hand: Sequence[Plan],
-    request: PlanRequest,
+    request: PlanningRequest,
 ) -> Outcome | None:
-    """Return a plan to start with: the best known plan while a search goes on; None: none fits.
+    """Return a plan to start with, while a search goes on; None: none fits.
 
-    Where the user waits for a search, the plan that it finds.
+    Where the user waits for a search, return its plan.
     """
     options = request.options
     asked = request.waits or options.planner != DEFAULT
@@ -287,16 +270,16 @@ def _outcome_at_once(
         lambda: _quick_outcome(spec, task, options, at_hand),
     )
     if outcome is None and spec.postponed is not None:
-        raise NeedsComparing
+        raise NeedsComparisons
     if outcome is not None and not is_final and not request.once:
         _search(spec, around, task, options)
     return outcome
 
 
 def _any_outcome(
-    spec: Specialisation, around: Surroundings, task: Task, request: PlanRequest
+    spec: Specialisation, around: Surroundings, task: Task, request: PlanningRequest
 ) -> Outcome:
-    """Search until there is a plan, at any cost: a step waits for it, not for a better plan."""
+    """Search until any plan is found, as a step waits for it; a better plan is searched later."""
     options = request.options
     if spec.is_further:
         announce(f"{request.name}: no known plan fits the new inputs; searching one")
@@ -315,7 +298,7 @@ def _search(spec: Specialisation, around: Surroundings, task: Task, options: Opt
 def _searching(
     spec: Specialisation, task: Task, options: Options, *, apart: bool = False
 ) -> Callable[[Progress], Outcome]:
-    """Return the full search, here or apart; it holds neither the model nor its optimizer."""
+    """Return the full search; it holds neither the model nor its optimizer."""
     known = spec.known.smallest(task.gradients)
     options = dataclasses.replace(options, optimizer=None, shared=None, steps=None)
 
@@ -329,14 +312,11 @@ def _searching(
 def _quick_outcome(
     spec: Specialisation, task: Task, options: Options, others: Iterable[Plan]
 ) -> tuple[Outcome | None, bool]:
-    """Return the best plan that is known in about a second.
+    """Return the best plan that is found within about a second, and whether it is final.
 
-    Candidates are the plan that an earlier process kept and plans of this and other shapes, each
-    verified on this graph. Plans that were searched before the costs of the step were learned are
-    good enough. Where there are none, the default planner adds plans that it finds at once.
-
-    Returns None in place of a plan if none fits, and whether there is nothing to search: the plan
-    is optimal, or the result of a search.
+    Candidates are the plan in the cache and plans of this and other shapes, each verified on this
+    graph. Plans that were searched before costs came from steps are good enough. Otherwise the
+    default planner searches at once, too. A final plan is optimal, or the result of a search.
     """
     known = cached_outcome(task, options)
     if known is not None:
@@ -360,7 +340,7 @@ def _better(
     options: Options,
     name: str,
 ) -> Planned:
-    """Return the plan a search has found, or the known plan if that costs less."""
+    """Return the plan that a search has found, or the plan before if that costs less."""
     try:
         outcome = search.result()
     except TightfitError as error:
@@ -368,13 +348,13 @@ def _better(
         return before
     if outcome is None or outcome.overhead > before.outcome.overhead:
         return before
-    if before.outcome.overhead - outcome.overhead > _WORTH_A_WORD:
+    if before.outcome.overhead - outcome.overhead > _ANNOUNCED:
         announce(
             f"{name}: a better plan was found, overhead {outcome.overhead:+.1%} instead "
             f"of {before.outcome.overhead:+.1%}"
         )
     graph = made_for.around(spec.captured)
-    return spec.take(made_for, _lowered(spec, graph, outcome, options))
+    return spec.add_plan(made_for, _lowered(spec, graph, outcome, options))
 
 
 def _lowered(spec: Specialisation, graph: Graph, outcome: Outcome, options: Options) -> Planned:
@@ -397,9 +377,9 @@ def _lowered(spec: Specialisation, graph: Graph, outcome: Outcome, options: Opti
 
 
 def smallest_budget(spec: Specialisation, around: Surroundings, options: Options) -> MinimumBudget:
-    """Find the smallest budget with a plan; the plan is kept in mind.
+    """Find the smallest budget with a plan; remember the plan.
 
-    Alternatives that are still to be compared count as if they were as exact as promised.
+    Alternatives that are still to be compared count as if they were as exact as they state.
     """
     graph = around.around(spec.hoped)
     least = spec.least_budgets.find(graph, around.gradients, options.limits, options.progress)
@@ -416,7 +396,7 @@ def quick_range(
     new_gradient_bytes: int,
     limits: Limits = _QUICKLY,
 ) -> KeptRange:
-    """Return the bytes that plans of a step may keep, found while the step waits."""
+    """Return the bytes that plans of a step may keep; found by two searches."""
     least = smallest_budget(spec, around, dataclasses.replace(options, limits=limits))
     graph = around.around(spec.hoped)
     # as if so much came between forward and backward that kept bytes decide
@@ -430,9 +410,9 @@ def quick_range(
 def rough_range(
     spec: Specialisation, around: Surroundings, options: Options, new_gradient_bytes: int
 ) -> KeptRange | None:
-    """Return the bytes that plans of a step may keep, as far as known or quickly found.
+    """Return the bytes that plans of a step may keep, by plans of an earlier process if any.
 
-    None: the step is too large for that.
+    None: there are none, and the step is too large to find some at once.
     """
     graph = around.around(spec.hoped)
     least, thrifty = (
@@ -450,7 +430,7 @@ def rough_range(
 
 
 def _fitting_anything(graph: Graph, plan: Plan | None) -> Plan | None:
-    """Return a plan of a graph if it is valid, for a budget that is just its peak."""
+    """Return a plan, with its peak as its budget; None: it is not valid for the graph."""
     if plan is None:
         return None
     task = Task(graph=graph, budget_bytes=sys.maxsize, gradients=plan.gradients)
@@ -461,7 +441,7 @@ def _fitting_anything(graph: Graph, plan: Plan | None) -> Plan | None:
 def most_kept(
     spec: Specialisation, around: Surroundings, new_gradient_bytes: int
 ) -> tuple[int, int]:
-    """Return peak and kept bytes of the plan that keeps everything for its backward."""
+    """Return peak and kept bytes of the plan that keeps everything; see `_peak_and_kept`."""
     graph = around.around(spec.captured)
     return _most(graph, around.gradients, new_gradient_bytes)
 
@@ -472,11 +452,7 @@ def kept_bytes(graph: Graph, plan: Plan) -> int:
 
 
 def _range_of(graph: Graph, thrifty: Plan, new_gradient_bytes: int) -> KeptRange:
-    """Return the bytes that plans of a step may keep; its inputs exist before it.
-
-    `graph`: the step with memory resident around it. `thrifty`: the plan that keeps least for its
-    backward.
-    """
+    """Return the bytes that plans of a step may keep; `thrifty`: the plan that keeps least."""
     least_peak, least_kept = _peak_and_kept(graph, thrifty, new_gradient_bytes)
     most_peak, most_kept = _most(graph, thrifty.gradients, new_gradient_bytes)
     working = max(least_peak - least_kept, most_peak - most_kept)

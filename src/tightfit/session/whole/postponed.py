@@ -1,4 +1,4 @@
-"""Alternatives that are compared with their defaults while training goes on, not before it."""
+"""Alternatives that are compared with their defaults during training, not before it."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ def may_postpone(options: Options) -> bool:
     return options.searches_by_default and not (options.arena or options.is_shared)
 
 
-class Postponed:
+class PostponedAlternatives:
     """The alternatives of a step that no plan may use yet.
 
-    `hoped`: the step with all alternatives, priced as if they were as exact as promised. `is_done`:
-    whether all were compared, as far as there was room.
+    `hoped`: the step with all alternatives, priced as if they were as exact as they state.
+    `is_done`: whether all were compared for which there was room.
     """
 
     def __init__(self, hoped: Captured) -> None:
         self.hoped = hoped
         self.is_done = False
-        self._turns = GradualComparison(hoped)
+        self._comparison = GradualComparison(hoped)
 
     def go_on(self, seconds: float, room_bytes: int) -> None:
         """Compare for so long; see `pricing.exactness.GradualComparison`."""
-        self.is_done = self.is_done or self._turns.go_on(seconds, room_bytes)
+        self.is_done = self.is_done or self._comparison.go_on(seconds, room_bytes)
 
     def compared(self, options: Options, room_bytes: int) -> Captured:
-        """Compare all alternatives; return the step with those that are as exact as promised."""
+        """Compare all alternatives; return the step with those that are as exact as they state."""
         self.go_on(float("inf"), room_bytes)
         if self.hoped.graph.device.kind != "cpu":
             return measured_costs(self.hoped, options.progress).captured

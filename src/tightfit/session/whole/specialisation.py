@@ -1,4 +1,4 @@
-"""One captured step of a fitted callable, and its plans."""
+"""A captured step of a fitted callable, and its plans."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tightfit.session.report import Report, planned_moves, report_of
 from tightfit.session.whole.compile_trials import CompiledPlan
 from tightfit.session.whole.earlier import earlier_plan, earlier_plans
 from tightfit.session.whole.known_plans import KnownPlans
-from tightfit.session.whole.postponed import Postponed
+from tightfit.session.whole.postponed import PostponedAlternatives
 from tightfit.session.whole.user_code import Unmet, UserCode
 
 
@@ -44,11 +44,11 @@ class Moves:
 
     @property
     def last(self) -> Moved | None:
-        """What it has moved; None: no step has ended yet."""
+        """None: no step has ended yet."""
         return self._moved()
 
     def ended(self, moved: Callable[[], Moved]) -> None:
-        """Note that a step has ended; `moved`: returns what it has moved."""
+        """Note that a step has ended; `moved`: returns the bytes that it has moved."""
         self._moved = moved
 
 
@@ -56,16 +56,13 @@ class Moves:
 class Planned:
     """A plan ready to run."""
 
-    graph: Graph  # the planned graph, with memory resident around the step
-    outcome: Outcome  # the plan
-    runner: Runner  # runs it
-    # Measurements of the compiled plan; None: it runs operator by operator
-    compiled: CompiledPlan | None = None
-    # Whether it runs operator by operator because that was faster than compiled plans
-    beats_compiled: bool = False
+    graph: Graph  # with memory resident around the step
+    outcome: Outcome
+    runner: Runner
+    compiled: CompiledPlan | None = None  # None: it runs operator by operator
+    beats_compiled: bool = False  # whether running operator by operator was measured to be faster
     moves: Moves | None = None  # bytes its steps move to far memory; None: none
-    # Tells it from all other plans of the process
-    number: int = field(default_factory=itertools.count().__next__)
+    number: int = field(default_factory=itertools.count().__next__)  # its identity in the process
 
     @property
     def compiled_peak_bytes(self) -> int | None:
@@ -73,7 +70,7 @@ class Planned:
         return self.compiled.peak_bytes(self.graph) if self.compiled is not None else None
 
     def report(self, more_bytes: int, budget_bytes: int, steps: Sequence[StepPeaks]) -> Report:
-        """Return its promises and bytes held by the last of some steps.
+        """Return the figures of the plan, and bytes held by the last of some steps.
 
         `more_bytes`: held now beyond bytes held when the plan was made.
         """
@@ -93,16 +90,16 @@ class Planned:
 
 
 class Specialisation:
-    """Everything made for one signature of inputs and modules, and for decisions by data.
+    """A captured step for one signature of inputs and modules and one outcome of its guards.
 
-    `key`: the signature, as it is once the step is captured. `is_further`: whether the same call
-    was captured before: its first plan must not wait. `user_code`: memory of user code between
-    forward and backward. `surplus_bytes`: bytes that a backward held beyond its plan: user code
-    holds them until its end. `tuner`: times the first steps; None when costs are final. `used`: the
-    number of the last call that used it. `postponed`: alternatives that are still to be compared;
-    None: there are none. `places`: which inputs of a handed graph its placeholders are, where all
-    are; None: not known yet. `received`: the outputs that had gradients in its last backward;
-    None: it had none. `guards`: what it depends on in addition to the signature.
+    `key`: the signature. `guards`: what the step depends on in addition. `is_further`: whether the
+    same call was captured before, so that its first plan must not wait. `user_code`: memory of user
+    code between forward and backward. `surplus_bytes`: bytes that a backward held beyond its plan,
+    as user code holds them until its end. `tuner`: times the first steps; None when costs are
+    final. `used`: the number of the last call that used it. `postponed`: alternatives that are
+    still to be compared; None: there are none. `places`: which inputs of a handed graph are its
+    placeholders; empty: some are no inputs; None: not known yet. `received`: the outputs that had
+    gradients in its last backward; None: there was none.
     """
 
     def __init__(
@@ -118,7 +115,9 @@ class Specialisation:
         self.used = 0
         self.places: tuple[int, ...] | None = None
         self.received: frozenset[int] | None = None
-        self.postponed = Postponed(captured.hoped) if captured.hoped is not None else None
+        self.postponed = (
+            PostponedAlternatives(captured.hoped) if captured.hoped is not None else None
+        )
         self._plans: dict[Surroundings, Planned] = {}
         self._optimistic: dict[Surroundings, Planned] = {}
         self._refused: dict[Surroundings, int] = {}
@@ -138,24 +137,21 @@ class Specialisation:
 
     @property
     def hoped(self) -> Captured:
-        """The step with all alternatives, those that are still to be compared, too."""
+        """The step with all alternatives, also those that are still to be compared."""
         return self.captured if self.postponed is None else self.postponed.hoped
 
     def use(self, call: int) -> None:
-        """Note which call uses it."""
         self.used = call
 
     def note_places(self, places: tuple[int, ...]) -> None:
-        """Note which inputs of a handed graph its placeholders are; none: others are, too."""
         self.places = places
 
     def note_received(self, outputs: frozenset[int]) -> None:
-        """Note which outputs had gradients in its last backward."""
         self.received = outputs
 
     @property
     def may_receive_less(self) -> bool:
-        """Whether gradients of some outputs may never come: the step is planned with several."""
+        """Whether gradients of some outputs may never come, of several that are planned."""
         planned = {s.index for s in self.captured.joint.sources if s.kind == "tangent"}
         return len(planned) > 1 and not planned <= (self.received or frozenset())
 
@@ -163,25 +159,24 @@ class Specialisation:
 
     @property
     def plans(self) -> Mapping[Surroundings, Planned]:
-        """The plans that are ready to run, by their surroundings."""
+        """The plans that are ready to run, by the surroundings that they were made for."""
         return MappingProxyType(self._plans)
 
     def has(self, planned: Planned) -> bool:
-        """Whether a plan is among those that are ready to run."""
         return id(planned) in map(id, self._plans.values())
 
-    def keeps_to(self, planned: Planned, plans: int) -> bool:
-        """Whether a plan is among just so many, no other is searched, and each has room for all."""
+    def has_only(self, planned: Planned, plans: int) -> bool:
+        """Whether there are so many plans, this among them, none optimistic and none searched."""
         if self._searches or self._optimistic or len(self._plans) != plans:
             return False
         return self.has(planned)
 
-    def seen_around(self, around: Surroundings) -> Surroundings:
-        """Return surroundings to plan for: with measured bytes of user code, or of a known plan."""
-        seen_bytes = self.user_code.seen_bytes
-        if around in self._plans or seen_bytes is None:
+    def with_measured_user_code(self, around: Surroundings) -> Surroundings:
+        """Return surroundings with measured bytes of user code, unless a plan is known."""
+        measured_bytes = self.user_code.measured_bytes
+        if around in self._plans or measured_bytes is None:
             return around
-        return around.with_outside(max(around.outside_bytes, seen_bytes))
+        return around.with_outside(max(around.outside_bytes, measured_bytes))
 
     def fitting(self, around: Surroundings) -> Planned | None:
         """Return the plan made for these surroundings of the step, or the best that fits."""
@@ -195,7 +190,7 @@ class Specialisation:
         ]
         return min(fitting, key=lambda planned: planned.outcome.overhead, default=None)
 
-    def held_more(self, planned: Planned, around: Surroundings) -> int:
+    def more_held_bytes(self, planned: Planned, around: Surroundings) -> int:
         """Return how much more is held now than in the surroundings that a plan was made for."""
         made_for = (other for other, known in self._plans.items() if known is planned)
         return around.held_bytes - next(made_for, around).held_bytes
@@ -206,7 +201,7 @@ class Specialisation:
         return max(0, around.held_bytes - min(held, default=around.held_bytes))
 
     def may_gain(self, around: Surroundings, planned: Planned) -> bool:
-        """Whether a search may find a plan that uses room which a known plan leaves."""
+        """Whether a search may find a plan that uses more of the room than a known plan."""
         if around in self._plans or planned.outcome.overhead <= 0:
             return False
         if any(_alike(around, other) for other in (*self._plans, *self._searched)):
@@ -214,35 +209,35 @@ class Specialisation:
         own = next(other for other, known in self._plans.items() if known is planned)
         return around.room_bytes > own.room_bytes + _ALIKE * around.budget_bytes
 
-    def take(self, around: Surroundings, planned: Planned) -> Planned:
-        """Run this plan from now on where the same is resident around the step; return it."""
+    def add_plan(self, around: Surroundings, planned: Planned) -> Planned:
+        """Run a plan from now on in its surroundings; return it."""
         self._plans[around] = planned
         return planned
 
     def optimistic(self, around: Surroundings) -> Planned | None:
-        """Return the plan without room for memory that is only expected; None: none was taken."""
+        """Return a plan without room for all expected memory, if one was added."""
         alike = (p for other, p in self._optimistic.items() if _alike(around, other))
         return self._optimistic.get(around) or next(alike, None)
 
     @property
     def was_optimistic(self) -> bool:
-        """Whether any plan leaves no room for memory that is only expected."""
+        """Whether any plan has no room for all expected memory."""
         return bool(self._optimistic)
 
-    def take_optimistic(self, around: Surroundings, planned: Planned) -> Planned:
-        """Run this plan from now on where no plan has room for all that is expected."""
+    def add_optimistic(self, around: Surroundings, planned: Planned) -> Planned:
+        """Run a plan from now on where none has room for all expected memory; return it."""
         self._optimistic[around] = planned
         return planned
 
     def note_refused(self, around: Surroundings, lacking_bytes: int) -> None:
-        """Note that no plan was found that leaves room for all of this.
+        """Note surroundings for which no plan was found.
 
-        `lacking_bytes`: how much more room the least known plan needs.
+        `lacking_bytes`: by which the least known plan exceeds their budget.
         """
         self._refused[around] = lacking_bytes
 
     def was_refused(self, around: Surroundings) -> bool:
-        """Whether no plan was found where as much room was left, or nearly enough for a plan."""
+        """Whether no plan was found in surroundings with at least about as much room."""
         close = int(_ALIKE * around.budget_bytes)
         return any(
             (around.gradients, around.far) == (other.gradients, other.far)
@@ -252,7 +247,7 @@ class Specialisation:
         )
 
     def unmet_by(self, planned: Planned) -> Unmet | None:
-        """Return what a plan has less room for than is expected; None: nothing, or not known."""
+        """Return expected memory that a plan has no room for; None: none, or not known."""
         if not self._refused or all(planned is not each for each in self._optimistic.values()):
             return None
         around, lacking_bytes = next(reversed(self._refused.items()))
@@ -262,12 +257,12 @@ class Specialisation:
 
     @property
     def running(self) -> tuple[Plan, ...]:
-        """The plans by which steps run, also those without room for all that is expected."""
+        """All plans by which steps run."""
         every = itertools.chain(self._plans.values(), self._optimistic.values())
         return tuple(each.outcome.plan for each in every if each.outcome.plan is not None)
 
     def forget_plans(self) -> None:
-        """Drop the plans that are ready to run and end the searches for better ones."""
+        """Drop the plans that are ready to run, and end searches for better plans."""
         self._drop_plans()
         self._refused.clear()
 
@@ -280,12 +275,12 @@ class Specialisation:
     # -- searches in the background -----------------------------------------------------------
 
     def search(self, around: Surroundings, plan: Callable[[Progress], Outcome]) -> None:
-        """Begin to search a better plan while training goes on with the known plan."""
+        """Begin to search a better plan in the background."""
         self._searched.add(around)
         self._searches[around] = Search(plan)
 
     def ended_search(self, around: Surroundings) -> tuple[Surroundings, Search[Outcome]] | None:
-        """Return a search that has ended and whose plan fits, with its surroundings; each once."""
+        """Return, once, a search that has ended and whose plan fits, with its surroundings."""
         for made_for, search in self._searches.items():
             fits = made_for == around or _leaves_more(around, made_for)
             if fits and search.is_done:
@@ -294,13 +289,13 @@ class Specialisation:
 
     @property
     def searches(self) -> Mapping[Surroundings, Search[Outcome]]:
-        """The searches that go on or whose plan was not taken yet."""
+        """The searches that go on or whose plan is not used yet."""
         return MappingProxyType(self._searches)
 
     # -- learning -----------------------------------------------------------------------------
 
     def recall_costs(self, options: Options) -> None:
-        """Use costs from steps of an earlier process, else time the first steps of this process."""
+        """Use costs from steps of an earlier process, else time the first steps of this."""
         graph = self.captured.graph
         own = recall(graph) if options.cache else None
         key = f"kept costs {fingerprint(graph)}"
@@ -312,7 +307,7 @@ class Specialisation:
             self.captured = self.captured.with_graph(with_step_costs(graph, costs))
 
     def recall_plans(self, options: Options) -> None:
-        """Read the plans by which an earlier process ran such a step, and those that hold least."""
+        """Read the plans by which an earlier process ran such a step, and its least plans."""
         self.known = KnownPlans(earlier_plans(self.captured.graph, options))
         for gradients in get_args(Gradients):
             least = earlier_plan(self.captured.graph, "least", gradients, options)
@@ -320,7 +315,7 @@ class Specialisation:
                 self.known.remember(least)
 
     def use_step_costs(self, options: Options) -> None:
-        """Put costs from real steps in place of isolated ones, once; plans are made again."""
+        """Use costs from timed steps, once they are ready, and drop plans made without them."""
         if self.tuner is None or not self.tuner.is_ready:
             return
         graph = self.captured.graph
@@ -333,18 +328,18 @@ class Specialisation:
         self.captured = self.captured.with_graph(with_step_costs(graph, costs))
         self.tuner = None
         self.known.retire(self.running)
-        self._drop_plans()  # what no plan had room for still has none
+        self._drop_plans()  # but not the surroundings for which no plan was found
 
-    # -- alternatives that were left for later --------------------------------------------------
+    # -- alternatives that are compared later ---------------------------------------------------
 
     @property
-    def still_compares(self) -> bool:
-        """Whether alternatives are still to be compared that could save some of its time."""
+    def has_comparisons(self) -> bool:
+        """Whether alternatives are still to be compared that could save time."""
         costs = any(planned.outcome.overhead > 0 for planned in self._plans.values())
         return self.postponed is not None and costs and not self.postponed.is_done
 
     def use_compared(self, options: Options, room_bytes: int) -> None:
-        """Use alternatives that were left for later, if they are as exact as promised.
+        """Use the postponed alternatives that are as exact as they state.
 
         `room_bytes`: memory for each comparison that is still to be made.
         """
@@ -354,7 +349,7 @@ class Specialisation:
         self.captured = self.postponed.compared(options, room_bytes)
         self.postponed = None
         after = self.captured.graph
-        self.known.have_further_ways(self.running, before, hoped, after)
+        self.known.renumber_alternatives(self.running, before, hoped, after)
         if self._step_costs is not None:
             costs = self._step_costs = self._step_costs.among(before, after)
             self.captured = self.captured.with_graph(with_step_costs(after, costs))
@@ -362,7 +357,7 @@ class Specialisation:
             self.tuner = self.tuner.among(before, after)
         self.forget_plans()
 
-    def saw_backward(self, planned: Planned, peak_bytes: int) -> None:
+    def note_backward_peak(self, planned: Planned, peak_bytes: int) -> None:
         """Note bytes held by a backward of one of the plans, constants of that plan included."""
         if self.has(planned):
             self.surplus_bytes = max(self.surplus_bytes, peak_bytes - planned.outcome.peak_bytes)
@@ -374,7 +369,7 @@ def _cancel(searches: dict[Surroundings, Search[Outcome]]) -> None:
     searches.clear()
 
 
-_ALIKE = 1 / 64  # of the budget: room may differ by so much without another search
+_ALIKE = 1 / 64  # of the budget: differences up to this need no other search
 
 
 def _fits(planned: Planned, made_for: Surroundings, around: Surroundings) -> bool:
@@ -396,11 +391,11 @@ def _leaves_more(around: Surroundings, other: Surroundings) -> bool:
     )
 
 
-def _alike(one: Surroundings, other: Surroundings) -> bool:
-    """Whether plans for one task are about as good for the other."""
-    close = _ALIKE * one.budget_bytes
+def _alike(around: Surroundings, other: Surroundings) -> bool:
+    """Whether plans for some surroundings are about as good for others."""
+    close = _ALIKE * around.budget_bytes
     return (
-        (one.gradients, one.far) == (other.gradients, other.far)
-        and abs(one.room_bytes - other.room_bytes) <= close
-        and abs(one.outside_bytes - other.outside_bytes) <= close
+        (around.gradients, around.far) == (other.gradients, other.far)
+        and abs(around.room_bytes - other.room_bytes) <= close
+        and abs(around.outside_bytes - other.outside_bytes) <= close
     )

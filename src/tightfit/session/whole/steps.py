@@ -1,4 +1,4 @@
-"""Runs a callee as planned steps, each of them one graph."""
+"""Runs a callee as planned steps, each of which is one graph."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ _MOST_ATTEMPTS = 8
 class WholeSteps:
     """Runs a callee as planned steps.
 
-    `addresses`: of its steps in memory. `runs`: the calls whose outputs are still
-    held.
+    `runs`: the calls whose outputs are still held.
     """
 
     def __init__(
@@ -71,20 +70,20 @@ class WholeSteps:
         origin = BEFORE_BACKWARD if has_loss_outside else UNKNOWN
         methods = own_methods(type(callee.root)) if has_loss_outside else ()
         needs = weakref.WeakMethod(self.needed_bytes)
-        self._under_way = OpenCall(account, origin, before_first_call(methods), needs)
+        self._open_call = OpenCall(account, origin, before_first_call(methods), needs)
         self._calls = 0
-        # The step of the running backward, if its saved tensors were freed before
+        # The step of the running backward, if its saved tensors were freed before it
         self._freed_in: StepPeaks | None = None
-        self._enough_bytes = 0  # a budget with which they would not have been
+        self._enough_bytes = 0  # a budget with which they would not have been freed
         self._announcements = Announcements()
-        self._again = StepRepeater(
+        self._repeater = StepRepeater(
             self.captures,
             weakref.WeakMethod(self._replanned),
             weakref.WeakMethod(self._planned_once_more),
         )
-        self._this_weakly = weakref.ref(self)
-        self._ended = _while_alive(self._this_weakly, WholeSteps._backward_ended)
-        _EVERY.add(self)
+        self._reference = weakref.ref(self)
+        self._ended = _while_alive(self._reference, WholeSteps._backward_ended)
+        _ALL_STEPS.add(self)
 
     # -- calling ------------------------------------------------------------------------------
 
@@ -99,7 +98,6 @@ class WholeSteps:
 
     @property
     def is_used(self) -> bool:
-        """Whether a planned call has been run."""
         return self._calls > 0
 
     def __call__(self, given: GraphArguments) -> Any:
@@ -121,7 +119,7 @@ class WholeSteps:
             graph, plan = self.last.graph, self.last.outcome.plan
             unmet = spec.unmet_by(self.last)
             forward = PlannedForward(spec.captured, spec.user_code, graph, plan, unmet)
-            self._under_way.forward_ended(forward)
+            self._open_call.forward_ended(forward)
         self._plans.shares.window(self.options).forward_ended(self.monitor.live_bytes())
         return spec.captured.joint.structure.filled(outputs)
 
@@ -135,7 +133,7 @@ class WholeSteps:
         """Do nothing: the report is of the last step that has ended."""
 
     def report(self) -> Report:
-        """Return promises of the current plan and bytes held by the last step.
+        """Return figures of the current plan and bytes held by the last step.
 
         Raises `BadInput` if nothing has been planned yet.
         """
@@ -158,19 +156,18 @@ class WholeSteps:
         self.options = options
 
     def measure_again(self) -> None:
-        """Forget the memory measured in steps."""
         self.monitor.forget()
 
     def capture_again(self) -> None:
-        """Capture again: results of this process alone do not count."""
+        """Drop all captures: they were made for this rank alone."""
         self.captures.forget_all()
         self.measure_again()
 
     @property
     def is_tuning(self) -> bool:
-        """Whether steps like the last teach something before their final plan is made."""
+        """Whether steps like the last are still timed, or compare alternatives."""
         last = max(self.captures, key=lambda spec: spec.used, default=None)
-        return last is not None and (last.tuner is not None or last.still_compares)
+        return last is not None and (last.tuner is not None or last.has_comparisons)
 
     def needed_bytes(self) -> int:
         return self._plans.needed_bytes()
@@ -178,31 +175,31 @@ class WholeSteps:
     # -- budgets ------------------------------------------------------------------------------
 
     def smallest_budget(self, given: GraphArguments) -> MinimumBudget:
-        """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
+        """Find the smallest budget with a plan for these inputs; remember the plan."""
         spec = self._specialisation(given)
         return self._plans.smallest_budget(spec, self.captures.inputs(spec, given), self.options)
 
     # -- one step -----------------------------------------------------------------------------
 
     def _specialisation(self, given: GraphArguments, *, waits: bool = False) -> Specialisation:
-        """Return the captured step for the inputs and modules as they are now."""
+        """Return the captured step for inputs and modules of now."""
         return self._captured(self.captures.signature(given), given, waits=waits)
 
     def _captured(self, key: Any, given: GraphArguments, *, waits: bool = True) -> Specialisation:
-        """Return the captured step of a signature, captured now if new; `waits`: a step does."""
+        """Return the captured step of a signature; `waits`: whether a step waits for it."""
         spec = self.captures.find(key, given)
         if spec is None:
-            if waits and self.options.ranks is None and self.captures.varies(key, given):
+            if waits and self.options.ranks is None and self.captures.note_miss(key, given):
                 self._varies()
             if len(self.captures):
-                announce(_why_new_plan(self.callee.name, self.captures.change(key, given)))
+                announce(_why_new_plan(self.callee.name, self.captures.changed(key, given)))
             call = self.captures.traced_call(key, given, compiled=self.options.compile)
             spec = self._capture(key, call, waits=waits)
         spec.use(self._calls)
         return spec
 
     def _varies(self) -> None:
-        """Note that numbers decide in every call which code runs: each is planned again."""
+        """Do nothing: numbers decide which code runs, and each call is planned again."""
 
     def _capture(self, key: Any, call: TracedCall, *, waits: bool) -> Specialisation:
         if self.options.shared is not None:
@@ -226,11 +223,11 @@ class WholeSteps:
     ) -> tuple[Specialisation, list[Any]]:
         """Run a forward, planned again if a leaf of its graph has kept more than was measured.
 
-        A forward that ends early has changed nothing: buffers are written at its end, and
-        generators are put back. Returns the step that ran in the end, and flat outputs.
+        A forward that ends early has changed nothing: buffers are written at its end, and the
+        states of generators are restored. Returns the step that ran at last, and flat outputs.
 
-        Raises `OpaqueVaries` if no plan holds, for a leaf returns other kinds of outputs in every
-        step. Raises `OpaqueChanged` if a leaf keeps more each time it runs.
+        Raises `OpaqueVaries` if a leaf returns other kinds of outputs in every step. Raises
+        `OpaqueChanged` if a leaf keeps more each time it runs.
         """
         for attempt in range(_MOST_ATTEMPTS):
             opaque = spec.captured.joint.opaque
@@ -253,14 +250,6 @@ class WholeSteps:
             inputs = self.captures.inputs(spec, given)
         return spec, self._run(spec, given, inputs)
 
-    def _captured_again(
-        self, unfit: Specialisation, given: GraphArguments
-    ) -> tuple[Specialisation, Planned]:
-        """Capture a call again, and plan it."""
-        call = self.captures.traced_call(unfit.key, given, compiled=self.options.compile)
-        spec = self._capture(unfit.key, call, waits=True)
-        return spec, self._planned(spec, self.captures.inputs(spec, given))
-
     def _run(self, spec: Specialisation, given: GraphArguments, inputs: list[Any]) -> list[Any]:
         """Run the forward of a plan; return its flattened outputs."""
         waiting = self.waiting
@@ -269,32 +258,34 @@ class WholeSteps:
         if options is not self.options:
             raise PlanRejected(options)
         self._addresses.begin_step((spec.key, planned.number), self)
-        again = RepeatableCall(weakref.ref(self._again), spec, given)
+        again = RepeatableCall(weakref.ref(self._repeater), spec, given)
         may_repeat = spec.captured.stepper is None
-        started = _while_alive(self._this_weakly, WholeSteps._backward_started, spec)
+        started = _while_alive(self._reference, WholeSteps._backward_started, spec)
         run = Run(started, self._ended, again if may_repeat else None, self._announcements.tell)
         self.runs.add(run)
         self._plans.shares.called(spec, run, self.options, self.monitor.live_bytes())
         self._calls += 1
-        outputs = _begun(spec, planned, self._addresses)(inputs, run)
+        outputs = _runner_of(spec, planned, self._addresses)(inputs, run)
         again.note_state(inputs)
         self.account.since.forward_ended(outputs)
-        self._ran(spec, planned, is_first=not waiting)
+        self._note_forward(spec, planned, is_first=not waiting)
         return outputs
 
-    def _ran(self, spec: Specialisation, planned: Planned, *, is_first: bool) -> None:
+    def _note_forward(self, spec: Specialisation, planned: Planned, *, is_first: bool) -> None:
         """Note that a forward has run; `is_first`: no other awaited its backward before it."""
 
     def _replanned(self, unfit: Specialisation, given: GraphArguments) -> Runner:
         """Plan a call again in its backward: its outputs have other gradients than expected."""
         self.monitor.abandon()
-        planned = self.last = self._captured_again(unfit, given)[1]
+        call = self.captures.traced_call(unfit.key, given, compiled=self.options.compile)
+        spec = self._capture(unfit.key, call, waits=True)
+        planned = self.last = self._planned(spec, self.captures.inputs(spec, given))
         name = self.callee.name
         announce(f"{name}: an output that had no gradient before has one: planned again")
         return planned.runner
 
     def _planned_once_more(self, spec: Specialisation, inputs: list[Any]) -> Runner:
-        """Return an object that runs a call again for its backward, with memory held now."""
+        """Plan a call again for its backward, with memory held now."""
         try:
             return self._plans.chosen_once_more(spec, inputs, self.options).runner
         except InfeasibleBudget as error:
@@ -308,7 +299,7 @@ class WholeSteps:
             ) from None
 
     def _planned(self, spec: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
-        """Return the plan for the constants of now; `waits`: search it now, before training."""
+        """Return a plan for memory held now; `waits`: search it now, before training."""
         try:
             return self._plans.chosen(spec, inputs, self.options, self.waiting, waits=waits)
         except FitsPlainly as fits:
@@ -317,21 +308,20 @@ class WholeSteps:
     # -- backward -----------------------------------------------------------------------------
 
     @property
-    def may_run_once_more(self) -> list[Run]:
-        """The calls that await their backward and may begin it with their forward."""
+    def repeatable(self) -> list[Run]:
+        """The calls that await their backward and may run their forward again for it."""
         return [] if self.options.needs_plans else self.waiting
 
     def _backward_ended(self, run: Run) -> None:
         self.account.since.backward_ended()
-        if run.state is not RunState.DIFFERENTIATED:
-            self._under_way.is_over()
+        is_differentiated = run.state is RunState.DIFFERENTIATED  # derived calls are to come
+        if not is_differentiated:
+            self._open_call.end()
         self.monitor.after_backward(run)
         self._plans.shares.window(self.options).backward_ended()
         shared = self.options.shared
         is_open = self.waiting if shared is None else shared.open_members()
-        if (
-            run.state is not RunState.DIFFERENTIATED and not is_open
-        ):  # else derived calls are to come
+        if not (is_differentiated or is_open):
             for member in (self.account,) if shared is None else shared.members():
                 member.rest()
 
@@ -340,34 +330,34 @@ class WholeSteps:
             spec.tuner.begin()
         self._freed_in, self._enough_bytes = None, 0
         if run.freed_bytes is not None:
-            self._enough_bytes = self._under_way.enough_bytes(run.freed_bytes)
+            self._enough_bytes = self._open_call.enough_bytes(run.freed_bytes)
         if run.reached.backwards == 1:
-            self._under_way.backward_begins()
+            self._open_call.backward_begins()
             self.account.since.backward_begins(self.account.gradient_bytes)
             if torch.is_grad_enabled():
                 self.account.since.backward_is_unusual()
-                self._under_way.note_differentiated()
+                self._open_call.note_differentiated()
                 self.derived.begins(spec.key)
             self.monitor.before_backward()
         else:
             self.account.since.backward_is_unusual()
         if run.reached.backwards > 1 or run.state is RunState.ONCE_MORE:
-            step = self.monitor.close()  # the planned step is over; later work belongs to none
+            step = self.monitor.close()  # the planned step is over; later work belongs to no step
             self._freed_in = step if run.freed_bytes is not None else None
         self.captures.learn_outputs(spec, run)
 
 
-_EVERY: Living[WholeSteps] = Living()
+_ALL_STEPS: Living[WholeSteps] = Living()
 
 
 def _free_saved(lacking_bytes: int, device: torch.device) -> int:
     """Free saved tensors of calls of any callable on a device; return how many bytes.
 
-    Of each callable the oldest first: its backward comes last.
+    Of each callable those of the oldest call first: its backward comes last.
     """
-    here = [steps for steps in _EVERY.now() if steps.account.device == device]
+    here = [steps for steps in _ALL_STEPS.now() if steps.account.device == device]
     freed_bytes = 0
-    for run in (run for steps in here for run in steps.may_run_once_more):
+    for run in (run for steps in here for run in steps.repeatable):
         if freed_bytes < lacking_bytes:
             freed_bytes += run.free_saved()
     for steps in here:
@@ -381,16 +371,16 @@ free_before_refusals(_free_saved)
 def _while_alive(
     owner: weakref.ref[WholeSteps], method: Callable[..., None], *args: Any
 ) -> Callable[[Run], None]:
-    """Return a callable that passes a run on to a method, and does not keep its owner alive.
+    """Return a function that calls a method with a run, and does not keep its owner alive.
 
-    A buffer of the model may hold the history of a call, which could not be released then.
+    A buffer of the model may hold the history of a call, which could otherwise not be freed.
     """
 
-    def tell(run: Run) -> None:
+    def call(run: Run) -> None:
         if (found := owner()) is not None:
             method(found, *args, run)
 
-    return tell
+    return call
 
 
 def _why_new_plan(name: str, change: str | None) -> str:
@@ -400,7 +390,7 @@ def _why_new_plan(name: str, change: str | None) -> str:
 
 
 def _plans_are_outdated(options: Options, before: Options) -> bool:
-    """Whether plans that were made before differ from plans made now."""
+    """Whether plans made with other options differ from plans made now."""
     return any(
         getattr(options, name) != getattr(before, name)
         for name in ("budget_bytes", "reserve_bytes", "planner", "limits", "plan", "compile")
@@ -410,10 +400,9 @@ def _plans_are_outdated(options: Options, before: Options) -> bool:
 def _no_room_once_more(
     name: str, error: InfeasibleBudget, needed_bytes: int, *, was_freed: bool
 ) -> InfeasibleBudget:
-    """Return the error that a call cannot be run once more with all that is held now.
+    """Return the error that a call cannot be run once more with the memory held now.
 
-    `needed_bytes`: a budget for steps like it. `was_freed`: whether its saved tensors were freed
-    for code before its backward.
+    `needed_bytes`: a budget for steps like it. `was_freed`: whether its saved tensors were freed.
     """
     needed_bytes = with_numbers(needed_bytes)
     why = "an earlier backward has used its saved tensors"
@@ -431,8 +420,8 @@ def _no_room_once_more(
     )
 
 
-def _begun(spec: Specialisation, planned: Planned, addresses: DefaultAddresses) -> Runner:
-    """Return a program of a plan at its addresses; it begins by timing operators if asked."""
+def _runner_of(spec: Specialisation, planned: Planned, addresses: DefaultAddresses) -> Runner:
+    """Return the runner of a plan at its addresses; anywhere while operators are timed."""
     plan = planned.outcome.plan
     if spec.tuner is not None:
         spec.tuner.begin_step()
