@@ -111,7 +111,7 @@ def planned_in(fitted: nn.Module) -> list[PlannedGraph]:
     key, planned = list(shape.plans.items())[-1]
 
     def put(runner: Runner) -> None:
-        shape.take(key, Planned(planned.graph, planned.outcome, runner))
+        shape.add_plan(key, Planned(planned.graph, planned.outcome, runner))
 
     return [PlannedGraph(planned.graph, shape.captured, put)]
 

@@ -138,7 +138,7 @@ def test_every_recomputation_is_close_to_plain_pytorch(case: Case) -> None:
         plan = assemble(planned.graph, computes, budget_bytes=1 << 40)
         compiled = compile_program(captured, lower(captured, plan), 1 + 2 * seed)
         runner = Runner(captured, compiled)
-        shape.take(key, Planned(planned.graph, planned.outcome, runner))
+        shape.add_plan(key, Planned(planned.graph, planned.outcome, runner))
         reference = train_step(case, plain, inputs, seed)
         assert_close(train_step(case, fitted, own_inputs, seed), reference, tolerance)
 

@@ -21,7 +21,7 @@ from tightfit.execution.attach import attached
 from tightfit.pricing.exactness import GradualComparison
 from tightfit.pricing.price import measured_costs
 from tightfit.progress import SILENT
-from tightfit.session.whole.postponed import Postponed
+from tightfit.session.whole.postponed import PostponedAlternatives
 from tightfit.session.whole.specialisation import Specialisation
 
 MOST_STEPS = 120
@@ -100,9 +100,9 @@ def test_alternatives_come_into_use_while_training_goes_on(monkeypatch: pytest.M
 def test_comparing_takes_a_twentieth_of_the_time_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """One comparison may take longer; steps after it make up for that."""
     spent: list[float] = []
-    go_on = Postponed.go_on
+    go_on = PostponedAlternatives.go_on
 
-    def timed(postponed: Postponed, seconds: float, room_bytes: int) -> None:
+    def timed(postponed: PostponedAlternatives, seconds: float, room_bytes: int) -> None:
         began = time.perf_counter()
         go_on(postponed, seconds, room_bytes)
         spent.append(time.perf_counter() - began)
@@ -111,7 +111,7 @@ def test_comparing_takes_a_twentieth_of_the_time_of_steps(monkeypatch: pytest.Mo
     model = images()
     tightfit.fit(model, int(0.75 * needs(model)), in_flight=1)
     train(model, 1)
-    monkeypatch.setattr(Postponed, "go_on", timed)
+    monkeypatch.setattr(PostponedAlternatives, "go_on", timed)
     started = time.perf_counter()
     train(model, 20)
     assert spent

@@ -54,7 +54,7 @@ def test_a_parameter_changed_inside_backward_is_not_read_again(gradients: Gradie
     runner = Runner(shape.captured, lower(shape.captured, plan))
     recomputing = Planned(planned.graph, planned.outcome, runner)
     for around in list(shape.plans):  # whatever the surroundings of the next call
-        shape.take(around, recomputing)
+        shape.add_plan(around, recomputing)
     for each in (model, plain):
         for parameter in each.parameters():
             parameter.register_post_accumulate_grad_hook(descend)
