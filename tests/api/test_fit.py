@@ -136,7 +136,7 @@ class TestTheModuleStaysWhatItWas:
         assert "of a fitted Sequential whose forward was not called" in said
         assert "The limit holds" in said and "methods=" not in said
         model = fitted(on_exceed="warn")
-        with pytest.warns(UserWarning, match="trained around its plan"):
+        with pytest.warns(UserWarning, match="trained without its plan"):
             model[0](x).sum().backward()
         model = fitted()
         first = attached(model)

@@ -91,7 +91,7 @@ def _uncalled(references: list[weakref.ref[FittedCallable]]) -> FittedCallable |
 def _report(fitted: FittedCallable, name: str, methods: list[str]) -> None:
     what = (
         f"a gradient reached {name!r} of a fitted {fitted.name} whose forward was not called: "
-        "it is trained around its plan"
+        "it is trained without its plan"
     )
     advice = f"{_methods_advice(methods)}{_FIT_ANOTHER}. {WITHOUT_A_PLAN}"
     if fitted.has_limit:

@@ -105,10 +105,8 @@ class GraphSteps(WholeSteps):
             self.outside.broke(graph.reason)
         if graph.reason or self.outside.has_outside_code or self._has_run:
             self._has_several = True
-        if self._has_several and self.options.steps is not None:
-            raise _several_graphs_with_steps(self.callee.name)
-        if self._has_several and self.options.offload is not None:
-            raise _several_graphs_with_offload(self.callee.name)
+        if self._has_several:
+            self._refuse_options_of_one_graph()
         if self.in_graphs is None and self._has_several:
             if InGraphs.may_run(self.options, self.account) and not self.waiting:
                 self._switch_to_graphs()
@@ -128,6 +126,19 @@ class GraphSteps(WholeSteps):
         output = self._run_plainly(graph, inputs, plainly)
         self._plain[graph] = plainly  # not if the error was raised: its traceback holds the inputs
         return output
+
+    def _refuse_options_of_one_graph(self) -> None:
+        if self.options.steps is not None:
+            why = "update_in_backward=True steps parameters in the backward of one"
+            way_out = "fit without update_in_backward"
+        elif self.options.offload is not None:
+            why, way_out = "offload= moves values of one graph", "fit without offload="
+        else:
+            return
+        raise BadInput(
+            f"{self.callee.name} runs several graphs in one call, and {why}. Way out: "
+            f"tightfit.prepare says where the graph breaks; or {way_out}"
+        )
 
     def _left_plain(self, found: FitsPlainly | NoRoomToMeasure) -> _Plainly:
         """Return how a call runs without a plan; raise what was found if it may not."""
@@ -283,21 +294,6 @@ def _calls_of(callee: Callee, options: Options, account: Account) -> HandedCalls
     if callee.function is HandedGraph.run_as_it_is:
         return HandedCalls(callee)
     return FollowedCalls(callee, account, keeps=options.cache)
-
-
-def _several_graphs_with_steps(name: str) -> BadInput:
-    return BadInput(
-        f"{name} runs several graphs in one call, and update_in_backward=True steps parameters in "
-        "the backward of one. Way out: tightfit.prepare says where the graph breaks; or fit "
-        "without update_in_backward"
-    )
-
-
-def _several_graphs_with_offload(name: str) -> BadInput:
-    return BadInput(
-        f"{name} runs several graphs in one call, and offload= moves values of one graph. Way "
-        "out: tightfit.prepare says where the graph breaks; or fit without offload="
-    )
 
 
 def _better_in_graphs(name: str, modules: list[str]) -> CaptureError:

@@ -84,7 +84,7 @@ def capture_step(
     Costs come from measurements on the device, from a neighbour or from a model, by
     `options.costs`; workspaces are always measured. Of several ranks only one measures.
     """
-    with _announcing(options, f"looking at {name}: its operators, and time and memory of each"):
+    with _announcing(options, f"capturing {name} and measuring time and memory of its operators"):
         captured = capture_exclusively(lambda: _captured_and_priced(call, options, name, pricing))
     captured.joint.opaque.forget_examples()
     return_cached(device_of_modules(call.modules))  # operators that were measured left holes

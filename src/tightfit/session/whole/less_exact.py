@@ -29,7 +29,8 @@ def planned_less_exactly(whole: WholeSteps) -> LessExact:
     if whole.waiting:
         raise BadInput("next_exactness: a step awaits its backward; ask between two steps")
     spec, planned = _last(whole)
-    around = next(known for known, plan in spec.plans.items() if plan is planned)
+    around = spec.made_for(planned)
+    assert around is not None
     whole.account.enforce()
     try:
         room_bytes = around.budget_bytes - planned.graph.constant_bytes
@@ -46,6 +47,6 @@ def planned_less_exactly(whole: WholeSteps) -> LessExact:
 def _last(whole: WholeSteps) -> tuple[Specialisation, Planned]:
     last = whole.last
     for spec in whole.captures:
-        if last is not None and any(plan is last for plan in spec.plans.values()):
+        if last is not None and spec.has(last):
             return spec, last
     raise BadInput("next_exactness: no plan is in use; run a step or tightfit.prepare first")

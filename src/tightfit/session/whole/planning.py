@@ -56,8 +56,8 @@ class PlanningRequest:
     """The call that a plan is for, and how to find it.
 
     `inputs`: the tensors of the placeholders, for trial runs of compiled plans. `others`: returns
-    plans of the same callable at other shapes. `waits`: whether to search now, before training, and
-    not in the background. `least`: whether to begin with the known plan that holds least. `once`:
+    plans of the same callable at other shapes. `searches`: whether to search before training, not
+    in the background. `least`: whether to begin with the known plan that holds least. `once`:
     whether the plan is for this call alone, so that no better plan is searched. `before_search`:
     returns a plan to run instead of waiting for a search, or None.
     """
@@ -66,7 +66,7 @@ class PlanningRequest:
     options: Options
     name: str
     others: Callable[[], Iterable[Plan]]
-    waits: bool = False
+    searches: bool = False
     least: bool = False
     once: bool = False
     before_search: Callable[[], Planned | None] = lambda: None
@@ -83,7 +83,7 @@ def planned_for(spec: Specialisation, around: Surroundings, request: PlanningReq
     options, name = request.options, request.name
     around = spec.with_measured_user_code(around)
     planned = spec.fitting(around)
-    if planned is None and request.least and not request.waits and options.plan is None:
+    if planned is None and request.least and not request.searches and options.plan is None:
         planned = _least_planned(spec, around, options)
     if planned is None and options.compile:
         planned = spec.add_plan(around, _compiled(spec, around.task(spec.captured), request))
@@ -111,9 +111,9 @@ def _first_planned(spec: Specialisation, around: Surroundings, request: Planning
     task = around.task(spec.captured)
     at_hand = (*spec.known.all(), *request.others())
     outcome = None
-    if request.waits and spec.postponed is not None:
+    if request.searches and spec.postponed is not None:
         raise NeedsComparisons
-    if options.ranks is None and not request.waits and options.planner == DEFAULT:
+    if options.ranks is None and not request.searches and options.planner == DEFAULT:
         planned = _with_room_to_grow(spec, around, at_hand, request)
         if planned is not None:
             return planned
@@ -168,7 +168,7 @@ def planned_meanwhile(
 
 def improved(spec: Specialisation, planned: Planned, request: PlanningRequest) -> Planned:
     """Return a better plan that a search for the same surroundings has found; else the given."""
-    made_for = next((around for around, known in spec.plans.items() if known is planned), None)
+    made_for = spec.made_for(planned)
     ended = None if made_for is None else spec.ended_search(made_for)
     if ended is None:
         return planned
@@ -260,7 +260,7 @@ def _outcome_at_once(
     Where the user waits for a search, return its plan.
     """
     options = request.options
-    asked = request.waits or options.planner != DEFAULT
+    asked = request.searches or options.planner != DEFAULT
     if asked and not spec.is_further:
         return _searching(spec, task, options)(options.progress)
     outcome, is_final = agreed(

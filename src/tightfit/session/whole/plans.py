@@ -117,15 +117,14 @@ class Plans:
         options: Options,
         waiting: Sequence[object],
         *,
-        waits: bool = False,
+        searches: bool = False,
     ) -> Planned:
         """Return the plan of a call.
 
-        `waiting`: earlier calls that await their backward. `waits`: whether to search now, before
-        training, and not in the background. Raises `InfeasibleBudget` or `FitsPlainly` if no plan
-        fits.
+        `waiting`: earlier calls that await their backward. `searches`: whether to search before
+        training, not in the background. Raises `InfeasibleBudget` or `FitsPlainly` if no plan fits.
         """
-        choose = partial(self._chosen, spec, inputs, options, waiting, waits=waits)
+        choose = partial(self._chosen, spec, inputs, options, waiting, searches=searches)
         planned = self._with_room(choose)
         self.shares.note_plan(spec, planned.graph, planned.outcome.plan)
         return planned
@@ -207,7 +206,7 @@ class Plans:
         options: Options,
         waiting: Sequence[object],
         *,
-        waits: bool,
+        searches: bool,
     ) -> Planned:
         self._comparisons.go_on(spec, options, waiting)
         spec.use_step_costs(options)
@@ -217,23 +216,23 @@ class Plans:
         since.forward_begins(around.gradient_bytes, self._account.gradient_versions)
         cleared_bytes = since.cleared_bytes
         settled, self._last_choice = self._last_choice, None
-        may_stay = settled is not None and not (waits or options.compile)
+        may_stay = settled is not None and not (searches or options.compile)
         may_stay = may_stay and settled.holds(spec, around, cleared_bytes)
         if may_stay and self.shares.is_alone(spec, options):
             self._last_choice = settled
             return settled.planned
-        presumes = not (waits or spec.plans or self.shares.is_new(spec, options))
+        presumes = not (searches or spec.plans or self.shares.is_new(spec, options))
         self.shares.begin(spec, alone, options, presumes=presumes)
         known = tuple(spec.plans.values())
         if options.compile:
             self._account.lift_limit()  # memory of compiled plans is measured when they run
         try:
-            planned = self._fitting(spec, inputs, options, waits=waits)
+            planned = self._fitting(spec, inputs, options, searches=searches)
         except NeedsComparisons:
             self._comparisons.end(spec, options)
             self.shares.forget_needs(spec)
             self.shares.begin(spec, alone, options, presumes=presumes)
-            planned = self._fitting(spec, inputs, options, waits=waits)
+            planned = self._fitting(spec, inputs, options, searches=searches)
         if all(planned is not each for each in known):
             self._monitor.leave_out_freed()  # making a plan makes Python collect garbage
             if options.compile:
@@ -244,14 +243,14 @@ class Plans:
         return planned
 
     def _fitting(
-        self, spec: Specialisation, inputs: list[Any], options: Options, *, waits: bool
+        self, spec: Specialisation, inputs: list[Any], options: Options, *, searches: bool
     ) -> Planned:
         """Return the plan of a step, with room for calls that may come if a plan leaves it."""
         around = around_step(spec, inputs, self._account, options)
         share = self.shares.share(spec, around, options)
         around = around.with_share(share)
         self._last = weakref.ref(spec), around
-        request = PlanningRequest(inputs, options, self._name, self._captures.other_plans, waits)
+        request = PlanningRequest(inputs, options, self._name, self._captures.other_plans, searches)
         clearing = self._clearing(spec, around, request)
         if clearing is not None:
             return clearing
@@ -267,7 +266,7 @@ class Plans:
         except (_NoneAtOnce, InfeasibleBudget) as error:
             if self.shares.presumes:
                 self.shares.stop_expecting_call()
-                return self._fitting(spec, inputs, options, waits=waits)
+                return self._fitting(spec, inputs, options, searches=searches)
             assert isinstance(error, InfeasibleBudget)
             return self._with_less_expected(spec, around, request, error)
         self.more_bytes = spec.more_held_bytes(planned, around) + share.reserved_bytes
@@ -281,7 +280,7 @@ class Plans:
         None: no such plan fits, or requests above the limit are not refused.
         """
         options, cleared_bytes = request.options, self._account.since.cleared_bytes
-        if not cleared_bytes or request.waits or options.compile or self.shares.presumes:
+        if not cleared_bytes or request.searches or options.compile or self.shares.presumes:
             return None
         if self.shares.has_others or not self._is_limited(options):
             return None
@@ -347,7 +346,7 @@ class Plans:
         if self.shares.presumes:
             raise _NoneAtOnce
         options = request.options
-        if request.waits or options.planner != DEFAULT:
+        if request.searches or options.planner != DEFAULT:
             return None
         if self.shares.has_others or not self._is_limited(options):
             return None

@@ -163,7 +163,7 @@ class Specialisation:
         return MappingProxyType(self._plans)
 
     def has(self, planned: Planned) -> bool:
-        return id(planned) in map(id, self._plans.values())
+        return self.made_for(planned) is not None
 
     def has_only(self, planned: Planned, plans: int) -> bool:
         """Whether there are so many plans, this among them, none optimistic and none searched."""
@@ -190,10 +190,13 @@ class Specialisation:
         ]
         return min(fitting, key=lambda planned: planned.outcome.overhead, default=None)
 
+    def made_for(self, planned: Planned) -> Surroundings | None:
+        """Return the surroundings that a plan was made for; None: it is not ready to run."""
+        return next((around for around, known in self._plans.items() if known is planned), None)
+
     def more_held_bytes(self, planned: Planned, around: Surroundings) -> int:
         """Return how much more is held now than in the surroundings that a plan was made for."""
-        made_for = (other for other, known in self._plans.items() if known is planned)
-        return around.held_bytes - next(made_for, around).held_bytes
+        return around.held_bytes - (self.made_for(planned) or around).held_bytes
 
     def grown_bytes(self, around: Surroundings) -> int:
         """Return how much more is held now than in the surroundings of the first plan."""
@@ -206,7 +209,8 @@ class Specialisation:
             return False
         if any(_alike(around, other) for other in (*self._plans, *self._searched)):
             return False
-        own = next(other for other, known in self._plans.items() if known is planned)
+        own = self.made_for(planned)
+        assert own is not None
         return around.room_bytes > own.room_bytes + _ALIKE * around.budget_bytes
 
     def add_plan(self, around: Surroundings, planned: Planned) -> Planned:
@@ -240,7 +244,7 @@ class Specialisation:
         """Whether no plan was found in surroundings with at least about as much room."""
         close = int(_ALIKE * around.budget_bytes)
         return any(
-            (around.gradients, around.far) == (other.gradients, other.far)
+            _comparable(around, other)
             and around.room_bytes < other.room_bytes + max(close, lacking_bytes)
             and around.outside_bytes >= other.outside_bytes - close
             for other, lacking_bytes in self._refused.items()
@@ -372,11 +376,16 @@ def _cancel(searches: dict[Surroundings, Search[Outcome]]) -> None:
 _ALIKE = 1 / 64  # of the budget: differences up to this need no other search
 
 
+def _comparable(around: Surroundings, other: Surroundings) -> bool:
+    """Whether a plan for some surroundings may run in others, if they leave enough room."""
+    return (around.gradients, around.far) == (other.gradients, other.far)
+
+
 def _fits(planned: Planned, made_for: Surroundings, around: Surroundings) -> bool:
     """Whether a plan that was made for other surroundings keeps to the budget in these."""
     more_bytes = around.held_bytes - made_for.held_bytes
     return (
-        (made_for.gradients, made_for.far) == (around.gradients, around.far)
+        _comparable(made_for, around)
         and around.outside_bytes <= made_for.outside_bytes
         and planned.outcome.peak_bytes + more_bytes <= around.budget_bytes
     )
@@ -385,7 +394,7 @@ def _fits(planned: Planned, made_for: Surroundings, around: Surroundings) -> boo
 def _leaves_more(around: Surroundings, other: Surroundings) -> bool:
     """Whether any plan for other surroundings fits these."""
     return (
-        (other.gradients, other.far) == (around.gradients, around.far)
+        _comparable(other, around)
         and around.outside_bytes <= other.outside_bytes
         and around.room_bytes >= other.room_bytes
     )
@@ -395,7 +404,7 @@ def _alike(around: Surroundings, other: Surroundings) -> bool:
     """Whether plans for some surroundings are about as good for others."""
     close = _ALIKE * around.budget_bytes
     return (
-        (around.gradients, around.far) == (other.gradients, other.far)
+        _comparable(around, other)
         and abs(around.room_bytes - other.room_bytes) <= close
         and abs(around.outside_bytes - other.outside_bytes) <= close
     )

@@ -126,7 +126,7 @@ class WholeSteps:
     def prepare(self, given: GraphArguments, *, quickly: bool = False) -> None:
         """Capture, price and plan for the given inputs without running anything."""
         spec = self._specialisation(given, waits=quickly)
-        self.last = self._planned(spec, self.captures.inputs(spec, given), waits=not quickly)
+        self.last = self._planned(spec, self.captures.inputs(spec, given), searches=not quickly)
         self._plans.shares.prepared(spec, runs_next=quickly)
 
     def settle(self) -> None:
@@ -298,10 +298,12 @@ class WholeSteps:
                 self.callee.name, error, needed_bytes, was_freed=was_freed
             ) from None
 
-    def _planned(self, spec: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
-        """Return a plan for memory held now; `waits`: search it now, before training."""
+    def _planned(
+        self, spec: Specialisation, inputs: list[Any], *, searches: bool = False
+    ) -> Planned:
+        """Return a plan for memory held now; `searches`: before training, not in the background."""
         try:
-            return self._plans.chosen(spec, inputs, self.options, self.waiting, waits=waits)
+            return self._plans.chosen(spec, inputs, self.options, self.waiting, searches=searches)
         except FitsPlainly as fits:
             raise fits.error from None
 
