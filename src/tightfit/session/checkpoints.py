@@ -25,8 +25,8 @@ def announce_checkpoints(callee: Callee, step: JointGraph, earlier: Iterable[Joi
         _updates_statistics(module) for top in callee.modules.values() for module in top.modules()
     ):
         differs.append(
-            "running statistics inside of one are updated once, where plain PyTorch updates them "
-            "twice"
+            "running statistics inside a checkpoint are updated once, where plain PyTorch updates "
+            "them twice"
         )
     if found is Checkpoints.OTHER_DRAWS:
         differs.append(

@@ -1,4 +1,4 @@
-"""Runs a callee as the graphs that Dynamo or its caller makes of it: as one step, or as parts."""
+"""Runs the graphs that Dynamo or its caller makes of a callee: as steps, or as parts of steps."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class GraphSteps(WholeSteps):
 
     def _refuse_options_of_one_graph(self) -> None:
         if self.options.steps is not None:
-            why = "update_in_backward=True steps parameters in the backward of one"
+            why = "update_in_backward=True steps parameters in the backward of one graph"
             way_out = "fit without update_in_backward"
         elif self.options.offload is not None:
             why, way_out = "offload= moves values of one graph", "fit without offload="
@@ -177,7 +177,7 @@ class GraphSteps(WholeSteps):
     def _run_plainly(self, graph: HandedGraph, inputs: Sequence[Any], plainly: _Plainly) -> Any:
         """Run a graph that no plan fits as plain PyTorch.
 
-        Raises its error where requests above the limit are not refused, or when one is.
+        Raises its error where requests above the limit are not refused, or once any is.
         """
         error = plainly.error
         if not name_budget(self.account, error.minimum_bytes or 0):
@@ -270,7 +270,7 @@ class GraphSteps(WholeSteps):
 
 
 def _nothing_saved(error: InfeasibleBudget) -> AbstractContextManager[None]:
-    """Return a context in which no tensors are saved; a backward that unpacks one raises."""
+    """Return a context in which no tensors are saved; a backward that needs them raises."""
 
     def refuse(_: None) -> torch.Tensor:
         raise without_frames(error)

@@ -48,10 +48,10 @@ class Options:
     on_exceed: Literal["raise", "warn"] = "raise"
     # How many planned forwards may await their backward at once; None: found out
     in_flight: int | None = None
-    optimizer: Any = None  # tells the size of its state
+    optimizer: Any = None  # from which the size of its state follows
     cache: bool = True  # whether plans and costs from steps are kept on disk for the next process
     progress: Progress = field(default=SILENT)
-    shared: Budget | None = None  # the budget that several fitted callables share, if this one does
+    shared: Budget | None = None  # the budget that this callable shares with others
     # Whether further calls will share the budget that were not seen yet: graphs after a break
     others_to_come: bool = False
     ranks: Ranks | None = None  # the processes that train the same model, once they are known
@@ -67,7 +67,7 @@ class Options:
     steps: StepsInBackward | None = None
     offload: Offload | None = None  # where plans may move values to; None: nowhere
     far_memory: FarMemory | None = None  # where they are then
-    tally: Tally | None = None  # has counted bytes given out before `fit`; None: `fit` begins one
+    tally: Tally | None = None  # has counted bytes given out before `fit`; None: none has
 
     @property
     def needs_plans(self) -> bool:
@@ -375,7 +375,7 @@ def largest_first(shapes: Iterable[Any], modules: Mapping[str, nn.Module]) -> li
 
     `shapes`: for each call a tuple of positional inputs, a mapping of keyword inputs, or one
     tensor. A tensor on the ``"meta"`` device means zeros on the modules' device. `modules`:
-    their first parameter tells the device. Raises `BadInput` if one of them is something else.
+    their first parameter decides the device. Raises `BadInput` if a shape is something else.
     """
     calls = [_call(example) for example in shapes]
     device = next((p.device for m in modules.values() for p in m.parameters()), None)

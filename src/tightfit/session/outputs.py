@@ -18,8 +18,8 @@ _MUCH = 0.01  # of the time of a step, or of the bytes it holds
 class OutputGradients:
     """Which outputs of calls have received gradients, by signature.
 
-    An output that has received a gradient once is always planned with one: two heads may be trained
-    in turns.
+    An output that has once received a gradient is planned with a gradient from then on, as two
+    heads may be trained in turns.
     """
 
     def __init__(self) -> None:

@@ -221,7 +221,7 @@ def _least_plan(task: Task, without: Outcome, options: Options) -> Outcome:
 
 
 def _with_far_needed(task: Task, without: Outcome, options: Options) -> Outcome:
-    """Return an outcome without a plan, noting whether more far memory would allow one."""
+    """Return an outcome without a plan, noting whether more far memory would help."""
     if task.far is None:
         return without
     ample = msgspec.structs.replace(task.far, capacity_bytes=_AMPLE_BYTES)

@@ -103,7 +103,7 @@ class HeldInputs:
         return [place for place, x in enumerate(self._inputs) if isinstance(x, weakref.ref)]
 
     def _present_inputs(self) -> list[Any]:
-        """Return the inputs; None where one is gone."""
+        """Return the inputs, each None if it is gone."""
         if self._given is not None:
             return [*self._given.inputs]
         return [x() if isinstance(x, weakref.ref) else x for x in self._inputs]

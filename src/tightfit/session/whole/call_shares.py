@@ -78,8 +78,8 @@ _Window: TypeAlias = Window[_Kind]
 class CallShares:
     """Divides a budget among the calls of one step, those of other callables included.
 
-    Each call has room in addition to the tensors that others keep, in any order of their backwards,
-    and to gradients that another backward of the callable has made. Room is left for calls that
+    Each call has room in addition to the tensors that others keep, in any order of their backwards.
+    Gradients that another backward of the callable has made are added. Room is left for calls that
     followed in earlier steps, and after the very first call for a few more, where they fit.
     """
 

@@ -56,7 +56,7 @@ class ComparisonSchedule:
         self._allowed_s -= time.perf_counter() - began
 
     def end(self, spec: Specialisation, options: Options) -> None:
-        """Compare the alternatives that are left; use those that are as exact as promised."""
+        """Compare the alternatives that are left; use those that are as exact as they state."""
         if spec.postponed is not None:
             with left_out():
                 spec.use_compared(options, self.room_bytes(options))

@@ -197,38 +197,38 @@ class LessExpected:
         time.
         """
 
-        def fits(planned: Planned | None, step: ReleasingStep) -> bool:
-            return planned is not None and step.fits_with(planned, budget_bytes)
-
         for step in self._candidates(spec):
-            around = step.around
-            if around.around(spec.hoped).constant_bytes > around.budget_bytes:
+            if step.around.around(spec.hoped).constant_bytes > step.around.budget_bytes:
                 continue
-            for known in (*spec.running, *spec.known.all()):
-                planned = plan_as(around, known)
-                if fits(planned, step):
-                    return planned
-            graph = around.around(spec.hoped)
-            within = spec.least_budgets.within
-            found = within(graph, around.gradients, _QUICKLY, around.budget_bytes)
-            if found is None:
-                continue
-            if spec.postponed is None:
-                spec.known.remember(found)
-            roomy, thrifty = self._most_room(spec, around)
-            for each, known in ((roomy, thrifty), (around, found)):
-                with contextlib.suppress(InfeasibleBudget):
-                    planned = plan(each, known)
-                    if fits(planned, step):
-                        return planned
-                planned = plan_as(each, known)
-                if fits(planned, step):
-                    return planned
-            if step.released_bytes:  # the forward held too much: try a plan that holds less in it
-                planned = plan_as(around, step.least(spec).plan)
-                if fits(planned, step):
+            for planned in self._attempts(spec, step, plan, plan_as):
+                if planned is not None and step.fits_with(planned, budget_bytes):
                     return planned
         return None
+
+    def _attempts(
+        self,
+        spec: Specialisation,
+        step: ReleasingStep,
+        plan: Callable[[Surroundings, Plan], Planned],
+        plan_as: Callable[[Surroundings, Plan], Planned | None],
+    ) -> Iterator[Planned | None]:
+        """Yield plans of a step, whose forwards may hold too much; None for an invalid plan."""
+        around = step.around
+        for known in (*spec.running, *spec.known.all()):
+            yield plan_as(around, known)
+        graph = around.around(spec.hoped)
+        found = spec.least_budgets.within(graph, around.gradients, _QUICKLY, around.budget_bytes)
+        if found is None:
+            return
+        if spec.postponed is None:
+            spec.known.remember(found)
+        roomy, thrifty = self._most_room(spec, around)
+        for each, known in ((roomy, thrifty), (around, found)):
+            with contextlib.suppress(InfeasibleBudget):
+                yield plan(each, known)
+            yield plan_as(each, known)
+        if step.released_bytes:  # all forwards held too much: try a plan that holds less in it
+            yield plan_as(around, step.least(spec).plan)
 
     def _most_room(self, spec: Specialisation, around: Surroundings) -> tuple[Surroundings, Plan]:
         """Return surroundings with as much room for user code as possible, and a plan for them."""

@@ -282,7 +282,7 @@ def _any_outcome(
     """Search until any plan is found, as a step waits for it; a better plan is searched later."""
     options = request.options
     if spec.is_further:
-        announce(f"{request.name}: no known plan fits the new inputs; searching one")
+        announce(f"{request.name}: no known plan fits the new inputs; searching a plan")
     limits = msgspec.structs.replace(options.limits, gap=_ANY_GAP)
     first = _searching(spec, task, dataclasses.replace(options, limits=limits))(options.progress)
     assert first.plan is not None
@@ -344,7 +344,7 @@ def _better(
     try:
         outcome = search.result()
     except TightfitError as error:
-        announce(f"{name}: the search for a better plan ended without one: {error}")
+        announce(f"{name}: the search for a better plan has failed: {error}")
         return before
     if outcome is None or outcome.overhead > before.outcome.overhead:
         return before

@@ -325,7 +325,7 @@ class Plans:
     def _improved(
         self, spec: Specialisation, around: Surroundings, known: Planned, request: PlanningRequest
     ) -> Planned:
-        """Return a known plan without room for all expected memory, or a better one found since."""
+        """Return a known plan without room for all expected memory, or a better plan."""
         better = improved(spec, known, request)
         if better is known:
             return known

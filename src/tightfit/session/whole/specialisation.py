@@ -219,7 +219,7 @@ class Specialisation:
         return planned
 
     def optimistic(self, around: Surroundings) -> Planned | None:
-        """Return a plan without room for all expected memory, if one was added."""
+        """Return a plan without room for all expected memory, if any was added."""
         alike = (p for other, p in self._optimistic.items() if _alike(around, other))
         return self._optimistic.get(around) or next(alike, None)
 

@@ -228,8 +228,8 @@ class OpenCall:
         """Return a budget for the same request in a later step, and for code after it.
 
         In a later step the optimizer's state exists, too. Code after the request takes as much as
-        in an earlier step. Where no step was measured to its end, or none that took as much, it may
-        take a part of what does not last, as several loops have shown.
+        in an earlier step. Where no such step was measured to its end, it may take a part of what
+        does not last, as several loops have shown.
         """
         limit_bytes = keeper.limit_bytes
         if limit_bytes is None:
