@@ -26,7 +26,7 @@ def addresses() -> Iterator[Addresses]:
     made.leave()
 
 
-def test_some_is_left_before_the_first_step_and_looked_at_once(addresses: Addresses) -> None:
+def test_some_is_left_before_the_first_step_and_measured_once(addresses: Addresses) -> None:
     assert addresses.plans_first(OPTIONS) and addresses.left_bytes == 0
     changed = addresses.measure((), OPTIONS)
     assert changed == dataclasses.replace(OPTIONS, left_bytes=addresses.left_bytes)
@@ -41,7 +41,7 @@ def test_nothing_is_left_of_a_budget_that_others_share(addresses: Addresses) -> 
     assert addresses.measure((), shared) is shared and addresses.left_bytes == 0
 
 
-def test_it_gives_way_to_the_least_plan_by_as_much_as_that_lacks(addresses: Addresses) -> None:
+def test_less_is_left_for_the_least_plan_by_as_much_as_that_lacks(addresses: Addresses) -> None:
     addresses.measure((), OPTIONS)
     left_bytes, limit_bytes = addresses.left_bytes, OPTIONS.limit_bytes
     lacking = InfeasibleBudget("none", budget_bytes=BUDGET, call_bytes=limit_bytes + 1000)

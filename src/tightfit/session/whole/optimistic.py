@@ -9,7 +9,7 @@ above it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -280,7 +280,7 @@ class LessExpected:
 
 
 def around_step(
-    spec: Specialisation, inputs: list[Any], account: Account, options: Options
+    spec: Specialisation, inputs: Sequence[Any], account: Account, options: Options
 ) -> Surroundings:
     """Return memory resident around a step now, with all of the budget for the step."""
     standing = account.standing(inputs, options.others_in_budget(account), spec.input_bytes)
@@ -298,7 +298,7 @@ def around_step(
     )
 
 
-def _gradients(captured: Captured, inputs: list[Any], account: Account) -> Gradients:
+def _gradients(captured: Captured, inputs: Sequence[Any], account: Account) -> Gradients:
     """Return whether gradients are fresh and outlive their hand-over, or are accumulated."""
     missing = (
         owner

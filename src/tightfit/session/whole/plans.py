@@ -124,8 +124,8 @@ class Plans:
         `waiting`: earlier calls that await their backward. `searches`: whether to search before
         training, not in the background. Raises `InfeasibleBudget` or `FitsPlainly` if no plan fits.
         """
-        choose = partial(self._chosen, spec, inputs, options, waiting, searches=searches)
-        planned = self._with_room(choose)
+        request = self._request(inputs, options, searches=searches)
+        planned = self._with_room(partial(self._chosen, spec, request, waiting))
         self.shares.note_plan(spec, planned.graph, planned.outcome.plan)
         return planned
 
@@ -137,18 +137,21 @@ class Plans:
         Raises `InfeasibleBudget` if no plan fits.
         """
         self._last_choice = None
-        return self._with_room(partial(self._for_now, spec, inputs, options))
+        return self._with_room(partial(self._for_now, spec, self._request(inputs, options)))
 
-    def _for_now(self, spec: Specialisation, inputs: list[Any], options: Options) -> Planned:
+    def _request(
+        self, inputs: list[Any], options: Options, *, searches: bool = False
+    ) -> PlanningRequest:
+        return PlanningRequest(inputs, options, self._name, self._captures.other_plans, searches)
+
+    def _for_now(self, spec: Specialisation, request: PlanningRequest) -> Planned:
         """Return a plan for memory held now: the backward of the call follows at once.
 
         Raises `_MemoryFreed` if none fits, and memory was freed.
         """
-        standing = self._standing(spec, inputs, options)
-        around = around_step(spec, inputs, self._account, options)
-        around = without_expected(around, standing)
+        options = request.options
+        around = without_expected(self._around(spec, request), self._standing(spec, request))
         around = replace(around, outside_bytes=0, budget_bytes=options.planned_bytes)
-        request = PlanningRequest(inputs, options, self._name, self._captures.other_plans)
         try:
             return planned_for(spec, around, request)
         except NeedsComparisons:
@@ -177,7 +180,7 @@ class Plans:
     ) -> MinimumBudget:
         """Find the smallest budget with a plan for a step; remember the plan."""
         self._comparisons.end(spec, options)
-        alone = around_step(spec, inputs, self._account, options)
+        alone = self._around(spec, self._request(inputs, options))
         return smallest_budget(spec, replace(alone, earlier_inputs=()), options)
 
     def needed_bytes(self, freed_in: StepPeaks | None = None, least_bytes: int = 0) -> int:
@@ -200,39 +203,34 @@ class Plans:
         return self._comparisons.room_bytes(options)
 
     def _chosen(
-        self,
-        spec: Specialisation,
-        inputs: list[Any],
-        options: Options,
-        waiting: Sequence[object],
-        *,
-        searches: bool,
+        self, spec: Specialisation, request: PlanningRequest, waiting: Sequence[object]
     ) -> Planned:
+        options = request.options
         self._comparisons.go_on(spec, options, waiting)
         spec.use_step_costs(options)
-        alone = partial(around_step, spec, inputs, self._account, options)
+        alone = partial(self._around, spec, request)
         around = alone()
         since = self._account.since
         since.forward_begins(around.gradient_bytes, self._account.gradient_versions)
         cleared_bytes = since.cleared_bytes
         settled, self._last_choice = self._last_choice, None
-        may_stay = settled is not None and not (searches or options.compile)
+        may_stay = settled is not None and not (request.searches or options.compile)
         may_stay = may_stay and settled.holds(spec, around, cleared_bytes)
         if may_stay and self.shares.is_alone(spec, options):
             self._last_choice = settled
             return settled.planned
-        presumes = not (searches or spec.plans or self.shares.is_new(spec, options))
+        presumes = not (request.searches or spec.plans or self.shares.is_new(spec, options))
         self.shares.begin(spec, alone, options, presumes=presumes)
         known = tuple(spec.plans.values())
         if options.compile:
             self._account.lift_limit()  # memory of compiled plans is measured when they run
         try:
-            planned = self._fitting(spec, inputs, options, searches=searches)
+            planned = self._fitting(spec, request)
         except NeedsComparisons:
             self._comparisons.end(spec, options)
             self.shares.forget_needs(spec)
             self.shares.begin(spec, alone, options, presumes=presumes)
-            planned = self._fitting(spec, inputs, options, searches=searches)
+            planned = self._fitting(spec, request)
         if all(planned is not each for each in known):
             self._monitor.leave_out_freed()  # making a plan makes Python collect garbage
             if options.compile:
@@ -242,15 +240,12 @@ class Plans:
             self._last_choice = _LastChoice(spec, alone(), cleared_bytes, planned, plans)
         return planned
 
-    def _fitting(
-        self, spec: Specialisation, inputs: list[Any], options: Options, *, searches: bool
-    ) -> Planned:
+    def _fitting(self, spec: Specialisation, request: PlanningRequest) -> Planned:
         """Return the plan of a step, with room for calls that may come if a plan leaves it."""
-        around = around_step(spec, inputs, self._account, options)
+        around, options = self._around(spec, request), request.options
         share = self.shares.share(spec, around, options)
         around = around.with_share(share)
         self._last = weakref.ref(spec), around
-        request = PlanningRequest(inputs, options, self._name, self._captures.other_plans, searches)
         clearing = self._clearing(spec, around, request)
         if clearing is not None:
             return clearing
@@ -266,7 +261,7 @@ class Plans:
         except (_NoneAtOnce, InfeasibleBudget) as error:
             if self.shares.presumes:
                 self.shares.stop_expecting_call()
-                return self._fitting(spec, inputs, options, searches=searches)
+                return self._fitting(spec, request)
             assert isinstance(error, InfeasibleBudget)
             return self._with_less_expected(spec, around, request, error)
         self.more_bytes = spec.more_held_bytes(planned, around) + share.reserved_bytes
@@ -311,7 +306,7 @@ class Plans:
             return None
         if spec.fitting(spec.with_measured_user_code(around)) is not None:
             return None
-        standing = self._standing(spec, request.inputs, request.options)
+        standing = self._standing(spec, request)
         own = without_expected(around, standing)
         known = spec.optimistic(own)
         if known is not None:
@@ -329,7 +324,7 @@ class Plans:
         better = improved(spec, known, request)
         if better is known:
             return known
-        standing = self._standing(spec, request.inputs, request.options)
+        standing = self._standing(spec, request)
         less = less_expected(spec, around, self._account, standing, request.options)
         if not less.likely_to_come().fits_with(better, request.options.planned_bytes):
             return known
@@ -350,7 +345,7 @@ class Plans:
             return None
         if self.shares.has_others or not self._is_limited(options):
             return None
-        standing = self._standing(spec, request.inputs, options)
+        standing = self._standing(spec, request)
         less = less_expected(spec, around, self._account, standing, options)
         coming = less.likely_to_come()
         if coming.around.room_bytes <= around.room_bytes:
@@ -386,7 +381,7 @@ class Plans:
         lacking_bytes = lacking_bytes_of(error)
         if isinstance(error, NoPlan):
             spec.least_budgets.learn(error.least)
-        standing = self._standing(spec, request.inputs, options)
+        standing = self._standing(spec, request)
         less = less_expected(spec, around, account, standing, options)
         less = replace(less, may_be_alone=self._may_be_alone(spec, options))
         planned = self._leaving_less(spec, less, request)
@@ -490,6 +485,9 @@ class Plans:
         fits = planned is not None and coming.fits_with(planned, options.planned_bytes)
         return planned if fits else None
 
-    def _standing(self, spec: Specialisation, inputs: Sequence[Any], options: Options) -> Standing:
-        others = options.others_in_budget(self._account)
-        return self._account.standing(inputs, others, spec.input_bytes)
+    def _around(self, spec: Specialisation, request: PlanningRequest) -> Surroundings:
+        return around_step(spec, request.inputs, self._account, request.options)
+
+    def _standing(self, spec: Specialisation, request: PlanningRequest) -> Standing:
+        others = request.options.others_in_budget(self._account)
+        return self._account.standing(request.inputs, others, spec.input_bytes)
