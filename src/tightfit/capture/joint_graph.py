@@ -86,6 +86,11 @@ class JointGraph:
         pairs = zip(self.placeholders, self.sources, strict=True)
         return [(node, source.index) for node, source in pairs if source.kind == "tangent"]
 
+    @property
+    def unread(self) -> frozenset[int]:
+        """The positions of placeholders that nothing reads: members of modules of other graphs."""
+        return frozenset(i for i, node in enumerate(self.placeholders) if not node.users)
+
     def made_from_gradients(self, outputs: Set[int]) -> set[fx.Node]:
         """Return the gradients of some outputs, and all that is computed from any of them.
 

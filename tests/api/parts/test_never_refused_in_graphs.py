@@ -59,6 +59,16 @@ def test_loops_drawn_at_random(seed: int) -> None:
     assert_holds_at_plain(loop_named(f"drawn_in_graphs_{seed}").function)
 
 
+@pytest.mark.parametrize(("name", "share"), [("branch_on_value", 0.78), ("cleared_between", 0.97)])
+def test_least_plans_without_room_for_what_may_be_there(name: str, share: float) -> None:
+    """A state that is to come, or gradients that are cleared before the backward."""
+    loop = loop_named(name).function
+    plain = lived(loop, None)
+    fitted = lived(loop, int(share * plain.whole_bytes))
+    assert fitted.error == ""
+    assert (fitted.losses, fitted.parameters) == (plain.losses, plain.parameters)
+
+
 def test_a_recurrence_whose_graphs_change() -> None:
     """After some steps its parts are others, and there is no room to measure the recurrence."""
     loop = loop_named("lstm_logged").function
@@ -75,17 +85,30 @@ class _InGraphs(nn.Module):
         super().__init__()
         block = lambda: (nn.Linear(64, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Dropout(0.1))  # noqa: E731
         self.first, self.last = nn.Sequential(*block(), *block()), nn.Sequential(*block(), *block())
+        self.between = lambda: None
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
-        return self.last(x * (1.0 if x.detach().mean().item() > -9 else 0.5))
+        scale = 1.0 if x.detach().mean().item() > -9 else 0.5
+        self.between()
+        return self.last(x * scale)
 
 
-def test_saved_tensors_of_waiting_parts_are_freed() -> None:
-    """The backward of each part begins with its forward, run once more: the same gradients."""
+def free_what_waits() -> None:
+    assert free_for(1 << 30, torch.device("cpu")) > 0
+
+
+@pytest.mark.parametrize("is_between", [False, True])
+def test_saved_tensors_of_waiting_parts_are_freed(is_between: bool) -> None:
+    """The backward of each part begins with its forward, run once more: the same gradients.
+
+    Freed between two parts, the first runs once more after the second has changed its buffers.
+    """
     torch.manual_seed(0)
     plain = _InGraphs()
     model = copy.deepcopy(plain)
+    if is_between:
+        model.between = torch.compiler.disable(free_what_waits)
     tightfit.fit(model, "1GiB", costs="unit", cache=False)
     x = torch.randn(256, 64)
     for step in range(3):
@@ -93,8 +116,8 @@ def test_saved_tensors_of_waiting_parts_are_freed() -> None:
         for own in (plain, model):
             torch.manual_seed(step)
             loss = own(x).square().mean()
-            if own is model:
-                assert free_for(1 << 30, torch.device("cpu")) > 0
+            if own is model and not is_between:
+                free_what_waits()
             loss.backward()
             grads = [p.grad for p in own.parameters() if p.grad is not None]
             results.append([loss, *map(torch.clone, grads), *own.buffers()])

@@ -306,7 +306,19 @@ class StepPlans:
 
         Raises `InfeasibleBudget` if its least plan does not fit.
         """
-        holding = self._chosen(part, kind)
+        return self._noted(part, kind, self._chosen(part, kind))
+
+    def least_for_now(self, part: Part, kind: Kind) -> Holding | None:
+        """Return the least plan of a part if its forward fits: its backward may have more room.
+
+        Memory to come may not exist then, and what is held now may be freed.
+        """
+        room_bytes = self._left_bytes() + self._coming_bytes
+        if self.options.ranks is not None or kind.least.forward_bytes > room_bytes:
+            return None
+        return self._noted(part, kind, kind.least)
+
+    def _noted(self, part: Part, kind: Kind, holding: Holding) -> Holding:
         self._latest[part] = kind
         self._holdings.setdefault(part, []).append(holding)
         return holding
@@ -317,7 +329,7 @@ class StepPlans:
         by_kind = situation.plans.kinds.get(kind.plans) if situation.plans else None
         if self.options.ranks is not None:
             return planned or by_kind or kind.least  # ranks decide together, between steps
-        left = self.limit_bytes - self._coming_bytes - self._guard.held_bytes()
+        left = self._left_bytes()
         self._held_before.setdefault(part.member, self.limit_bytes - left)
         is_new = planned is None and by_kind is None
         if is_new and not situation.lacked_room and kind.at_first.needed_bytes <= left:
@@ -325,7 +337,7 @@ class StepPlans:
         found = self._fitting(part, kind, planned, by_kind, left)
         if found is None:
             release_retained()
-            left = self.limit_bytes - self._coming_bytes - self._guard.held_bytes()
+            left = self._left_bytes()
             found = self._fitting(part, kind, planned, by_kind, left)
         if found is None and kind.plans.search_least(self.options.limits):
             found = self._fitting(part, kind, planned, by_kind, left)
@@ -345,6 +357,10 @@ class StepPlans:
             budget_bytes=self.limit_bytes,
             minimum_bytes=least,
         )
+
+    def _left_bytes(self) -> int:
+        """Return the bytes that the limit leaves now, without those that are to come and stay."""
+        return self.limit_bytes - self._coming_bytes - self._guard.held_bytes()
 
     def _fitting(
         self, part: Part, kind: Kind, planned: Holding | None, by_kind: Holding | None, left: int

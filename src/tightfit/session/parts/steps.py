@@ -294,7 +294,9 @@ class PartSteps:
         try:
             holding = self.plans.holding_for(part, kind)
         except InfeasibleBudget as error:
-            return self._run_plainly(part, given, error)
+            if (least := self._least_for_now(part, kind, error)) is None:
+                return self._run_plainly(part, given, error)
+            holding = least
         number = writer.forward_begins(kind, holding, part)
 
         def started(run: Run) -> None:
@@ -336,6 +338,19 @@ class PartSteps:
             again.hold_only(kept, written)
         writer.forward_ended(number)
         return kind.captured.joint.structure.filled(outputs)
+
+    def _least_for_now(self, part: Part, kind: Kind, error: InfeasibleBudget) -> Holding | None:
+        """Return the least plan of a part if it fits for now, where the limit holds by itself."""
+        if not self._resident.name_budget(error.minimum_bytes or 0):
+            return None
+        holding = self.plans.least_for_now(part, kind)
+        if holding is not None:
+            self._announcements.tell(
+                f"{self.name}: no plans of its parts have room for what is held now and for memory "
+                "that is to come. Parts run by the plans that save least; requests beyond the "
+                "budget are refused"
+            )
+        return holding
 
     def _run_plainly(self, part: Part, given: GraphArguments, error: InfeasibleBudget) -> Any:
         """Run a part that no plan has room for as it is: requests above the limit are refused."""

@@ -334,7 +334,7 @@ class RepeatableCall(Generic[_Step]):
                 for i, (x, now, before) in enumerate(states)
                 if now != before and id(x) not in made
             )
-            if not exempt.issuperset(changed):
+            if not (exempt | step.captured.joint.unread).issuperset(changed):
                 return (
                     "a parameter, buffer or input was changed since the call: change it after "
                     "backward"
