@@ -52,6 +52,23 @@ def test_state_and_what_passes_are_predicted(name: str) -> None:
         assert 0 <= needs.passing_bytes - (meter.peak_bytes() - after) <= SCALARS_BYTES
 
 
+@pytest.mark.parametrize("name", WAYS)
+def test_parameters_without_a_gradient_are_skipped(name: str) -> None:
+    """Those of the second layer have one in the second step only, those of the last in none."""
+    model = nn.Sequential(nn.Linear(128, 256), nn.Linear(256, 64), nn.Linear(64, 512))
+    optimizer = WAYS[name](model.parameters())
+    for step in range(3):
+        for parameter in model[: min(step + 1, 2)].parameters():
+            parameter.grad = torch.ones_like(parameter)
+        skipped = {id(p) for p in model.parameters() if p.grad is None}
+        needs = step_needs(optimizer, 64, skipped=skipped)
+        assert needs is not None
+        meter = CpuMeter()
+        before = meter.live_bytes()
+        optimizer.step()
+        assert needs.state_bytes("cpu") == meter.live_bytes() - before
+
+
 @pytest.mark.parametrize("kind", ["all optimizers", "one optimizer"])
 def test_hooks_are_not_called_by_the_forecast(kind: str) -> None:
     heard: list[Any] = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import tightfit
 from benchmarks.training_loops import LIFETIMES, Life, Loop, Run, live, loop_named
@@ -44,6 +44,39 @@ def assert_trained_alike(plain: Life, fitted: Life) -> None:
 @pytest.mark.parametrize("loop", LIFETIMES.values(), ids=lambda loop: loop.name)
 def test_what_lives_between_calls_is_no_reason_to_refuse(loop: Loop) -> None:
     assert_trained_alike(*lives(loop.function))
+
+
+class Branches(nn.Module):
+    """Most of its parameters never have a gradient, some from the third step on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.late, self.unused = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 999)
+
+    def forward(self, x: Tensor, is_late: bool) -> Tensor:
+        x = self.used(x).relu()
+        return self.late(x) if is_late else x
+
+
+def branches(run: Run) -> None:
+    model = Branches()
+    optimizer = torch.optim.Adam(model.parameters())
+    run.fit(model, optimizer=optimizer)
+    for step in range(run.steps):
+        loss = model(torch.randn(32, 64), step > 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.note(loss)
+    run.trained(model)
+
+
+def test_parameters_without_a_gradient_take_nothing() -> None:
+    """Nor is advice for a budget that is too small made for their gradients and state."""
+    plain, fitted = lives(branches)
+    assert_trained_alike(plain, fitted)
+    less = within(branches, plain.whole_bytes * 8 // 10)
+    assert less.advised_bytes is not None and less.advised_bytes <= 1.1 * plain.whole_bytes
 
 
 @pytest.mark.parametrize("seed", range(16))

@@ -88,7 +88,7 @@ class Account:
 
         `counted`: identities of parameters whose gradients are counted elsewhere.
         """
-        without = counted | self.optimizers.stepped_in_backward
+        without = counted | self.optimizers.stepped_in_backward | self.optimizers.without_gradient
         return new_gradient_bytes(self.modules, self.granularity_bytes, without)
 
     def bucket_bytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -30,7 +30,7 @@ FAR_BYTES = 1 << 16
 class StepNeeds:
     """The bytes that a step of an optimizer takes in addition."""
 
-    states: tuple[tuple[str, int], ...]  # the bytes of state on each kind of device after the step
+    states: tuple[tuple[str, int], ...]  # the bytes of new state on each kind of device
     passing_bytes: int  # the most alive at once during the step, beyond bytes that stay after it
     large_bytes: int = 0  # of the state on the CPU, in tensors that may be in far memory
 
@@ -39,18 +39,19 @@ class StepNeeds:
 
 
 def step_needs(
-    optimizer: Any, granularity: int, changes: Mapping[str, Any] = MappingProxyType({})
+    optimizer: Any,
+    granularity: int,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    skipped: Container[int] = frozenset(),
 ) -> StepNeeds | None:
     """Return the memory that a step of an optimizer takes; None where it cannot be taken on fakes.
 
-    Every parameter is taken to have a gradient.
-
     `optimizer`: as it is now: with its state, or before its first step. `granularity`: the unit
     that the device's allocator rounds to, in bytes. `changes`: options of the optimizer to be taken
-    in place of its own.
+    in place of its own. `skipped`: identities of parameters that are taken to have no gradient.
     """
     try:
-        return _taken_on_fakes(optimizer, granularity, changes)
+        return _taken_on_fakes(optimizer, granularity, changes, skipped)
     except Exception:  # an optimizer of any kind may fail on fakes in any way
         return None
 
@@ -96,11 +97,13 @@ def growing_bytes(optimizer: Any, granularity: int) -> int:
     return 2 * copy_bytes * max(0, group["history_size"] - entries)
 
 
-def _taken_on_fakes(optimizer: Any, granularity: int, changes: Mapping[str, Any]) -> StepNeeds:
+def _taken_on_fakes(
+    optimizer: Any, granularity: int, changes: Mapping[str, Any], skipped: Container[int]
+) -> StepNeeds:
     twins: dict[int, nn.Parameter] = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(private.FakeTensorMode(allow_non_fake_inputs=True))
-        groups = [{**_twin_group(g, twins), **changes} for g in optimizer.param_groups]
+        groups = [{**_twin_group(g, twins, skipped), **changes} for g in optimizer.param_groups]
         arguments = {**arguments_of(optimizer), **changes}
         twin = type(optimizer)([g for g in groups if g["params"]], **arguments)
         for parameter, state in optimizer.state.items():
@@ -117,10 +120,11 @@ def _taken_by(twin: Any, granularity: int, steps: int = 1) -> StepNeeds:
             step_without_hooks(type(twin))(twin)  # they count, log and synchronise
         after = _state_tensors(twin)
     there = {id(tensor) for tensor in before}
-    stays = resident_tensor_bytes((t for t in after if id(t) not in there), granularity)
+    made = [t for t in after if id(t) not in there]
+    stays = resident_tensor_bytes(made, granularity)
     states = {
-        kind: resident_tensor_bytes((t for t in after if t.device.type == kind), granularity)
-        for kind in {t.device.type for t in after}
+        kind: resident_tensor_bytes((t for t in made if t.device.type == kind), granularity)
+        for kind in {t.device.type for t in made}
     }
     passing_bytes = max(0, counter.peak_bytes - stays) + NUMBERS * granularity
     large = (t for t in after if t.device.type == "cpu" and t.nbytes >= FAR_BYTES)
@@ -128,10 +132,12 @@ def _taken_by(twin: Any, granularity: int, steps: int = 1) -> StepNeeds:
     return StepNeeds(tuple(sorted(states.items())), passing_bytes, large_bytes)
 
 
-def _twin_group(group: Mapping[str, Any], twins: dict[int, nn.Parameter]) -> dict[str, Any]:
+def _twin_group(
+    group: Mapping[str, Any], twins: dict[int, nn.Parameter], skipped: Container[int]
+) -> dict[str, Any]:
     params = []
     for parameter in group["params"]:
-        if parameter.requires_grad:
+        if parameter.requires_grad and id(parameter) not in skipped:
             twins[id(parameter)] = fake = _fake_parameter(parameter)
             params.append(fake)
     return {**group, "params": params}

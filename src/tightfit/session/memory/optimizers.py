@@ -54,7 +54,11 @@ class Optimizers:
         self._steps: InBackward | None = None
         self._trains_ours: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self.looked = 0
-        self._needs: weakref.WeakKeyDictionary[Any, tuple[bool, StepNeeds | None]] = (
+        self._needs: weakref.WeakKeyDictionary[Any, tuple[Any, StepNeeds | None]] = (
+            weakref.WeakKeyDictionary()
+        )
+        # Identities of parameters that had no gradient in any step
+        self._without_gradient: weakref.WeakKeyDictionary[Any, frozenset[int]] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -94,6 +98,19 @@ class Optimizers:
         groups = optimizer.param_groups  # a wrapper shows those of its optimizer
         if all(other.param_groups is not groups for other in self):
             self._known.append(weakref.ref(optimizer))
+
+    def note_gradients(self, optimizer: Any) -> frozenset[int]:
+        """Note, and return, which parameters have no gradient as an optimizer begins to step."""
+        groups = optimizer.param_groups
+        skipped = frozenset(id(p) for group in groups for p in group["params"] if p.grad is None)
+        known = self._without_gradient.get(optimizer, skipped)
+        self._without_gradient[optimizer] = known & skipped
+        return skipped
+
+    @property
+    def without_gradient(self) -> frozenset[int]:
+        """Identities of parameters that had no gradient in any step of their optimizer."""
+        return frozenset().union(*(self._without_gradient.get(o, ()) for o in self._now()))
 
     # -- state --------------------------------------------------------------------------------
 
@@ -157,13 +174,18 @@ class Optimizers:
         """Whether the steps of an optimizer are ops of planned backwards."""
         return self._steps is not None and self._steps.is_of(optimizer)
 
-    def step_needs(self, optimizer: Any) -> StepNeeds | None:
+    def step_needs(self, optimizer: Any, skipped: frozenset[int] | None = None) -> StepNeeds | None:
         """Return the memory that a step of an optimizer will take; None if that cannot be
-        predicted."""
-        has_state = any(optimizer.state.values())
+        predicted.
+
+        `skipped`: identities of parameters without a gradient; None: those that never had one.
+        """
+        if skipped is None:
+            skipped = self._without_gradient.get(optimizer, frozenset())
+        key = len(optimizer.state), any(optimizer.state.values()), skipped
         known = self._needs.get(optimizer)
-        if known is None or known[0] != has_state:
-            known = has_state, step_needs(optimizer, self._granularity_bytes)
+        if known is None or known[0] != key:
+            known = key, step_needs(optimizer, self._granularity_bytes, skipped=skipped)
             self._needs[optimizer] = known
         return known[1]
 

@@ -12,7 +12,7 @@ from tightfit.session.memory.forecast import NUMBERS, StepNeeds, step_needs
 from tightfit.session.memory.surroundings import with_numbers
 from tightfit.units import format_bytes
 
-_WAYS = ({"foreach": False, "fused": None}, {"foreach": None, "fused": True})
+_OTHERS = ({"foreach": False, "fused": None}, {"foreach": None, "fused": True})
 
 
 def stepping_bytes(account: Account) -> int:
@@ -32,11 +32,12 @@ def refuse_step(
     `coming`: returns the least budget for the steps to come, as far as it is known. Raises
     `BudgetExceeded`: names the bytes of the step, and ways out.
     """
-    needs = account.optimizers.step_needs(optimizer)
+    skipped = account.optimizers.note_gradients(optimizer)
+    needs = account.optimizers.step_needs(optimizer, skipped)
     limit_bytes = keeper.limit_bytes
     if needs is None or limit_bytes is None:
         return
-    held_bytes, taken_bytes = keeper.held_bytes(), _taken_bytes(needs, account, optimizer)
+    held_bytes, taken_bytes = keeper.held_bytes(), _taken_bytes(needs, account)
     numbers_bytes = NUMBERS * account.granularity_bytes  # at most: kernels may take fewer
     lacking_bytes = held_bytes + taken_bytes - numbers_bytes - limit_bytes
     if lacking_bytes > 0 and free_for(lacking_bytes, account.device):
@@ -49,8 +50,9 @@ def refuse_step(
     room_bytes = limit_bytes - held_bytes
     own_bytes = with_numbers(needed_bytes)
     named_bytes = max(own_bytes, coming(), with_numbers(keeper.later_steps_bytes()))
-    helps = [_text(way) for way in _WAYS if _fits(way, account, optimizer, room_bytes)]
-    helps = helps if named_bytes == own_bytes else []
+    helps = []
+    if named_bytes == own_bytes:
+        helps = [_text(o) for o in _OTHERS if _fits(o, account, optimizer, skipped, room_bytes)]
     advice = f"{' or '.join(helps)} fits; else " if helps else ""
     raise BudgetExceeded(
         f"the step of {type(optimizer).__name__} for {name} would hold "
@@ -63,21 +65,23 @@ def refuse_step(
     )
 
 
-def _taken_bytes(needs: StepNeeds, account: Account, optimizer: Any) -> int:
-    is_first = not any(optimizer.state.values())
-    state_bytes = needs.state_bytes(account.device.type) if is_first else 0
-    return state_bytes + needs.passing_bytes
+def _taken_bytes(needs: StepNeeds, account: Account) -> int:
+    return needs.state_bytes(account.device.type) + needs.passing_bytes
 
 
-def _fits(way: dict[str, Any], account: Account, optimizer: Any, room_bytes: int) -> bool:
-    """Whether a step would fit in another way that the optimizer has."""
-    if not all(key in optimizer.defaults for key in way):
+def _fits(
+    options: dict[str, Any],
+    account: Account,
+    optimizer: Any,
+    skipped: frozenset[int],
+    room_bytes: int,
+) -> bool:
+    """Whether a step would fit with other options, if the optimizer has them."""
+    if not all(key in optimizer.defaults for key in options):
         return False
-    needs = step_needs(optimizer, account.granularity_bytes, way)
-    if needs is None:
-        return False
-    return _taken_bytes(needs, account, optimizer) <= room_bytes
+    needs = step_needs(optimizer, account.granularity_bytes, options, skipped)
+    return needs is not None and _taken_bytes(needs, account) <= room_bytes
 
 
-def _text(way: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in way.items() if value is not None)
+def _text(options: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in options.items() if value is not None)
