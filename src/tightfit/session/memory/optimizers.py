@@ -57,6 +57,7 @@ class Optimizers:
         self._needs: weakref.WeakKeyDictionary[Any, tuple[Any, StepNeeds | None]] = (
             weakref.WeakKeyDictionary()
         )
+        self._planned: frozenset[int] | None = None  # parameters that captured steps train
         # Identities of parameters that had no gradient in any step
         self._without_gradient: weakref.WeakKeyDictionary[Any, frozenset[int]] = (
             weakref.WeakKeyDictionary()
@@ -107,10 +108,29 @@ class Optimizers:
         self._without_gradient[optimizer] = known & skipped
         return skipped
 
+    def note_planned(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Note parameters that a captured step has gradients for.
+
+        Until an optimizer has stepped, its other parameters are expected to have none.
+        """
+        self._planned = (self._planned or frozenset()).union(map(id, parameters))
+
     @property
     def without_gradient(self) -> frozenset[int]:
-        """Identities of parameters that had no gradient in any step of their optimizer."""
-        return frozenset().union(*(self._without_gradient.get(o, ()) for o in self._now()))
+        """Identities of parameters that are not expected to have a gradient."""
+        optimizers = self._now()
+        if not optimizers and self._planned is not None:
+            return frozenset(map(id, self._own())) - self._planned
+        return frozenset().union(*map(self._without_gradient_of, optimizers))
+
+    def _without_gradient_of(self, optimizer: Any) -> frozenset[int]:
+        known = self._without_gradient.get(optimizer)
+        if self._planned is None:
+            return known or frozenset()
+        if known is None:
+            own = frozenset(map(id, self._own()))
+            known = own & {id(p) for group in optimizer.param_groups for p in group["params"]}
+        return known - self._planned
 
     # -- state --------------------------------------------------------------------------------
 
@@ -153,7 +173,9 @@ class Optimizers:
         return self._copies_bytes()
 
     def _copies_bytes(self, counted: Container[int] = frozenset()) -> int:
-        trained = (p for p in self._own() if p.requires_grad and id(p) not in counted)
+        without = self.without_gradient
+        own = (p for p in self._own() if p.requires_grad and id(p) not in without)
+        trained = (p for p in own if id(p) not in counted)
         return 2 * sum(rounded_up(p.nbytes, self._granularity_bytes) for p in trained)
 
     def _own(self) -> list[nn.Parameter]:
@@ -178,10 +200,10 @@ class Optimizers:
         """Return the memory that a step of an optimizer will take; None if that cannot be
         predicted.
 
-        `skipped`: identities of parameters without a gradient; None: those that never had one.
+        `skipped`: identities of parameters without a gradient; None: those expected to have none.
         """
         if skipped is None:
-            skipped = self._without_gradient.get(optimizer, frozenset())
+            skipped = self._without_gradient_of(optimizer)
         key = len(optimizer.state), any(optimizer.state.values()), skipped
         known = self._needs.get(optimizer)
         if known is None or known[0] != key:

@@ -195,8 +195,17 @@ class WholeSteps:
                 announce(_why_new_plan(self.callee.name, self.captures.changed(key, given)))
             call = self.captures.traced_call(key, given, compiled=self.options.compile)
             spec = self._capture(key, call, waits=waits)
+            if self.options.ranks is None:
+                self._note_trained(spec, given)
         spec.use(self._calls)
         return spec
+
+    def _note_trained(self, spec: Specialisation, given: GraphArguments) -> None:
+        """Note the parameters that a captured step has gradients for."""
+        joint, inputs = spec.captured.joint, self.captures.inputs(spec, given)
+        places = [i for _, i in (*joint.gradients, *joint.stepped)]
+        members = [inputs[i] for i in places if joint.sources[i].kind == "parameter"]
+        self.account.optimizers.note_planned(members)
 
     def _varies(self) -> None:
         """Do nothing: numbers decide which code runs, and each call is planned again."""
