@@ -199,7 +199,8 @@ class Limit:
         if keeper is None or optimizers.steps_in_backward(optimizer):
             return
         if optimizers.meet(optimizer):
-            refuse_step(self._name, self._account, optimizer, keeper, self._needed_bytes)
+            skipped = optimizers.note_gradients(optimizer)
+            refuse_step(self._name, self._account, optimizer, skipped, keeper, self._needed_bytes)
             self._has_stepped = True
             self._account.since.step_begins(self._account.gradient_versions)
             makes_state = lambda: self._account.coming_state_bytes() > 0  # noqa: E731

@@ -22,17 +22,22 @@ def stepping_bytes(account: Account) -> int:
 
 
 def refuse_step(
-    name: str, account: Account, optimizer: Any, keeper: Account, coming: Callable[[], int]
+    name: str,
+    account: Account,
+    optimizer: Any,
+    skipped: frozenset[int],
+    keeper: Account,
+    coming: Callable[[], int],
 ) -> None:
     """Raise if the step of an optimizer would exceed a budget; nothing has been changed then.
 
     `optimizer`: is about to step. It is not refused if its step cannot be predicted. Where more is
-    held than the limit already, it is not refused if it takes but a few numbers. `keeper`: the
-    account that keeps to the budget; of several models within one budget, that called last.
-    `coming`: returns the least budget for the steps to come, as far as it is known. Raises
-    `BudgetExceeded`: names the bytes of the step, and ways out.
+    held than the limit already, it is not refused if it takes but a few numbers. `skipped`: the
+    identities of its parameters without a gradient. `keeper`: the account that keeps to the budget;
+    of several models within one budget, that called last. `coming`: returns the least budget for
+    the steps to come, as far as it is known. Raises `BudgetExceeded`: names the bytes of the step,
+    and ways out.
     """
-    skipped = account.optimizers.note_gradients(optimizer)
     needs = account.optimizers.step_needs(optimizer, skipped)
     limit_bytes = keeper.limit_bytes
     if needs is None or limit_bytes is None:
