@@ -39,20 +39,20 @@ def steps(draw: st.DrawFn) -> list[Block]:
     return [Block(n, 2 * at, 2 * at + life, size) for n, (at, life, size) in enumerate(births)]
 
 
-def grounds() -> tuple[FillerPlacement, list[FakeArenaMemory]]:
+def memories() -> tuple[FillerPlacement, list[FakeArenaMemory]]:
     made: list[FakeArenaMemory] = []
 
-    def ground_for(height: int) -> FakeArenaMemory:
+    def memory_for(height: int) -> FakeArenaMemory:
         made.append(FakeArenaMemory(height))
         return made[-1]
 
-    return FillerPlacement(ground_for), made
+    return FillerPlacement(memory_for), made
 
 
 def run(
     step: FilledStep,
     blocks: list[Block],
-    ground: FakeArenaMemory,
+    memory: FakeArenaMemory,
     draw: random.Random,
     late: float = 0.0,
 ) -> dict[int, Any]:
@@ -67,9 +67,9 @@ def run(
         step.turn(at // 2)
         born = [block for block in blocks if block.lower == at]
         for block in born:
-            assert ground.is_inside
-            alive[block.id] = ground.pool.request(block.size_bytes)
-            found[block.id] = alive[block.id].address - ground.base
+            assert memory.is_inside
+            alive[block.id] = memory.pool.request(block.size_bytes)
+            found[block.id] = alive[block.id].address - memory.base
     return {"places": found, "alive": alive}
 
 
@@ -77,15 +77,15 @@ def run(
 @given(blocks=steps(), seed=st.integers(0, 999))
 def test_requests_find_their_places_step_after_step(blocks: list[Block], seed: int) -> None:
     draw, script = random.Random(seed), script_of(blocks)
-    steering, made = grounds()
+    placement, made = memories()
     for _ in range(3):
-        step = steering.begin(script)
+        step = placement.begin(script)
         places = run(step, blocks, made[0], draw)["places"]
-        steering.end(step)
+        placement.end(step)
         for at in {block.lower for block in blocks}:  # those alike may change places
             born = [block for block in blocks if block.lower == at]
             assert {places[b.id] for b in born} == {script.places[b.id] for b in born}
-    report = steering.report
+    report = placement.report
     assert (report.exact_steps, report.fallbacks, report.layouts) == (3, 0, 1)
     assert made[0].pool.reserved == max(script.height_bytes, LEAST_BYTES)
     assert len(made) == 1 and len(made[0].pool.segments) == 1
@@ -99,31 +99,31 @@ def test_a_step_that_differs_lies_elsewhere_and_is_counted(
 ) -> None:
     """Other sizes, more and fewer requests, late frees, blocks that outlive their step."""
     draw, script = random.Random(seed), script_of(planned)
-    steering, made = grounds()
+    placement, made = memories()
     kept: list[Any] = []
     known = {block.lower for block in planned}
     real = [block for block in real if block.lower in known]
     for _ in range(3):
-        step = steering.begin(script)
+        step = placement.begin(script)
         kept += run(step, real, made[-1], draw, late=0.3)["alive"].values()
-        steering.end(step)
-        for ground in made:
-            own = [b.address for b in kept if b.pool is ground.pool]
-            spans = sorted((address, size_at(ground, address)) for address in own)
+        placement.end(step)
+        for memory in made:
+            own = [b.address for b in kept if b.pool is memory.pool]
+            spans = sorted((address, size_at(memory, address)) for address in own)
             assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
         draw.shuffle(kept)
         del kept[len(kept) // 2 :]
-    report = steering.report
+    report = placement.report
     assert report.steps == 3 and report.exact_steps + report.fallbacks >= 3
     kept.clear()
-    step = steering.begin(script)  # nothing is left over: all is as at first
+    step = placement.begin(script)  # nothing is left over: all is as at first
     run(step, planned, made[-1], draw)
-    steering.end(step)
-    assert steering.report.exact_steps == report.exact_steps + 1
+    placement.end(step)
+    assert placement.report.exact_steps == report.exact_steps + 1
 
 
-def size_at(ground: FakeArenaMemory, address: int) -> int:
-    return next(s.size for seg in ground.pool.segments for s in seg if s.address == address)
+def size_at(memory: FakeArenaMemory, address: int) -> int:
+    return next(s.size for seg in memory.pool.segments for s in seg if s.address == address)
 
 
 def two_blocks() -> Script:
@@ -131,20 +131,20 @@ def two_blocks() -> Script:
 
 
 def test_a_step_during_one_that_awaits_its_backward_is_placed_elsewhere() -> None:
-    steering, made = grounds()
-    first = steering.begin(two_blocks())
+    placement, made = memories()
+    first = placement.begin(two_blocks())
     first.turn(0)
-    second = steering.begin(two_blocks())
+    second = placement.begin(two_blocks())
     placed = made[0].placed
     second.turn(0)
     assert made[0].placed == placed and not second.is_exact
-    steering.end(second)
+    placement.end(second)
     first.turn(1)
-    steering.end(first)
-    assert steering.report.exact_steps == 1 and steering.report.steps == 2
-    again = steering.begin(two_blocks())
+    placement.end(first)
+    assert placement.report.exact_steps == 1 and placement.report.steps == 2
+    again = placement.begin(two_blocks())
     del again  # its backward will never run
-    assert steering.begin(two_blocks()).is_exact
+    assert placement.begin(two_blocks()).is_exact
 
 
 @pytest.mark.parametrize(
@@ -152,42 +152,42 @@ def test_a_step_during_one_that_awaits_its_backward_is_placed_elsewhere() -> Non
     [((4 * MIB, 30 * MIB), {0}), ((3 * MIB + 512, 4 * MIB), {0}), ((4 * MIB, 6 * MIB), set())],
     ids=["larger than planned", "a smaller piece first", "as planned"],
 )
-def test_a_watched_step_names_the_instruction_whose_requests_have_no_room(
+def test_a_growing_step_names_the_instruction_whose_requests_have_no_room(
     requested: tuple[int, ...], says: set[int]
 ) -> None:
     """An output that stays, and what a library takes for a moment, perhaps in other pieces."""
     script = script_of([Block(0, 0, 9, 4 * MIB), Block(1, 0, 1, 6 * MIB), Block(2, 2, 9, 5 * MIB)])
-    steering, made = grounds()
-    step = steering.begin(script, is_watched=True)
+    placement, made = memories()
+    step = placement.begin(script, notes_growth=True)
     step.turn(0)
     held = [made[0].pool.request(size) for size in requested]
     held.pop(0 if requested[0] < 4 * MIB else 1)
     step.turn(1)
     held.append(made[0].pool.request(5 * MIB))
     held.clear()
-    steering.end(step)
+    placement.end(step)
     assert step.crowded == says
 
 
 def test_what_outlives_a_step_is_seen_when_the_next_one_begins() -> None:
-    steering, made = grounds()
-    step = steering.begin(two_blocks())
+    placement, made = memories()
+    step = placement.begin(two_blocks())
     step.turn(0)
     kept = made[0].pool.request(6 * MIB)
-    steering.end(step)
-    assert not steering.outlived
-    assert not steering.begin(two_blocks()).is_exact
-    assert steering.outlived and kept.address == made[0].base + two_blocks().places[0]
+    placement.end(step)
+    assert not placement.outlived
+    assert not placement.begin(two_blocks()).is_exact
+    assert placement.outlived and kept.address == made[0].base + two_blocks().places[0]
 
 
 def test_a_higher_script_takes_higher_memory_and_a_lower_one_stays() -> None:
-    steering, made = grounds()
+    placement, made = memories()
     low, high = two_blocks(), script_of([Block(0, 0, 2, 80 * MIB)])
     for script in (low, high, low):
-        step = steering.begin(script)
+        step = placement.begin(script)
         assert step.is_exact
-        steering.end(step)
-    assert [ground.height_bytes for ground in made] == [36 * MIB, 80 * MIB]
+        placement.end(step)
+    assert [memory.height_bytes for memory in made] == [36 * MIB, 80 * MIB]
     assert high.height_bytes % CELL_BYTES == 0
 
 
@@ -195,23 +195,23 @@ def test_without_room_for_the_arena_steps_lie_elsewhere() -> None:
     def no_room(height: int) -> FakeArenaMemory:
         raise RuntimeError("out of memory")
 
-    steering = FillerPlacement(no_room)
-    step = steering.begin(two_blocks())
+    placement = FillerPlacement(no_room)
+    step = placement.begin(two_blocks())
     step.turn(0)
-    steering.end(step)
-    assert steering.report.steps == 1 and steering.report.exact_steps == 0
+    placement.end(step)
+    assert placement.report.steps == 1 and placement.report.exact_steps == 0
 
 
-@pytest.mark.parametrize("is_led", [True, False])
-def test_instructions_whose_requests_lie_elsewhere_leave_the_arena(is_led: bool) -> None:
+@pytest.mark.parametrize("is_filled", [True, False])
+def test_instructions_whose_requests_lie_elsewhere_leave_the_arena(is_filled: bool) -> None:
     script = script_of([Block(0, 0, 6, 6 * MIB), Block(1, 4, 6, 8 * MIB)], outside_at=(1,))
-    steering, made = grounds()
+    placement, made = memories()
     kept = FakeArenaMemory(20 * MIB)
-    step = steering.begin(script)
-    if not is_led:
-        steering.end(step)
+    step = placement.begin(script)
+    if not is_filled:
+        placement.end(step)
         kept = made[0].pool.request(2 * MIB)
-        step = steering.begin(script)
+        step = placement.begin(script)
     seen = []
     for instruction in (0, 1, 2):
         step.turn(instruction)
@@ -223,15 +223,15 @@ def test_instructions_whose_requests_lie_elsewhere_leave_the_arena(is_led: bool)
 def led(blocks: list[Block], steps: int, seed: int) -> None:
     """Lead steps and compare every place."""
     draw, script = random.Random(seed), script_of(blocks)
-    steering, made = grounds()
+    placement, made = memories()
     for _ in range(steps):
-        step = steering.begin(script)
+        step = placement.begin(script)
         places = run(step, blocks, made[0], draw)["places"]
-        steering.end(step)
+        placement.end(step)
         for at in {block.lower for block in blocks}:
             born = [block for block in blocks if block.lower == at]
             assert {places[b.id] for b in born} == {script.places[b.id] for b in born}
-    assert steering.report.exact_steps == steps and len(made[0].pool.segments) == 1
+    assert placement.report.exact_steps == steps and len(made[0].pool.segments) == 1
     assert made[0].pool.reserved == max(script.height_bytes, LEAST_BYTES)
 
 

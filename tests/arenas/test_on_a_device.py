@@ -77,7 +77,7 @@ class Led(FakeArenaMemory):
 
 
 @pytest.fixture
-def grounds(monkeypatch: pytest.MonkeyPatch) -> list[Led]:
+def memories(monkeypatch: pytest.MonkeyPatch) -> list[Led]:
     """Let `arena=True` do on the CPU what it does on a GPU."""
     made: list[Led] = []
     known: list[LaidOut] = []
@@ -87,12 +87,12 @@ def grounds(monkeypatch: pytest.MonkeyPatch) -> list[Led]:
         known.append((blocks, lay_out(blocks, **more)))
         return known[-1][1]
 
-    def ground_for(height_bytes: int) -> Led:
+    def memory_for(height_bytes: int) -> Led:
         made.append(Led(height_bytes, known))
         return made[-1]
 
     def on_a_device(name: str, account: Any, options: Any) -> DeviceAddresses:
-        return DeviceAddresses(name, account, options, ground_for)
+        return DeviceAddresses(name, account, options, memory_for)
 
     monkeypatch.setattr(holes, "script_of", noted)
     monkeypatch.setattr("tightfit.session.fitted.addresses_for", on_a_device)
@@ -129,7 +129,7 @@ def report_of(model: nn.Module) -> Report:
 
 @pytest.mark.parametrize("calls", [1, 2])
 def test_a_placed_step_says_before_each_large_request_what_comes(
-    grounds: list[Led], calls: int
+    memories: list[Led], calls: int
 ) -> None:
     plain = train(net(), calls=calls)
     model = tightfit.fit(net(), "64MiB", costs="unit", cache=False, arena=True)
@@ -139,14 +139,14 @@ def test_a_placed_step_says_before_each_large_request_what_comes(
     assert report.arena.steps == report.arena.exact_steps == 6 * calls
     assert report.arena.fallbacks == 0 and report.arena.height_bytes > 8 * MIB
     assert report.held.height_bytes == report.arena.height_bytes
-    ground = grounds[-1]
-    assert ground.seen["enter"] > 20 and not ground.is_inside
-    assert ground.state() == "free"  # nothing is held after a step
+    memory = memories[-1]
+    assert memory.seen["enter"] > 20 and not memory.is_inside
+    assert memory.state() == "free"  # nothing is held after a step
     tightfit.unfit(model)
     assert same(train(net(), calls=calls), plain)
 
 
-def test_plans_leave_what_their_layout_is_higher(grounds: list[Led]) -> None:
+def test_plans_leave_what_their_layout_is_higher(memories: list[Led]) -> None:
     model = tightfit.fit(net(), "40MiB", costs="unit", cache=False, arena=True)
     plain = train(net())
     assert same(train(model), plain)
@@ -157,7 +157,7 @@ def test_plans_leave_what_their_layout_is_higher(grounds: list[Led]) -> None:
 
 
 def test_an_operator_whose_requests_have_no_room_lies_elsewhere_from_then_on(
-    grounds: list[Led], monkeypatch: pytest.MonkeyPatch
+    memories: list[Led], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One instruction requests more while it runs than it was measured to take."""
     run_op = Led._run_op
@@ -176,10 +176,10 @@ def test_an_operator_whose_requests_have_no_room_lies_elsewhere_from_then_on(
     report = report_of(model).arena
     assert report is not None
     assert report.steps == report.exact_steps == 6
-    assert report.requests < 6 * len(grounds[-1].known[0][1].places)
+    assert report.requests < 6 * len(memories[-1].known[0][1].places)
 
 
-def test_a_call_that_is_let_go_of_does_not_keep_the_arena(grounds: list[Led]) -> None:
+def test_a_call_that_is_let_go_of_does_not_keep_the_arena(memories: list[Led]) -> None:
     model = tightfit.fit(net(), "64MiB", costs="unit", cache=False, arena=True)
     train(model, 2)
     torch.manual_seed(2)
@@ -194,7 +194,7 @@ def test_a_call_that_is_let_go_of_does_not_keep_the_arena(grounds: list[Led]) ->
     assert (report.steps, report.exact_steps, report.fallbacks) == (5, 4, 0)
 
 
-def test_a_backward_that_fails_ends_its_step(grounds: list[Led]) -> None:
+def test_a_backward_that_fails_ends_its_step(memories: list[Led]) -> None:
     model = tightfit.fit(net(), "64MiB", costs="unit", cache=False, arena=True)
     train(model, 2)
 
@@ -208,13 +208,13 @@ def test_a_backward_that_fails_ends_its_step(grounds: list[Led]) -> None:
     handle.remove()
     del loss
     model.zero_grad()
-    assert not grounds[-1].is_inside
+    assert not memories[-1].is_inside
     train(model, 2)
     report = report_of(model).arena
     assert report is not None and report.exact_steps >= 4 and report.fallbacks == 0
 
 
-def test_what_cannot_be_placed_is_refused_by_name(grounds: list[Led]) -> None:
+def test_what_cannot_be_placed_is_refused_by_name(memories: list[Led]) -> None:
     with pytest.raises(BadInput, match="a compiled plan requests memory in an order of its own"):
         tightfit.fit(net(), "64MiB", arena=True, compile=True)
 

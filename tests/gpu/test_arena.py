@@ -44,38 +44,38 @@ def test_requests_find_their_places_a_thousand_times() -> None:
     sizes = [3 * MIB - 700, 7 * MIB, 7 * MIB, 2 * MIB, 30 * MIB, 1 * MIB + 512]
     blocks = [Block(n, 2 * (n // 2), 2 * (n // 2) + 1 + n, s) for n, s in enumerate(sizes)]
     script = script_of(blocks)
-    grounds: list[CudaArenaMemory] = []
+    memories: list[CudaArenaMemory] = []
 
-    def ground_for(height_bytes: int) -> CudaArenaMemory:
-        grounds.append(CudaArenaMemory(height_bytes, device()))
-        return grounds[-1]
+    def memory_for(height_bytes: int) -> CudaArenaMemory:
+        memories.append(CudaArenaMemory(height_bytes, device()))
+        return memories[-1]
 
-    steering = FillerPlacement(ground_for)
+    placement = FillerPlacement(memory_for)
     for _ in range(1000):
-        step, alive = steering.begin(script), {}
+        step, alive = placement.begin(script), {}
         for at in sorted({block.lower for block in blocks}):
             for block in [b for b in blocks if b.upper <= at]:
                 alive.pop(block.id, None)
             step.turn(at // 2)
             for block in [b for b in blocks if b.lower == at]:
                 alive[block.id] = torch.empty(block.size_bytes, dtype=torch.uint8, device=device())
-                place = alive[block.id].data_ptr() - grounds[0].address
+                place = alive[block.id].data_ptr() - memories[0].address
                 assert place == script.places[block.id]
         alive.clear()
-        steering.end(step)
-    assert steering.report.exact_steps == 1000
-    assert grounds[0].reserved_bytes == grounds[0].height_bytes
+        placement.end(step)
+    assert placement.report.exact_steps == 1000
+    assert memories[0].reserved_bytes == memories[0].height_bytes
 
 
 def test_what_leading_a_request_costs() -> None:
     """Printed, for docs/arena.md: microseconds of the processor for each large request."""
     blocks = [Block(n, 2 * n, 2 * n + 5, (4 + n % 7) << 20) for n in range(200)]
     script = script_of(blocks)
-    steering = FillerPlacement(functools.partial(CudaArenaMemory, device=device()))
+    placement = FillerPlacement(functools.partial(CudaArenaMemory, device=device()))
     spent = 0.0
     for _ in range(20):
         alive = {}
-        step = steering.begin(script)
+        step = placement.begin(script)
         for block in blocks:
             for other in [b for b in blocks if b.upper <= block.lower]:
                 alive.pop(other.id, None)
@@ -84,9 +84,9 @@ def test_what_leading_a_request_costs() -> None:
             spent += time.perf_counter() - began
             alive[block.id] = torch.empty(block.size_bytes, dtype=torch.uint8, device=device())
         alive.clear()
-        steering.end(step)
+        placement.end(step)
     print(f"leading a request costs {spent / 20 / len(blocks) * 1e6:.1f} us")
-    assert steering.report.exact_steps == 20
+    assert placement.report.exact_steps == 20
 
 
 def test_a_fitted_model_holds_what_its_layout_says() -> None:

@@ -74,7 +74,7 @@ def crowded_blocks(draw: st.DrawFn, most: int) -> tuple[Block, ...]:
 def lowest_height(blocks: Sequence[Block]) -> int:
     """Return the least height of any layout, by dropping the blocks in every order.
 
-    Any layout can be pushed down until each block rests on another one or on the ground; dropped
+    Any layout can be pushed down until each block rests on another one or on address 0; dropped
     from the lowest up, its blocks come to lie no higher.
     """
     return min((_dropped_height(order) for order in permutations(blocks)), default=0)

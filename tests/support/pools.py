@@ -92,7 +92,7 @@ class FakePool:
 
 
 class FakeArenaMemory:
-    """A ground in such a pool; counts who is inside."""
+    """A memory in such a pool; counts who is inside."""
 
     def __init__(self, height_bytes: int, least_left: int = SMALL + 1) -> None:
         self.height_bytes = height_bytes

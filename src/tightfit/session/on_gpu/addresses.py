@@ -190,7 +190,7 @@ class _LaidOut:
         return self._runner
 
     def begin(self) -> FilledStep:
-        return self._fillers.begin(self.script, is_watched=not self._is_known)
+        return self._fillers.begin(self.script, notes_growth=not self._is_known)
 
     def end(self, step: FilledStep) -> None:
         self._fillers.end(step)
