@@ -82,6 +82,10 @@ class Surroundings:
         """Return the same with something else held by others."""
         return replace(self, others_bytes=others_bytes)
 
+    def with_state(self, state_bytes: int) -> Surroundings:
+        """Return the same with so much state of the optimizers, or with its own if that is more."""
+        return replace(self, state_bytes=max(self.state_bytes, state_bytes))
+
     def with_outside(self, outside_bytes: int) -> Surroundings:
         """Return the same with something else held between forward and backward."""
         if outside_bytes == self.outside_bytes:

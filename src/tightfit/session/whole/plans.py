@@ -194,6 +194,9 @@ class Plans:
         spec, around = self._last[0](), self._last[1]
         if spec is None:
             return least_bytes
+        # By now gradients of more parameters may exist than the call was expected to make
+        state_bytes = self._account.existing_state_bytes() + self._account.coming_state_bytes()
+        around = around.with_state(state_bytes)
         if freed_in is not None:
             return needed_once_more(spec, around, self._account, freed_in, least_bytes)
         return needed_by_steps(spec, around, self._account, self._monitor.open_step)
