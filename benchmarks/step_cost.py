@@ -2,6 +2,8 @@
 
     python benchmarks/step_cost.py               # every model, a row each
     python benchmarks/step_cost.py linears --rounds 15
+    python benchmarks/step_cost.py --table          # only write the table of docs/cuda-graph.md
+    python benchmarks/step_cost.py --table          # write docs/cuda-graph.md's table, run nothing
 
 Kernels of such tensors take next to nothing, so what is left is asking for them: on a GPU this
 decides once it takes longer than the kernels. Nothing is recomputed. Plain and fitted steps take
@@ -26,12 +28,14 @@ import torch
 from torch import Tensor, nn
 
 import tightfit
-from benchmarks.rows import append_rows
+from benchmarks.documents import table, with_section
+from benchmarks.rows import Row, append_rows, read_rows
 from benchmarks.training import circumstances
 
-__all__ = ["row_of"]
+__all__ = ["PAGE", "RESULTS", "row_of", "section"]
 
 RESULTS = Path(__file__).parent / "results" / "step_cost.jsonl"
+PAGE = Path(__file__).parent.parent / "docs" / "cuda-graph.md"
 _WARM_UP = 40  # steps: plans are settled, and nothing is compared any more
 
 
@@ -66,9 +70,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=50, help="of a round")
+    parser.add_argument("--table", action="store_true", help="measure nothing, write the table")
     options = parser.parse_args(words)
     torch.set_num_threads(1)
-    for name in options.models or MODELS:
+    for name in () if options.table else options.models or MODELS:
         row = {**circumstances(1, rounds=options.rounds), **row_of(name, options)}
         append_rows(RESULTS, row)
         print(
@@ -76,6 +81,25 @@ def main(words: Sequence[str] | None = None) -> None:
             f"{1e3 * row['fitted_s']:.2f} ms: {1e6 * row['per_op_s']:.1f} us more for each of "
             f"{row['ops']} operators"
         )
+    PAGE.write_text(with_section(PAGE.read_text(), "step cost", section(read_rows(RESULTS))))
+
+
+def section(rows: Sequence[Row]) -> str:
+    """Return a table of the newest row of each model."""
+    newest = {row["model"]: row for row in rows}
+    return table(
+        ["model", "operators", "plain PyTorch", "fitted", "more for each operator"],
+        [
+            [
+                name,
+                str(row["ops"]),
+                f"{1e3 * row['plain_s']:.2f} ms",
+                f"{1e3 * row['fitted_s']:.2f} ms",
+                f"{1e6 * row['per_op_s']:.1f} us",
+            ]
+            for name, row in newest.items()
+        ],
+    )
 
 
 def row_of(name: str, options: argparse.Namespace) -> dict[str, Any]:
