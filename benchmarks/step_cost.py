@@ -2,8 +2,7 @@
 
     python benchmarks/step_cost.py               # every model, a row each
     python benchmarks/step_cost.py linears --rounds 15
-    python benchmarks/step_cost.py --table          # only write the table of docs/cuda-graph.md
-    python benchmarks/step_cost.py --table          # write docs/cuda-graph.md's table, run nothing
+    python benchmarks/step_cost.py --table       # only write the table of docs/cuda-graph.md
 
 Kernels of such tensors take next to nothing, so what is left is asking for them: on a GPU this
 decides once it takes longer than the kernels. Nothing is recomputed. Plain and fitted steps take

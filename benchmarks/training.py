@@ -236,7 +236,7 @@ def time_interleaved(
     """Time all methods in rounds, the order alternating.
 
     Every timed step follows one of the same method, so that it finds the heap as its own steps
-    leave it, not as another method's. With another budget a better plan is searched anew.
+    leave it, not as another method's. With another budget a better plan is searched again.
     """
     progress.start("rounds", rounds)
     for index in range(rounds):

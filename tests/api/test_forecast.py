@@ -19,6 +19,7 @@ from tightfit.allocator import CpuMeter, measure_peak
 from tightfit.capture.capture import capture
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import BudgetExceeded
+from tightfit.session.memory import optimizers, steps
 from tightfit.session.memory.forecast import growing_bytes, step_needs
 from tightfit.session.memory.surroundings import assumed_outside_bytes
 
@@ -67,6 +68,40 @@ def test_parameters_without_a_gradient_are_skipped(name: str) -> None:
         before = meter.live_bytes()
         optimizer.step()
         assert needs.state_bytes("cpu") == meter.live_bytes() - before
+
+
+class TakingTurns(nn.Module):
+    """All layers but one run in a call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, left_out: int) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            x = x if number == left_out else layer(x)
+        return x
+
+
+def test_steps_are_not_predicted_again_while_parameters_take_turns(monkeypatch) -> None:
+    predicted = []
+
+    def counted(*given: Any, **keywords: Any) -> Any:
+        predicted.append(given)
+        return step_needs(*given, **keywords)
+
+    monkeypatch.setattr(optimizers, "step_needs", counted)
+    monkeypatch.setattr(steps, "step_needs", counted)
+    model = TakingTurns()
+    optimizer = torch.optim.Adam(model.parameters())
+    tightfit.fit(model, "64MiB", optimizer=optimizer, costs="unit", cache=False)
+    for step in range(12):
+        model(torch.randn(4, 8), step % 3).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 2:
+            predicted.clear()  # all parameters have their state now
+    assert len(predicted) <= 1
 
 
 @pytest.mark.parametrize("kind", ["all optimizers", "one optimizer"])

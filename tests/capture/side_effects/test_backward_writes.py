@@ -30,7 +30,7 @@ class Read(torch.autograd.Function):
 
 class Keeps(enum.Enum):
     NOTHING = enum.auto()
-    MADE = enum.auto()  # anew in each forward
+    MADE = enum.auto()  # another in each forward
     REUSED = enum.auto()
 
 

@@ -174,8 +174,11 @@ class Optimizers:
 
     def _copies_bytes(self, counted: Container[int] = frozenset()) -> int:
         without = self.without_gradient
-        own = (p for p in self._own() if p.requires_grad and id(p) not in without)
-        trained = (p for p in own if id(p) not in counted)
+        trained = (
+            p
+            for p in self._own()
+            if p.requires_grad and id(p) not in without and id(p) not in counted
+        )
         return 2 * sum(rounded_up(p.nbytes, self._granularity_bytes) for p in trained)
 
     def _own(self) -> list[nn.Parameter]:
@@ -196,18 +199,14 @@ class Optimizers:
         """Whether the steps of an optimizer are ops of planned backwards."""
         return self._steps is not None and self._steps.is_of(optimizer)
 
-    def step_needs(self, optimizer: Any, skipped: frozenset[int] | None = None) -> StepNeeds | None:
+    def step_needs(self, optimizer: Any) -> StepNeeds | None:
         """Return the memory that a step of an optimizer will take; None if that cannot be
-        predicted.
-
-        `skipped`: identities of parameters without a gradient; None: those expected to have none.
-        """
-        if skipped is None:
-            skipped = self._without_gradient_of(optimizer)
-        key = len(optimizer.state), any(optimizer.state.values()), skipped
+        predicted."""
+        without = self._without_gradient_of(optimizer)
+        key = len(optimizer.state), any(optimizer.state.values()), without
         known = self._needs.get(optimizer)
         if known is None or known[0] != key:
-            known = key, step_needs(optimizer, self._granularity_bytes, skipped=skipped)
+            known = key, step_needs(optimizer, self._granularity_bytes, skipped=without)
             self._needs[optimizer] = known
         return known[1]
 

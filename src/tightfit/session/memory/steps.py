@@ -12,7 +12,7 @@ from tightfit.session.memory.forecast import NUMBERS, StepNeeds, step_needs
 from tightfit.session.memory.surroundings import with_numbers
 from tightfit.units import format_bytes
 
-_OTHERS = ({"foreach": False, "fused": None}, {"foreach": None, "fused": True})
+_OTHER_OPTIONS = ({"foreach": False, "fused": None}, {"foreach": None, "fused": True})
 
 
 def stepping_bytes(account: Account) -> int:
@@ -38,12 +38,16 @@ def refuse_step(
     the steps to come, as far as it is known. Raises `BudgetExceeded`: names the bytes of the step,
     and ways out.
     """
-    needs = account.optimizers.step_needs(optimizer, skipped)
+    most = account.optimizers.step_needs(optimizer)  # known, while parameters take turns
     limit_bytes = keeper.limit_bytes
-    if needs is None or limit_bytes is None:
+    if most is None or limit_bytes is None:
         return
-    held_bytes, taken_bytes = keeper.held_bytes(), _taken_bytes(needs, account)
+    held_bytes = keeper.held_bytes()
     numbers_bytes = NUMBERS * account.granularity_bytes  # at most: kernels may take fewer
+    if held_bytes + _taken_bytes(most, account) - numbers_bytes <= limit_bytes:
+        return
+    needs = step_needs(optimizer, account.granularity_bytes, skipped=skipped) or most
+    taken_bytes = _taken_bytes(needs, account)
     lacking_bytes = held_bytes + taken_bytes - numbers_bytes - limit_bytes
     if lacking_bytes > 0 and free_for(lacking_bytes, account.device):
         held_bytes = keeper.held_bytes()
@@ -57,7 +61,9 @@ def refuse_step(
     named_bytes = max(own_bytes, coming(), with_numbers(keeper.later_steps_bytes()))
     helps = []
     if named_bytes == own_bytes:
-        helps = [_text(o) for o in _OTHERS if _fits(o, account, optimizer, skipped, room_bytes)]
+        helps = [
+            _text(o) for o in _OTHER_OPTIONS if _fits(o, account, optimizer, skipped, room_bytes)
+        ]
     advice = f"{' or '.join(helps)} fits; else " if helps else ""
     raise BudgetExceeded(
         f"the step of {type(optimizer).__name__} for {name} would hold "

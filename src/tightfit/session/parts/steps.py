@@ -292,11 +292,9 @@ class PartSteps:
             return self._run_plainly(part, given, call)
         kind, key = call.kind, call.key  # a call that awaits its backward must not hold the inputs
         try:
-            holding = self.plans.holding_for(part, kind)
+            holding = self._holding_for(part, kind)
         except InfeasibleBudget as error:
-            if (least := self._least_for_now(part, kind, error)) is None:
-                return self._run_plainly(part, given, error)
-            holding = least
+            return self._run_plainly(part, given, error)
         number = writer.forward_begins(kind, holding, part)
 
         def started(run: Run) -> None:
@@ -339,18 +337,25 @@ class PartSteps:
         writer.forward_ended(number)
         return kind.captured.joint.structure.filled(outputs)
 
-    def _least_for_now(self, part: Part, kind: Kind, error: InfeasibleBudget) -> Holding | None:
-        """Return the least plan of a part if it fits for now, where the limit holds by itself."""
-        if not self._resident.name_budget(error.minimum_bytes or 0):
-            return None
-        holding = self.plans.least_for_now(part, kind)
-        if holding is not None:
-            self._announcements.tell(
-                f"{self.name}: no plans of its parts have room for what is held now and for memory "
-                "that is to come. Parts run by the plans that save least; requests beyond the "
-                "budget are refused"
-            )
-        return holding
+    def _holding_for(self, part: Part, kind: Kind) -> Holding:
+        """Return the plan of a part; the least, if it fits for now and the limit holds by itself.
+
+        Raises `InfeasibleBudget` if no plan has room.
+        """
+        try:
+            return self.plans.holding_for(part, kind)
+        except InfeasibleBudget as error:
+            if not self._resident.name_budget(error.minimum_bytes or 0):
+                raise
+            least = self.plans.least_for_now(part, kind)
+            if least is None:
+                raise
+        self._announcements.tell(
+            f"{self.name}: no plans of its parts have room for what is held now and for memory "
+            "that is to come. Parts run by the plans that save least; requests beyond the "
+            "budget are refused"
+        )
+        return least
 
     def _run_plainly(self, part: Part, given: GraphArguments, error: InfeasibleBudget) -> Any:
         """Run a part that no plan has room for as it is: requests above the limit are refused."""
