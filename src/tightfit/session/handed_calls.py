@@ -92,8 +92,8 @@ class HandedCalls:
         first = graph
         if not graph.leaf_calls:
             tensors = tuple(tensor_signature(x) for x in inputs if isinstance(x, torch.Tensor))
-            around = modes_and_settings(), self._unguarded(), graph.called
-            key = graph_key(self.graphs, number), tensors, around
+            state = modes_and_settings(), self._unguarded(), graph.called
+            key = graph_key(self.graphs, number), tensors, state
             first = self._by_key.setdefault(key, graph)
         self._first[graph] = first
         return first

@@ -16,7 +16,7 @@ from tightfit.errors import InfeasibleBudget
 from tightfit.session.memory.account import Account
 from tightfit.session.options import make_options
 from tightfit.session.whole.advice import OpenCalls, advised, needed_by_steps
-from tightfit.session.whole.optimistic import around_step, less_expected
+from tightfit.session.whole.optimistic import less_expected, surroundings_of
 
 VALUE = 4 * 1024 * 64  # bytes of each value of the step
 ROWS, WIDTH, NUMBER = 1024, 64, 64
@@ -47,12 +47,12 @@ class TooTight:
         self.account = Account({"model": layer}, self.optimizer)
         self.account.keep_to(1 << 30)
         self._inputs = calls.captures.inputs(self.spec, calls.given(ROWS))
-        self.around = around_step(self.spec, self._inputs, self.account, self.options)
+        self.surroundings = surroundings_of(self.spec, self._inputs, self.account, self.options)
 
     def advised(self, needed_bytes: int, open_calls: OpenCalls) -> InfeasibleBudget:
         """Return the advice where the least plan without them needs so much."""
         standing = self.account.standing(self._inputs, (), self.spec.input_bytes)
-        less = less_expected(self.spec, self.around, self.account, standing, self.options)
+        less = less_expected(self.spec, self.surroundings, self.account, standing, self.options)
         error = InfeasibleBudget("none fits", budget_bytes=TIGHT, minimum_bytes=needed_bytes)
         return advised(error, self.spec, less, self.account, self.options, open_calls)
 
@@ -74,7 +74,7 @@ def with_what_loops_keep(needed_bytes: int) -> int:
 
 def test_a_first_call_compares_while_the_optimizers_state_is_not_there_yet() -> None:
     step = TooTight()
-    assert step.around.state_bytes == WEIGHTS
+    assert step.surroundings.state_bytes == WEIGHTS
     advice = step.advised(CONSTANTS + WEIGHTS + 3 * VALUE, OpenCalls(0))
     assert advice.minimum_bytes == with_what_loops_keep(CONSTANTS + compared_bytes())
 
@@ -87,14 +87,14 @@ def test_so_does_a_call_while_others_wait() -> None:
 
 def test_later_steps_compare_while_it_is_there() -> None:
     step = TooTight()
-    needed_bytes = needed_by_steps(step.spec, step.around, step.account, None)
+    needed_bytes = needed_by_steps(step.spec, step.surroundings, step.account, None)
     assert needed_bytes == with_what_loops_keep(CONSTANTS + WEIGHTS + compared_bytes())
 
 
 def test_a_budget_that_was_enough_to_compare_them_is_no_advice() -> None:
     """That a plan with them was not found within it says that they do not help there."""
     step = TooTight()
-    enough = dataclasses.replace(step.around, budget_bytes=CONSTANTS + WEIGHTS + 3 * VALUE)
+    enough = dataclasses.replace(step.surroundings, budget_bytes=CONSTANTS + WEIGHTS + 3 * VALUE)
     needed_bytes = needed_by_steps(step.spec, enough, step.account, None)
     assert needed_bytes > with_what_loops_keep(CONSTANTS + WEIGHTS + compared_bytes())
 

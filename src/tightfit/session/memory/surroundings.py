@@ -92,7 +92,7 @@ class Surroundings:
             return self
         return replace(self, outside_bytes=outside_bytes)
 
-    def around(self, captured: Captured) -> Graph:
+    def graph_of(self, captured: Captured) -> Graph:
         """Return a step's graph with the memory resident around it."""
         root_bytes = root_gradient_bytes(captured)
         graph = _without_inputs(captured, self.earlier_inputs).with_constants(
@@ -106,7 +106,7 @@ class Surroundings:
 
     def task(self, captured: Captured) -> Task:
         return Task(
-            graph=self.around(captured),
+            graph=self.graph_of(captured),
             budget_bytes=self.budget_bytes,
             gradients=self.gradients,
             whole_bytes=self.whole_bytes if self.whole_bytes != self.budget_bytes else None,

@@ -165,22 +165,22 @@ class _Loop:
     @cached_property
     def _waiting_bytes(self) -> int:
         """Bytes with which a first call leaves room for the calls that wait with it."""
-        around_bytes = self.less.around.around(self.spec.captured).constant_bytes
+        resident_bytes = self.less.surroundings.graph_of(self.spec.captured).constant_bytes
         new_bytes = self.account.new_gradient_bytes()
-        return around_bytes + new_bytes + self.open_calls.least_bytes + self.open_calls.own_bytes
+        return resident_bytes + new_bytes + self.open_calls.least_bytes + self.open_calls.own_bytes
 
     @cached_property
     def _step_bytes(self) -> int:
         """Bytes held while the optimizer steps."""
-        graph = self.each.around.around(self.spec.captured)
+        graph = self.each.surroundings.graph_of(self.spec.captured)
         new_bytes = self._new_gradient_bytes + self._returned_bytes
         return graph.constant_bytes + new_bytes + self.account.optimizers.passing_bytes()
 
     def _adding_bytes(self, enough_bytes: int) -> int:
         """Return the budget of calls that add to gradients; at least `enough_bytes` is advised."""
-        adding = replace(self.each.around, gradients="accumulated")
+        adding = replace(self.each.surroundings, gradients="accumulated")
         gradient_bytes = adding.gradient_bytes + self._new_gradient_bytes
-        step = replace(self.each, around=replace(adding, gradient_bytes=gradient_bytes))
+        step = replace(self.each, surroundings=replace(adding, gradient_bytes=gradient_bytes))
         now = self.less.present
         needed_bytes = _needed_budget(
             self.spec, step, now=now, enough_bytes=enough_bytes
@@ -195,19 +195,19 @@ class _Loop:
 
 
 def needed_by_steps(
-    spec: Specialisation, around: Surroundings, account: Account, step: StepPeaks | None
+    spec: Specialisation, surroundings: Surroundings, account: Account, step: StepPeaks | None
 ) -> int:
     """Return the least budget for steps like the last, without the optimizer's step.
 
-    `around`: with all expected memory. `step`: its peaks; None: its backward has not begun.
+    `surroundings`: with all expected memory. `step`: its peaks; None: its backward has not begun.
     """
-    need = _needed_budget(spec, _as_measured(spec, around, account, step), now=around)
+    need = _needed_budget(spec, _as_measured(spec, surroundings, account, step), now=surroundings)
     return with_numbers(need.needed_bytes)
 
 
 def needed_once_more(
     spec: Specialisation,
-    around: Surroundings,
+    surroundings: Surroundings,
     account: Account,
     step: StepPeaks,
     least_bytes: int,
@@ -216,13 +216,13 @@ def needed_once_more(
 
     `least_bytes`: enough to compute them again. Plain PyTorch, which frees none, may need less.
     """
-    measured = _as_measured(spec, around, account, step)
+    measured = _as_measured(spec, surroundings, account, step)
     least_bytes = min(least_bytes, measured.plain_bytes(spec))
-    return max(_needed_budget(spec, measured, now=around).needed_bytes, least_bytes)
+    return max(_needed_budget(spec, measured, now=surroundings).needed_bytes, least_bytes)
 
 
 def _as_measured(
-    spec: Specialisation, around: Surroundings, account: Account, step: StepPeaks | None
+    spec: Specialisation, surroundings: Surroundings, account: Account, step: StepPeaks | None
 ) -> ReleasingStep:
     """Return a step with the measured memory of user code, or with the expected."""
     returned_bytes = account.since.returned_bytes(account.tally) or 0
@@ -230,12 +230,12 @@ def _as_measured(
     if step is None:
         expected_bytes = expected_outside_bytes(spec.captured)
         outside_bytes = expected_bytes if measured_bytes is None else measured_bytes
-        return ReleasingStep(around.with_outside(outside_bytes), returned_bytes)
+        return ReleasingStep(surroundings.with_outside(outside_bytes), returned_bytes)
     tangents = (v.size_bytes for v in spec.captured.graph.values if v.role == "tangent")
     staying_bytes = max(0, step.left_bytes - sum(tangents))  # until the backward has ended
     outside_bytes = max(step.outside_bytes, measured_bytes or 0) - staying_bytes
-    around = around.with_others(around.others_bytes + staying_bytes)
-    return ReleasingStep(around.with_outside(max(0, outside_bytes)), returned_bytes)
+    surroundings = surroundings.with_others(surroundings.others_bytes + staying_bytes)
+    return ReleasingStep(surroundings.with_outside(max(0, outside_bytes)), returned_bytes)
 
 
 def _needed_budget(
@@ -253,10 +253,10 @@ def _needed_budget(
     need = step.least(spec, limits)
     if need.needed_bytes <= enough_bytes:
         return need
-    more = _with_more_alternatives(spec, step.around, now)
+    more = _with_more_alternatives(spec, step.surroundings, now)
     if more is None or more.needed_bytes >= need.needed_bytes:
         return need
-    if more.needed_bytes <= step.around.budget_bytes:  # which had no room to compare them
+    if more.needed_bytes <= step.surroundings.budget_bytes:  # which had no room to compare them
         return need
     return NeededBudget(more.task.graph, more.least.plan, more.needed_bytes)
 
@@ -301,7 +301,7 @@ class _MoreAlternatives:
 
 
 def _with_more_alternatives(
-    spec: Specialisation, around: Surroundings, now: Surroundings
+    spec: Specialisation, surroundings: Surroundings, now: Surroundings
 ) -> _MoreAlternatives | None:
     """Return a budget with room to compare the alternatives that this budget has no room for.
 
@@ -312,9 +312,9 @@ def _with_more_alternatives(
     beyond = spec.captured.beyond
     if beyond is None:
         return None
-    task = around.task(spec.captured.with_graph(beyond))
+    task = surroundings.task(spec.captured.with_graph(beyond))
     least = spec.least_budgets.find(task.graph, task.gradients, _QUICKLY)
-    held_bytes = now.around(spec.captured).constant_bytes
+    held_bytes = now.graph_of(spec.captured).constant_bytes
     comparing = held_bytes + _compared_bytes(spec.captured, beyond)
     return _MoreAlternatives(task, least, max(least.found_bytes, comparing))
 
@@ -338,7 +338,7 @@ def _with_more_room(
     error: InfeasibleBudget, spec: Specialisation, less: LessExpected
 ) -> InfeasibleBudget:
     """Return an error that names a smaller budget with room for more alternatives, if any."""
-    more = _with_more_alternatives(spec, less.around, less.present)
+    more = _with_more_alternatives(spec, less.surroundings, less.present)
     if more is None or more.task.budget_bytes >= more.least.found_bytes:
         return error
     if more.needed_bytes >= (error.minimum_bytes or 0):

@@ -228,7 +228,7 @@ class CallShares:
         working = max(ranges[each].working_bytes for each in (kind, *own, *self._to_come))
         ranges = {each: replace(known, working_bytes=working) for each, known in ranges.items()}
         waiting_bytes = self._gradients_of_another() if own else 0
-        held_bytes = alone.around(spec.captured).constant_bytes
+        held_bytes = alone.graph_of(spec.captured).constant_bytes
         arriving_bytes = sum(each.arriving_bytes for each in self._to_come)
         calls = [kind, *self._to_come]
         base_bytes = held_bytes + waiting_bytes + self._account.new_gradient_bytes()
@@ -343,7 +343,7 @@ class CallShares:
         self._presumed = calls + max(0, min(most, fit))
 
     def _room_bytes(self, spec: Specialisation, alone: Surroundings, options: Options) -> int:
-        room_bytes = options.planned_bytes - alone.around(spec.captured).constant_bytes
+        room_bytes = options.planned_bytes - alone.graph_of(spec.captured).constant_bytes
         room_bytes -= self._account.new_gradient_bytes() + self._gradients_of_another()
         return max(0, room_bytes)
 

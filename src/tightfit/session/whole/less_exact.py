@@ -29,18 +29,18 @@ def planned_less_exactly(whole: WholeSteps) -> LessExact:
     if whole.waiting:
         raise BadInput("next_exactness: a step awaits its backward; ask between two steps")
     spec, planned = _last(whole)
-    around = spec.made_for(planned)
-    assert around is not None
+    surroundings = spec.made_for(planned)
+    assert surroundings is not None
     whole.account.enforce()
     try:
-        room_bytes = around.budget_bytes - planned.graph.constant_bytes
+        room_bytes = surroundings.budget_bytes - planned.graph.constant_bytes
         with left_out():
             wider = less_exact_step(
                 spec.captured, exactness, options, whole.callee.modules, room_bytes
             )
     finally:
         whole.account.rest()
-    outcome = plan_with(options.planner, around.task(wider), options.limits, options.progress)
+    outcome = plan_with(options.planner, surroundings.task(wider), options.limits, options.progress)
     return LessExact.of(exactness, outcome, planned.outcome.overhead)
 
 

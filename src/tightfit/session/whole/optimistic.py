@@ -74,18 +74,20 @@ class NeededBudget:
 class ReleasingStep:
     """A step between whose forward and backward other memory is released."""
 
-    around: Surroundings  # of its backward
+    surroundings: Surroundings  # of its backward
     released_bytes: int  # held in its forward in addition
 
     def least(self, spec: Specialisation, limits: Limits = _QUICKLY) -> NeededBudget:
         """Return the least budget that was found for it."""
         graph = self._graph(spec)
-        least = spec.least_budgets.find(graph, self.around.gradients, limits)
+        least = spec.least_budgets.find(graph, self.surroundings.gradients, limits)
         plans = [least.plan]
         if self._held(graph, least.plan) > least.found_bytes:  # other plans hold less in it
-            a_little_more = self.around.outside_bytes * 9 // 8
+            a_little_more = self.surroundings.outside_bytes * 9 // 8
             for outside_bytes in (a_little_more, plans[0].budget_bytes):
-                plans.append(_least_kept_plan(spec, graph, self.around.gradients, outside_bytes))
+                plans.append(
+                    _least_kept_plan(spec, graph, self.surroundings.gradients, outside_bytes)
+                )
         held = [self._held(graph, plan) for plan in plans]
         best = held.index(min(held))
         return NeededBudget(graph, plans[best], held[best])
@@ -93,7 +95,7 @@ class ReleasingStep:
     def plain_bytes(self, spec: Specialisation) -> int:
         """Return the peak of plain PyTorch."""
         graph = self._graph(spec)
-        return self._held(graph, everything_kept(graph, self.around.gradients))
+        return self._held(graph, everything_kept(graph, self.surroundings.gradients))
 
     def fits_with(self, planned: Planned, budget_bytes: int) -> bool:
         """Whether the forward of a plan and the memory to be released fit a budget together."""
@@ -104,10 +106,10 @@ class ReleasingStep:
     def before_user_code(self, outside_bytes: int) -> ReleasingStep:
         """Return the same step, with all of that memory released before the peak of user code."""
         outside_bytes = max(outside_bytes, self.released_bytes)
-        return replace(self, around=self.around.with_outside(outside_bytes))
+        return replace(self, surroundings=self.surroundings.with_outside(outside_bytes))
 
     def _graph(self, spec: Specialisation) -> Graph:
-        return self.around.around(spec.hoped.with_predicted(_PREDICTED))
+        return self.surroundings.graph_of(spec.hoped.with_predicted(_PREDICTED))
 
     def _held(self, graph: Graph, plan: Plan) -> int:
         """Return the peak of a plan, with the memory to be released."""
@@ -119,7 +121,7 @@ class ReleasingStep:
 class LessExpected:
     """A step with less memory around it than may come."""
 
-    around: Surroundings  # with all that may come
+    surroundings: Surroundings  # with all that may come
     present: Surroundings  # without memory that is only expected
     # Before the backward, gradients are released that an optimizer has used
     used_released: ReleasingStep
@@ -138,9 +140,9 @@ class LessExpected:
         Outputs that the caller may hold until the backward has ended are expected memory, too.
         """
         is_open = self.may_be_alone or spec.may_receive_less
-        around = self._certain.around(spec.hoped.with_predicted(0))
-        known = outputs_freed(around)
-        if not (any(self.held_bytes.values()) or is_open or known is not around):
+        surroundings = self._certain.graph_of(spec.hoped.with_predicted(0))
+        known = outputs_freed(surroundings)
+        if not (any(self.held_bytes.values()) or is_open or known is not surroundings):
             return None
         if is_open:
             known = forward_of(known)
@@ -148,12 +150,12 @@ class LessExpected:
 
     def held_by(self, step: ReleasingStep) -> Mapping[str, int]:
         """Return expected bytes around a step, by holder."""
-        coming_bytes = self.around.others_bytes - self.present.others_bytes
+        coming_bytes = self.surroundings.others_bytes - self.present.others_bytes
         return {
             _USER_CODE: self.outside_bytes,
-            _STATE: self.around.state_bytes - self.present.state_bytes,
-            _GRADIENTS: step.around.gradient_bytes,
-            _OTHER: step.around.others_bytes - coming_bytes,
+            _STATE: self.surroundings.state_bytes - self.present.state_bytes,
+            _GRADIENTS: step.surroundings.gradient_bytes,
+            _OTHER: step.surroundings.others_bytes - coming_bytes,
             "memory that is freed before the backward": step.released_bytes,
             _SHARING: coming_bytes,
             _WORKSPACES: self.held_bytes[_WORKSPACES],
@@ -161,16 +163,16 @@ class LessExpected:
 
     def likely_to_come(self) -> ReleasingStep:
         """Return the step as later steps are expected to be, with the optimizer's state."""
-        around = replace(
-            self.likely.around,
-            state_bytes=self.around.state_bytes,
-            others_bytes=self.around.others_bytes
+        surroundings = replace(
+            self.likely.surroundings,
+            state_bytes=self.surroundings.state_bytes,
+            others_bytes=self.surroundings.others_bytes
             - self.present.others_bytes
-            + self.likely.around.others_bytes,
-            outside_bytes=max(self.outside_bytes, self.likely.around.outside_bytes),
+            + self.likely.surroundings.others_bytes,
+            outside_bytes=max(self.outside_bytes, self.likely.surroundings.outside_bytes),
             earlier_inputs=self.lasting_inputs,
         )
-        return replace(self.likely, around=around)
+        return replace(self.likely, surroundings=surroundings)
 
     def without_release(self) -> LessExpected:
         """Return the same as if no memory held now were freed before the backward."""
@@ -198,7 +200,10 @@ class LessExpected:
         """
 
         for step in self._candidates(spec):
-            if step.around.around(spec.hoped).constant_bytes > step.around.budget_bytes:
+            if (
+                step.surroundings.graph_of(spec.hoped).constant_bytes
+                > step.surroundings.budget_bytes
+            ):
                 continue
             for planned in self._attempts(spec, step, plan, plan_as):
                 if planned is not None and step.fits_with(planned, budget_bytes):
@@ -213,38 +218,42 @@ class LessExpected:
         plan_as: Callable[[Surroundings, Plan], Planned | None],
     ) -> Iterator[Planned | None]:
         """Yield plans of a step, whose forwards may hold too much; None for an invalid plan."""
-        around = step.around
+        surroundings = step.surroundings
         for known in (*spec.running, *spec.known.all()):
-            yield plan_as(around, known)
-        graph = around.around(spec.hoped)
-        found = spec.least_budgets.within(graph, around.gradients, _QUICKLY, around.budget_bytes)
+            yield plan_as(surroundings, known)
+        graph = surroundings.graph_of(spec.hoped)
+        found = spec.least_budgets.within(
+            graph, surroundings.gradients, _QUICKLY, surroundings.budget_bytes
+        )
         if found is None:
             return
         if spec.postponed is None:
             spec.known.remember(found)
-        roomy, thrifty = self._most_room(spec, around)
-        for each, known in ((roomy, thrifty), (around, found)):
+        roomy, thrifty = self._most_room(spec, surroundings)
+        for each, known in ((roomy, thrifty), (surroundings, found)):
             with contextlib.suppress(InfeasibleBudget):
                 yield plan(each, known)
             yield plan_as(each, known)
         if step.released_bytes:  # all forwards held too much: try a plan that holds less in it
-            yield plan_as(around, step.least(spec).plan)
+            yield plan_as(surroundings, step.least(spec).plan)
 
-    def _most_room(self, spec: Specialisation, around: Surroundings) -> tuple[Surroundings, Plan]:
+    def _most_room(
+        self, spec: Specialisation, surroundings: Surroundings
+    ) -> tuple[Surroundings, Plan]:
         """Return surroundings with as much room for user code as possible, and a plan for them."""
-        graph = around.around(spec.hoped)
-        thrifty = _least_kept_plan(spec, graph, around.gradients, around.budget_bytes)
+        graph = surroundings.graph_of(spec.hoped)
+        thrifty = _least_kept_plan(spec, graph, surroundings.gradients, surroundings.budget_bytes)
         held = holding_of(graph.with_outside(0), thrifty)
-        room_bytes = around.budget_bytes - graph.constant_bytes - held.staying_bytes
-        room_bytes = max(around.outside_bytes, min(self.outside_bytes, room_bytes))
-        return around.with_outside(room_bytes), thrifty
+        room_bytes = surroundings.budget_bytes - graph.constant_bytes - held.staying_bytes
+        room_bytes = max(surroundings.outside_bytes, min(self.outside_bytes, room_bytes))
+        return surroundings.with_outside(room_bytes), thrifty
 
     def _candidates(self, spec: Specialisation) -> Iterator[ReleasingStep]:
         """Yield steps to plan, with ever more memory that is released before the backward."""
         if not spec.user_code.is_known:  # the loop may hold it until the backward has ended
             staying_bytes = self.present.others_bytes + self.outside_bytes
             yield ReleasingStep(replace(self.present, others_bytes=staying_bytes), 0)
-        if self.present != self.around:  # for that none was found
+        if self.present != self.surroundings:  # for that none was found
             yield ReleasingStep(self.present, 0)
         passed_bytes = 0
         for step in (self.used_released, self.likely, self.all_released):
@@ -267,7 +276,7 @@ class LessExpected:
 
     def forward_alone_bytes(self, spec: Specialisation) -> int:
         """Return the peak of the forward without saved tensors."""
-        return eager_peak_bytes(forward_of(self.present.around(spec.captured)))
+        return eager_peak_bytes(forward_of(self.present.graph_of(spec.captured)))
 
     def plain_bytes_now(self, spec: Specialisation) -> int:
         """Return the peak of plain PyTorch in the step with all that is held now."""
@@ -276,10 +285,10 @@ class LessExpected:
     @property
     def _certain(self) -> Surroundings:
         """Memory around every backward, even if user code holds none."""
-        return replace(self.all_released.around, outside_bytes=0)
+        return replace(self.all_released.surroundings, outside_bytes=0)
 
 
-def around_step(
+def surroundings_of(
     spec: Specialisation, inputs: Sequence[Any], account: Account, options: Options
 ) -> Surroundings:
     """Return memory resident around a step now, with all of the budget for the step."""
@@ -311,16 +320,16 @@ def _gradients(captured: Captured, inputs: Sequence[Any], account: Account) -> G
     return "fresh" if owners and not account.replicas.takes(owners) else "accumulated"
 
 
-def without_expected(around: Surroundings, standing: Standing) -> Surroundings:
+def without_expected(surroundings: Surroundings, standing: Standing) -> Surroundings:
     """Return surroundings without expected memory."""
     return replace(
-        around, state_bytes=standing.state_bytes, others_bytes=standing.others_bytes, part=1.0
+        surroundings, state_bytes=standing.state_bytes, others_bytes=standing.others_bytes, part=1.0
     )
 
 
 def less_expected(
     spec: Specialisation,
-    around: Surroundings,
+    surroundings: Surroundings,
     account: Account,
     standing: Standing,
     options: Options,
@@ -328,7 +337,7 @@ def less_expected(
     coming_bytes = standing.coming_bytes
     made_bytes = coming_bytes if options.steps is not None else 0  # in this very backward
     present = replace(
-        without_expected(around, standing),
+        without_expected(surroundings, standing),
         outside_bytes=spec.user_code.measured_bytes or 0,
         state_bytes=standing.state_bytes + made_bytes,
         budget_bytes=options.planned_bytes,
@@ -341,19 +350,19 @@ def less_expected(
         present, others_bytes=standing.others_bytes, gradient_bytes=standing.gradient_bytes
     )
     held_bytes = {
-        _USER_CODE: around.outside_bytes,
+        _USER_CODE: surroundings.outside_bytes,
         _STATE: coming_bytes - made_bytes,
         _GRADIENTS: standing.gradient_bytes,
         _OTHER: standing.others_bytes,
         _SHARING: standing.others_coming_bytes,
-        "memory of other calls": options.planned_bytes - around.budget_bytes,
+        "memory of other calls": options.planned_bytes - surroundings.budget_bytes,
         _WORKSPACES: spec.hoped.predicted_bytes,
     }
     outside_bytes = spec.user_code.measured_bytes
     if outside_bytes is None:
         outside_bytes = expected_outside_bytes(spec.captured)
     return LessExpected(
-        around,
+        surroundings,
         present,
         used_released,
         likely,
@@ -365,7 +374,7 @@ def less_expected(
     )
 
 
-def without(around: Surroundings, *, others_bytes: int, gradient_bytes: int) -> ReleasingStep:
+def without(surroundings: Surroundings, *, others_bytes: int, gradient_bytes: int) -> ReleasingStep:
     """Return a step before whose backward some memory held now is released.
 
     Many loops clear gradients after the loss: user code then holds its memory in addition to them.
@@ -374,39 +383,39 @@ def without(around: Surroundings, *, others_bytes: int, gradient_bytes: int) -> 
     """
     released_bytes = others_bytes + gradient_bytes
     left = replace(
-        around,
-        gradients="fresh" if gradient_bytes else around.gradients,
-        gradient_bytes=around.gradient_bytes - gradient_bytes,
-        others_bytes=around.others_bytes - others_bytes,
-        outside_bytes=max(around.outside_bytes + gradient_bytes, released_bytes),
+        surroundings,
+        gradients="fresh" if gradient_bytes else surroundings.gradients,
+        gradient_bytes=surroundings.gradient_bytes - gradient_bytes,
+        others_bytes=surroundings.others_bytes - others_bytes,
+        outside_bytes=max(surroundings.outside_bytes + gradient_bytes, released_bytes),
     )
     return ReleasingStep(left, released_bytes)
 
 
-def _plain_bytes(spec: Specialisation, around: Surroundings) -> int:
+def _plain_bytes(spec: Specialisation, surroundings: Surroundings) -> int:
     """Return the peak of plain PyTorch in a step, as estimated from its graph."""
-    return eager_peak_bytes(around.around(spec.captured), gradients=around.gradients)
+    return eager_peak_bytes(surroundings.graph_of(spec.captured), gradients=surroundings.gradients)
 
 
-def with_more_room(spec: Specialisation, around: Surroundings) -> Iterator[Surroundings]:
+def with_more_room(spec: Specialisation, surroundings: Surroundings) -> Iterator[Surroundings]:
     """Yield surroundings with ever less additional memory, for a first plan.
 
     User code may hold its memory until the backward has ended: all of it, or as much as the
     outputs. In later steps, the outputs of the step before may be held while a forward runs.
     """
     handed_out = handed_out_bytes(spec.captured)
-    less_bytes = around.budget_bytes - handed_out
-    staying = _with_staying(around, around.outside_bytes)
+    less_bytes = surroundings.budget_bytes - handed_out
+    staying = _with_staying(surroundings, surroundings.outside_bytes)
     yield replace(staying, budget_bytes=less_bytes)
-    yield replace(around, budget_bytes=less_bytes)
+    yield replace(surroundings, budget_bytes=less_bytes)
     yield staying
-    yield _with_staying(around, min(handed_out, around.outside_bytes))
+    yield _with_staying(surroundings, min(handed_out, surroundings.outside_bytes))
 
 
-def _with_staying(around: Surroundings, held_bytes: int) -> Surroundings:
+def _with_staying(surroundings: Surroundings, held_bytes: int) -> Surroundings:
     """Return surroundings in which user code holds so much until the backward has ended."""
-    staying = around.with_others(around.others_bytes + held_bytes)
-    return staying.with_outside(around.outside_bytes - held_bytes)
+    staying = surroundings.with_others(surroundings.others_bytes + held_bytes)
+    return staying.with_outside(surroundings.outside_bytes - held_bytes)
 
 
 def _least_kept_plan(

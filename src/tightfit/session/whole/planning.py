@@ -72,7 +72,9 @@ class PlanningRequest:
     before_search: Callable[[], Planned | None] = lambda: None
 
 
-def planned_for(spec: Specialisation, around: Surroundings, request: PlanningRequest) -> Planned:
+def planned_for(
+    spec: Specialisation, surroundings: Surroundings, request: PlanningRequest
+) -> Planned:
     """Return a plan for memory resident around a step now, ready to run.
 
     A step runs the best known plan, and a better plan once a search in the background has found it.
@@ -81,17 +83,19 @@ def planned_for(spec: Specialisation, around: Surroundings, request: PlanningReq
     Raises `NeedsComparisons` if a plan may need alternatives that are still to be compared.
     """
     options, name = request.options, request.name
-    around = spec.with_measured_user_code(around)
-    planned = spec.fitting(around)
+    surroundings = spec.with_measured_user_code(surroundings)
+    planned = spec.fitting(surroundings)
     if planned is None and request.least and not request.searches and options.plan is None:
-        planned = _least_planned(spec, around, options)
+        planned = _least_planned(spec, surroundings, options)
     if planned is None and options.compile:
-        planned = spec.add_plan(around, _compiled(spec, around.task(spec.captured), request))
+        planned = spec.add_plan(
+            surroundings, _compiled(spec, surroundings.task(spec.captured), request)
+        )
     elif planned is None:
-        planned = _first_planned(spec, around, request)
-    elif not options.compile and spec.may_gain(around, planned):
-        _search(spec, around, around.task(spec.captured), options)
-    ended = spec.ended_search(around)
+        planned = _first_planned(spec, surroundings, request)
+    elif not options.compile and spec.may_gain(surroundings, planned):
+        _search(spec, surroundings, surroundings.task(spec.captured), options)
+    ended = spec.ended_search(surroundings)
     return planned if ended is None else _better(spec, *ended, planned, options, name)
 
 
@@ -105,43 +109,47 @@ def _compiled(spec: Specialisation, task: Task, request: PlanningRequest) -> Pla
     return fastest_plan(spec, task, request.options, request.inputs, request.name)
 
 
-def _first_planned(spec: Specialisation, around: Surroundings, request: PlanningRequest) -> Planned:
+def _first_planned(
+    spec: Specialisation, surroundings: Surroundings, request: PlanningRequest
+) -> Planned:
     """Return the first plan for some surroundings, made at once where that can be."""
     options = request.options
-    task = around.task(spec.captured)
+    task = surroundings.task(spec.captured)
     at_hand = (*spec.known.all(), *request.others())
     outcome = None
     if request.searches and spec.postponed is not None:
         raise NeedsComparisons
     if options.ranks is None and not request.searches and options.planner == DEFAULT:
-        planned = _with_room_to_grow(spec, around, at_hand, request)
+        planned = _with_room_to_grow(spec, surroundings, at_hand, request)
         if planned is not None:
             return planned
-        outcome = _leaving_room(spec, around, at_hand, request)
+        outcome = _leaving_room(spec, surroundings, at_hand, request)
     if outcome is None:
-        outcome = _outcome_at_once(spec, around, task, at_hand, request)
+        outcome = _outcome_at_once(spec, surroundings, task, at_hand, request)
     if outcome is None:
         planned = request.before_search()
         if planned is not None:
             return planned
-        outcome = _any_outcome(spec, around, task, request)
-    return spec.add_plan(around, _lowered(spec, task.graph, outcome, options))
+        outcome = _any_outcome(spec, surroundings, task, request)
+    return spec.add_plan(surroundings, _lowered(spec, task.graph, outcome, options))
 
 
 def planned_at_once(
-    spec: Specialisation, around: Surroundings, options: Options, released_bytes: int
+    spec: Specialisation, surroundings: Surroundings, options: Options, released_bytes: int
 ) -> Planned | None:
     """Return the best known plan, or a plan that is found at once; None: none fits.
 
     A better plan is searched in the background. Where the forward of a plan leaves no room for
     `released_bytes`, a plan for a smaller budget is made.
     """
-    task = around.task(spec.captured)
+    task = surroundings.task(spec.captured)
     kept = everything_kept(task.graph, task.gradients)
     over_bytes = 0
     for _ in range(_MOST_TIGHTENED):
-        around = dataclasses.replace(around, budget_bytes=around.budget_bytes - over_bytes)
-        own = around.task(spec.captured)
+        surroundings = dataclasses.replace(
+            surroundings, budget_bytes=surroundings.budget_bytes - over_bytes
+        )
+        own = surroundings.task(spec.captured)
         outcome, is_final = _quick_outcome(spec, own, options, (kept, *spec.known.all()))
         if outcome is None:
             return None
@@ -150,20 +158,20 @@ def planned_at_once(
         over_bytes = forward_bytes + released_bytes - task.budget_bytes
         if over_bytes <= 0:
             if not is_final:
-                _search(spec, around, own, options)
-            return spec.add_plan(around, _lowered(spec, own.graph, outcome, options))
+                _search(spec, surroundings, own, options)
+            return spec.add_plan(surroundings, _lowered(spec, own.graph, outcome, options))
     return None
 
 
 def planned_meanwhile(
-    spec: Specialisation, around: Surroundings, plan: Plan, options: Options
+    spec: Specialisation, surroundings: Surroundings, plan: Plan, options: Options
 ) -> Planned | None:
     """Return a given plan to run until a search has found a better; None: see `planned_as`."""
-    planned = planned_as(spec, around, plan, options)
+    planned = planned_as(spec, surroundings, plan, options)
     if planned is None:
         return None
-    _search(spec, around, around.task(spec.captured), options)
-    return spec.add_plan(around, planned)
+    _search(spec, surroundings, surroundings.task(spec.captured), options)
+    return spec.add_plan(surroundings, planned)
 
 
 def improved(spec: Specialisation, planned: Planned, request: PlanningRequest) -> Planned:
@@ -176,19 +184,21 @@ def improved(spec: Specialisation, planned: Planned, request: PlanningRequest) -
 
 
 def planned_as(
-    spec: Specialisation, around: Surroundings, plan: Plan, options: Options
+    spec: Specialisation, surroundings: Surroundings, plan: Plan, options: Options
 ) -> Planned | None:
     """Return a given plan ready to run; None: it is invalid, or alternatives are not compared."""
-    task = around.task(spec.captured)
+    task = surroundings.task(spec.captured)
     if spec.postponed is not None:
         return None
     found = valid_outcomes(task, (msgspec.structs.replace(plan, graph=fingerprint(task.graph)),))
     return _lowered(spec, task.graph, found[0], options) if found else None
 
 
-def _least_planned(spec: Specialisation, around: Surroundings, options: Options) -> Planned | None:
+def _least_planned(
+    spec: Specialisation, surroundings: Surroundings, options: Options
+) -> Planned | None:
     """Return the known plan that keeps least for its backward or has the least peak, if it fits."""
-    task = around.task(spec.captured)
+    task = surroundings.task(spec.captured)
     thrifty = spec.known.thrifty(task.gradients)
     found = valid_outcomes(task, (thrifty,) if thrifty is not None else ())
     found = found or valid_outcomes(task, spec.known.all())
@@ -199,12 +209,15 @@ def _least_planned(spec: Specialisation, around: Surroundings, options: Options)
     if options.compile:  # a plan that runs once is not worth it, and would stay
         return planned
     # as if there were no more room, so that a better plan is searched where there is
-    own = dataclasses.replace(around, budget_bytes=outcome.peak_bytes)
+    own = dataclasses.replace(surroundings, budget_bytes=outcome.peak_bytes)
     return spec.add_plan(own, planned)
 
 
 def _with_room_to_grow(
-    spec: Specialisation, around: Surroundings, at_hand: Sequence[Plan], request: PlanningRequest
+    spec: Specialisation,
+    surroundings: Surroundings,
+    at_hand: Sequence[Plan],
+    request: PlanningRequest,
 ) -> Planned | None:
     """Return a plan with room for other memory to grow once more as it has; None: none fits.
 
@@ -212,10 +225,10 @@ def _with_room_to_grow(
     time. None: it has not grown, or no plan fits.
     """
     options = request.options
-    grown_bytes = spec.grown_bytes(around)
+    grown_bytes = spec.grown_bytes(surroundings)
     if grown_bytes == 0 or options.plan is not None:
         return None
-    later = around.with_others(around.others_bytes + grown_bytes)
+    later = surroundings.with_others(surroundings.others_bytes + grown_bytes)
     task = later.task(spec.captured)
     outcome, is_final = _quick_outcome(spec, task, options, at_hand)
     if outcome is None:
@@ -226,31 +239,34 @@ def _with_room_to_grow(
 
 
 def _leaving_room(
-    spec: Specialisation, around: Surroundings, at_hand: Sequence[Plan], request: PlanningRequest
+    spec: Specialisation,
+    surroundings: Surroundings,
+    at_hand: Sequence[Plan],
+    request: PlanningRequest,
 ) -> Outcome | None:
     """Return a first plan with as much room for user code as possible; see `with_more_room`."""
     options = request.options
     handed_out = handed_out_bytes(spec.captured)
     has_run = spec.plans or spec.user_code.is_known
-    if has_run or options.plan is not None or handed_out <= around.others_bytes:
+    if has_run or options.plan is not None or handed_out <= surroundings.others_bytes:
         return None
-    tasks = (each.task(spec.captured) for each in with_more_room(spec, around))
+    tasks = (each.task(spec.captured) for each in with_more_room(spec, surroundings))
     outcomes = (_quick_outcome(spec, task, options, at_hand) for task in tasks)
     found, is_final = next((each for each in outcomes if each[0] is not None), (None, False))
     if found is None or found.plan is None:
         if spec.postponed is not None:
             raise NeedsComparisons
         return None
-    task = around.task(spec.captured)
+    task = surroundings.task(spec.captured)
     if not is_final and not request.once:
-        _search(spec, around, task, options)
+        _search(spec, surroundings, task, options)
     plan = msgspec.structs.replace(found.plan, graph=fingerprint(task.graph))
     return next(iter(valid_outcomes(task, (plan,))), None)
 
 
 def _outcome_at_once(
     spec: Specialisation,
-    around: Surroundings,
+    surroundings: Surroundings,
     task: Task,
     at_hand: Sequence[Plan],
     request: PlanningRequest,
@@ -272,12 +288,12 @@ def _outcome_at_once(
     if outcome is None and spec.postponed is not None:
         raise NeedsComparisons
     if outcome is not None and not is_final and not request.once:
-        _search(spec, around, task, options)
+        _search(spec, surroundings, task, options)
     return outcome
 
 
 def _any_outcome(
-    spec: Specialisation, around: Surroundings, task: Task, request: PlanningRequest
+    spec: Specialisation, surroundings: Surroundings, task: Task, request: PlanningRequest
 ) -> Outcome:
     """Search until any plan is found, as a step waits for it; a better plan is searched later."""
     options = request.options
@@ -287,12 +303,12 @@ def _any_outcome(
     first = _searching(spec, task, dataclasses.replace(options, limits=limits))(options.progress)
     assert first.plan is not None
     if not request.once:
-        _search(spec, around, task, options)
+        _search(spec, surroundings, task, options)
     return judged(task, first.plan)
 
 
-def _search(spec: Specialisation, around: Surroundings, task: Task, options: Options) -> None:
-    spec.search(around, _searching(spec, task, options, apart=True))
+def _search(spec: Specialisation, surroundings: Surroundings, task: Task, options: Options) -> None:
+    spec.search(surroundings, _searching(spec, task, options, apart=True))
 
 
 def _searching(
@@ -353,7 +369,7 @@ def _better(
             f"{name}: a better plan was found, overhead {outcome.overhead:+.1%} instead "
             f"of {before.outcome.overhead:+.1%}"
         )
-    graph = made_for.around(spec.captured)
+    graph = made_for.graph_of(spec.captured)
     return spec.add_plan(made_for, _lowered(spec, graph, outcome, options))
 
 
@@ -376,13 +392,15 @@ def _lowered(spec: Specialisation, graph: Graph, outcome: Outcome, options: Opti
     return Planned(graph, outcome, Runner(spec.captured, program), moves=moves)
 
 
-def smallest_budget(spec: Specialisation, around: Surroundings, options: Options) -> MinimumBudget:
+def smallest_budget(
+    spec: Specialisation, surroundings: Surroundings, options: Options
+) -> MinimumBudget:
     """Find the smallest budget with a plan; remember the plan.
 
     Alternatives that are still to be compared count as if they were as exact as they state.
     """
-    graph = around.around(spec.hoped)
-    least = spec.least_budgets.find(graph, around.gradients, options.limits, options.progress)
+    graph = surroundings.graph_of(spec.hoped)
+    least = spec.least_budgets.find(graph, surroundings.gradients, options.limits, options.progress)
     if spec.postponed is None:
         spec.known.remember(least.plan)
     store_least_plan(spec.hoped.graph, "least", least, options)
@@ -391,38 +409,40 @@ def smallest_budget(spec: Specialisation, around: Surroundings, options: Options
 
 def quick_range(
     spec: Specialisation,
-    around: Surroundings,
+    surroundings: Surroundings,
     options: Options,
     new_gradient_bytes: int,
     limits: Limits = _QUICKLY,
 ) -> KeptRange:
     """Return the bytes that plans of a step may keep; found by two searches."""
-    least = smallest_budget(spec, around, dataclasses.replace(options, limits=limits))
-    graph = around.around(spec.hoped)
+    least = smallest_budget(spec, surroundings, dataclasses.replace(options, limits=limits))
+    graph = surroundings.graph_of(spec.hoped)
     # as if so much came between forward and backward that kept bytes decide
     crowded = graph.with_outside(least.found_bytes - graph.constant_bytes)
-    thrifty = spec.least_budgets.find(crowded, around.gradients, limits, options.progress)
+    thrifty = spec.least_budgets.find(crowded, surroundings.gradients, limits, options.progress)
     spec.known.remember_thrifty(thrifty.plan)
     store_least_plan(spec.hoped.graph, "thrifty", thrifty, options)
     return _range_of(graph, thrifty.plan, new_gradient_bytes)
 
 
 def rough_range(
-    spec: Specialisation, around: Surroundings, options: Options, new_gradient_bytes: int
+    spec: Specialisation, surroundings: Surroundings, options: Options, new_gradient_bytes: int
 ) -> KeptRange | None:
     """Return the bytes that plans of a step may keep, by plans of an earlier process if any.
 
     None: there are none, and the step is too large to find some at once.
     """
-    graph = around.around(spec.hoped)
+    graph = surroundings.graph_of(spec.hoped)
     least, thrifty = (
-        _fitting_anything(graph, earlier_plan(spec.hoped.graph, role, around.gradients, options))
+        _fitting_anything(
+            graph, earlier_plan(spec.hoped.graph, role, surroundings.gradients, options)
+        )
         for role in ("least", "thrifty")
     )
     if least is None or thrifty is None:
         if len(graph.ops) > _MOST_OPS_AT_ONCE:
             return None
-        return quick_range(spec, around, options, new_gradient_bytes, _AT_ONCE)
+        return quick_range(spec, surroundings, options, new_gradient_bytes, _AT_ONCE)
     if spec.postponed is None:
         spec.known.remember(least)
     spec.known.remember_thrifty(thrifty)
@@ -439,11 +459,11 @@ def _fitting_anything(graph: Graph, plan: Plan | None) -> Plan | None:
 
 
 def most_kept(
-    spec: Specialisation, around: Surroundings, new_gradient_bytes: int
+    spec: Specialisation, surroundings: Surroundings, new_gradient_bytes: int
 ) -> tuple[int, int]:
     """Return peak and kept bytes of the plan that keeps everything; see `_peak_and_kept`."""
-    graph = around.around(spec.captured)
-    return _most(graph, around.gradients, new_gradient_bytes)
+    graph = surroundings.graph_of(spec.captured)
+    return _most(graph, surroundings.gradients, new_gradient_bytes)
 
 
 def kept_bytes(graph: Graph, plan: Plan) -> int:

@@ -31,10 +31,10 @@ from tightfit.session.whole.learning import StepMonitor
 from tightfit.session.whole.optimistic import (
     FitsPlainly,
     LessExpected,
-    around_step,
     lacking_bytes_of,
     less_expected,
     most_bytes,
+    surroundings_of,
     without,
     without_expected,
 )
@@ -69,16 +69,16 @@ class _LastChoice:
     """The plan of a call that was alone, for the next call like it."""
 
     spec: Specialisation
-    around: Surroundings  # memory that was resident around it
+    surroundings: Surroundings  # memory that was resident around it
     cleared_bytes: int  # of that, gradients that were expected to be cleared before its backward
     planned: Planned
     plans: int  # the number of known plans
 
-    def holds(self, spec: Specialisation, around: Surroundings, cleared_bytes: int) -> bool:
+    def holds(self, spec: Specialisation, surroundings: Surroundings, cleared_bytes: int) -> bool:
         """Whether the same plan would be chosen for a call."""
-        if spec is not self.spec or (around, cleared_bytes) != (self.around, self.cleared_bytes):
-            return False
-        return spec.has_only(self.planned, self.plans)
+        mine = self.spec, self.surroundings, self.cleared_bytes
+        is_alike = (spec, surroundings, cleared_bytes) == mine
+        return is_alike and spec.has_only(self.planned, self.plans)
 
 
 class Plans:
@@ -150,13 +150,14 @@ class Plans:
         Raises `_MemoryFreed` if none fits, and memory was freed.
         """
         options = request.options
-        around = without_expected(self._around(spec, request), self._standing(spec, request))
-        around = replace(around, outside_bytes=0, budget_bytes=options.planned_bytes)
+        surroundings = self._surroundings(spec, request)
+        surroundings = without_expected(surroundings, self._standing(spec, request))
+        surroundings = replace(surroundings, outside_bytes=0, budget_bytes=options.planned_bytes)
         try:
-            return planned_for(spec, around, request)
+            return planned_for(spec, surroundings, request)
         except NeedsComparisons:
             self._comparisons.end(spec, options)
-            return planned_for(spec, around, request)
+            return planned_for(spec, surroundings, request)
         except InfeasibleBudget as error:
             if self._frees(lacking_bytes_of(error)):
                 raise _MemoryFreed from None
@@ -180,7 +181,7 @@ class Plans:
     ) -> MinimumBudget:
         """Find the smallest budget with a plan for a step; remember the plan."""
         self._comparisons.end(spec, options)
-        alone = self._around(spec, self._request(inputs, options))
+        alone = self._surroundings(spec, self._request(inputs, options))
         return smallest_budget(spec, replace(alone, earlier_inputs=()), options)
 
     def needed_bytes(self, freed_in: StepPeaks | None = None, least_bytes: int = 0) -> int:
@@ -191,15 +192,15 @@ class Plans:
         """
         if self._last is None or self.shares.has_others:
             return least_bytes
-        spec, around = self._last[0](), self._last[1]
+        spec, surroundings = self._last[0](), self._last[1]
         if spec is None:
             return least_bytes
         # By now gradients of more parameters may exist than the call was expected to make
         state_bytes = self._account.existing_state_bytes() + self._account.coming_state_bytes()
-        around = around.with_state(state_bytes)
+        surroundings = surroundings.with_state(state_bytes)
         if freed_in is not None:
-            return needed_once_more(spec, around, self._account, freed_in, least_bytes)
-        return needed_by_steps(spec, around, self._account, self._monitor.open_step)
+            return needed_once_more(spec, surroundings, self._account, freed_in, least_bytes)
+        return needed_by_steps(spec, surroundings, self._account, self._monitor.open_step)
 
     def measuring_room_bytes(self, options: Options) -> int:
         """Return the bytes that operators may hold now while they are measured."""
@@ -211,14 +212,14 @@ class Plans:
         options = request.options
         self._comparisons.go_on(spec, options, waiting)
         spec.use_step_costs(options)
-        alone = partial(self._around, spec, request)
-        around = alone()
+        alone = partial(self._surroundings, spec, request)
+        surroundings = alone()
         since = self._account.since
-        since.forward_begins(around.gradient_bytes, self._account.gradient_versions)
+        since.forward_begins(surroundings.gradient_bytes, self._account.gradient_versions)
         cleared_bytes = since.cleared_bytes
         settled, self._last_choice = self._last_choice, None
         may_stay = settled is not None and not (request.searches or options.compile)
-        may_stay = may_stay and settled.holds(spec, around, cleared_bytes)
+        may_stay = may_stay and settled.holds(spec, surroundings, cleared_bytes)
         if may_stay and self.shares.is_alone(spec, options):
             self._last_choice = settled
             return settled.planned
@@ -245,33 +246,33 @@ class Plans:
 
     def _fitting(self, spec: Specialisation, request: PlanningRequest) -> Planned:
         """Return the plan of a step, with room for calls that may come if a plan leaves it."""
-        around, options = self._around(spec, request), request.options
-        share = self.shares.share(spec, around, options)
-        around = around.with_share(share)
-        self._last = weakref.ref(spec), around
-        clearing = self._clearing(spec, around, request)
+        surroundings, options = self._surroundings(spec, request), request.options
+        share = self.shares.share(spec, surroundings, options)
+        surroundings = surroundings.with_share(share)
+        self._last = weakref.ref(spec), surroundings
+        clearing = self._clearing(spec, surroundings, request)
         if clearing is not None:
             return clearing
-        optimistic = self._optimistic(spec, around, request)
+        optimistic = self._optimistic(spec, surroundings, request)
         if optimistic is not None:
             self.more_bytes = 0
             return optimistic
         try:
             is_new = self.shares.is_new(spec, options)
-            likely = partial(self._likely, spec, around, request)
+            likely = partial(self._likely, spec, surroundings, request)
             first = replace(request, least=is_new, once=self.shares.presumes, before_search=likely)
-            planned = planned_for(spec, around, first)
+            planned = planned_for(spec, surroundings, first)
         except (_NoneAtOnce, InfeasibleBudget) as error:
             if self.shares.presumes:
                 self.shares.stop_expecting_call()
                 return self._fitting(spec, request)
             assert isinstance(error, InfeasibleBudget)
-            return self._with_less_expected(spec, around, request, error)
-        self.more_bytes = spec.more_held_bytes(planned, around) + share.reserved_bytes
+            return self._with_less_expected(spec, surroundings, request, error)
+        self.more_bytes = spec.more_held_bytes(planned, surroundings) + share.reserved_bytes
         return planned
 
     def _clearing(
-        self, spec: Specialisation, around: Surroundings, request: PlanningRequest
+        self, spec: Specialisation, surroundings: Surroundings, request: PlanningRequest
     ) -> Planned | None:
         """Return a plan for gradients that are cleared before the backward, as in earlier steps.
 
@@ -282,11 +283,10 @@ class Plans:
             return None
         if self.shares.has_others or not self._is_limited(options):
             return None
-        without_them = without(around, others_bytes=0, gradient_bytes=cleared_bytes)
+        without_them = without(surroundings, others_bytes=0, gradient_bytes=cleared_bytes)
         # code between may hold as much in addition to them before they are cleared
-        outside_bytes = around.outside_bytes + cleared_bytes
-        own = without_them.around.with_outside(outside_bytes)
-        without_them = replace(without_them, around=own)
+        outside_bytes = surroundings.outside_bytes + cleared_bytes
+        own = without_them.surroundings.with_outside(outside_bytes)
         refused = self._never_cleared.setdefault(spec, set())
         if own in refused:
             return None
@@ -301,40 +301,44 @@ class Plans:
         return planned
 
     def _optimistic(
-        self, spec: Specialisation, around: Surroundings, request: PlanningRequest
+        self, spec: Specialisation, surroundings: Surroundings, request: PlanningRequest
     ) -> Planned | None:
         """Return a plan without room for all expected memory, where no search found another."""
-        was_refused = spec.was_refused(around)
+        was_refused = spec.was_refused(surroundings)
         if not (spec.was_optimistic or was_refused):
             return None
-        if spec.fitting(spec.with_measured_user_code(around)) is not None:
+        if spec.fitting(spec.with_measured_user_code(surroundings)) is not None:
             return None
         standing = self._standing(spec, request)
-        own = without_expected(around, standing)
+        own = without_expected(surroundings, standing)
         known = spec.optimistic(own)
         if known is not None:
-            return self._improved(spec, around, known, request)
+            return self._improved(spec, surroundings, known, request)
         if not was_refused:
             return None
-        less = less_expected(spec, around, self._account, standing, request.options)
+        less = less_expected(spec, surroundings, self._account, standing, request.options)
         planned = self._leaving_less(spec, less, request)
         return None if planned is None else spec.add_optimistic(own, planned)
 
     def _improved(
-        self, spec: Specialisation, around: Surroundings, known: Planned, request: PlanningRequest
+        self,
+        spec: Specialisation,
+        surroundings: Surroundings,
+        known: Planned,
+        request: PlanningRequest,
     ) -> Planned:
         """Return a known plan without room for all expected memory, or a better plan."""
         better = improved(spec, known, request)
         if better is known:
             return known
         standing = self._standing(spec, request)
-        less = less_expected(spec, around, self._account, standing, request.options)
+        less = less_expected(spec, surroundings, self._account, standing, request.options)
         if not less.likely_to_come().fits_with(better, request.options.planned_bytes):
             return known
-        return spec.add_optimistic(without_expected(around, standing), better)
+        return spec.add_optimistic(without_expected(surroundings, standing), better)
 
     def _likely(
-        self, spec: Specialisation, around: Surroundings, request: PlanningRequest
+        self, spec: Specialisation, surroundings: Surroundings, request: PlanningRequest
     ) -> Planned | None:
         """Return a plan that is found at once, with room for what the loop is likely to hold.
 
@@ -349,16 +353,16 @@ class Plans:
         if self.shares.has_others or not self._is_limited(options):
             return None
         standing = self._standing(spec, request)
-        less = less_expected(spec, around, self._account, standing, options)
+        less = less_expected(spec, surroundings, self._account, standing, options)
         coming = less.likely_to_come()
-        if coming.around.room_bytes <= around.room_bytes:
+        if coming.surroundings.room_bytes <= surroundings.room_bytes:
             return None
-        planned = planned_at_once(spec, coming.around, options, coming.released_bytes)
+        planned = planned_at_once(spec, coming.surroundings, options, coming.released_bytes)
         if planned is None:
             least = coming.least(spec)
             if least.needed_bytes > options.planned_bytes:
                 return None
-            planned = planned_meanwhile(spec, coming.around, least.plan, options)
+            planned = planned_meanwhile(spec, coming.surroundings, least.plan, options)
         if planned is None:
             return None
         if spec not in self._leaves_less:
@@ -367,12 +371,12 @@ class Plans:
                 f"{self._name}: it runs by a plan without room for all of {less.holders_text()}: "
                 "loops like this free some of that in time. Requests beyond the budget are refused"
             )
-        return spec.add_optimistic(without_expected(around, standing), planned)
+        return spec.add_optimistic(without_expected(surroundings, standing), planned)
 
     def _with_less_expected(
         self,
         spec: Specialisation,
-        around: Surroundings,
+        surroundings: Surroundings,
         request: PlanningRequest,
         error: InfeasibleBudget,
     ) -> Planned:
@@ -385,13 +389,13 @@ class Plans:
         if isinstance(error, NoPlan):
             spec.least_budgets.learn(error.least)
         standing = self._standing(spec, request)
-        less = less_expected(spec, around, account, standing, options)
+        less = less_expected(spec, surroundings, account, standing, options)
         less = replace(less, may_be_alone=self._may_be_alone(spec, options))
         planned = self._leaving_less(spec, less, request)
         if planned is None:
             if not self._has_room_plainly(spec, less, options) and self._frees(lacking_bytes):
                 raise _MemoryFreed
-            open_calls = self.shares.open_calls(spec, around, options)
+            open_calls = self.shares.open_calls(spec, surroundings, options)
             try:
                 expected = less if self._is_limited(options) else less.without_release()
                 advice = advised(error, spec, expected, account, options, open_calls)
@@ -410,8 +414,8 @@ class Plans:
                 "without that room; requests beyond the budget are refused"
             )
         self.more_bytes = 0
-        spec.note_refused(around, lacking_bytes)
-        return spec.add_optimistic(without_expected(around, standing), planned)
+        spec.note_refused(surroundings, lacking_bytes)
+        return spec.add_optimistic(without_expected(surroundings, standing), planned)
 
     def _fits_plainly(
         self, spec: Specialisation, less: LessExpected, options: Options, error: InfeasibleBudget
@@ -471,8 +475,8 @@ class Plans:
         if not self._may_leave_less(spec, less, options):
             return None
 
-        def planned_from(around: Surroundings, known: Plan) -> Planned:
-            return planned_for(spec, around, replace(request, others=lambda: (known,)))
+        def planned_from(surroundings: Surroundings, known: Plan) -> Planned:
+            return planned_for(spec, surroundings, replace(request, others=lambda: (known,)))
 
         plan_as = partial(planned_as, spec, options=options)
         return less.planned(spec, planned_from, plan_as, options.planned_bytes)
@@ -484,12 +488,12 @@ class Plans:
         if not self._may_leave_less(spec, less, options):
             return None
         coming = less.likely_to_come()
-        planned = planned_as(spec, coming.around, coming.least(spec).plan, options=options)
+        planned = planned_as(spec, coming.surroundings, coming.least(spec).plan, options=options)
         fits = planned is not None and coming.fits_with(planned, options.planned_bytes)
         return planned if fits else None
 
-    def _around(self, spec: Specialisation, request: PlanningRequest) -> Surroundings:
-        return around_step(spec, request.inputs, self._account, request.options)
+    def _surroundings(self, spec: Specialisation, request: PlanningRequest) -> Surroundings:
+        return surroundings_of(spec, request.inputs, self._account, request.options)
 
     def _standing(self, spec: Specialisation, request: PlanningRequest) -> Standing:
         others = request.options.others_in_budget(self._account)

@@ -171,82 +171,84 @@ class Specialisation:
             return False
         return self.has(planned)
 
-    def with_measured_user_code(self, around: Surroundings) -> Surroundings:
+    def with_measured_user_code(self, surroundings: Surroundings) -> Surroundings:
         """Return surroundings with measured bytes of user code, unless a plan is known."""
         measured_bytes = self.user_code.measured_bytes
-        if around in self._plans or measured_bytes is None:
-            return around
-        return around.with_outside(max(around.outside_bytes, measured_bytes))
+        if surroundings in self._plans or measured_bytes is None:
+            return surroundings
+        return surroundings.with_outside(max(surroundings.outside_bytes, measured_bytes))
 
-    def fitting(self, around: Surroundings) -> Planned | None:
+    def fitting(self, surroundings: Surroundings) -> Planned | None:
         """Return the plan made for these surroundings of the step, or the best that fits."""
-        planned = self._plans.get(around)
+        planned = self._plans.get(surroundings)
         if planned is not None:
             return planned
         fitting = [
             planned
             for made_for, planned in self._plans.items()
-            if _fits(planned, made_for, around) and planned.compiled is None
+            if _fits(planned, made_for, surroundings) and planned.compiled is None
         ]
         return min(fitting, key=lambda planned: planned.outcome.overhead, default=None)
 
     def made_for(self, planned: Planned) -> Surroundings | None:
         """Return the surroundings that a plan was made for; None: it is not ready to run."""
-        return next((around for around, known in self._plans.items() if known is planned), None)
+        return next(
+            (surroundings for surroundings, known in self._plans.items() if known is planned), None
+        )
 
-    def more_held_bytes(self, planned: Planned, around: Surroundings) -> int:
+    def more_held_bytes(self, planned: Planned, surroundings: Surroundings) -> int:
         """Return how much more is held now than in the surroundings that a plan was made for."""
-        return around.held_bytes - (self.made_for(planned) or around).held_bytes
+        return surroundings.held_bytes - (self.made_for(planned) or surroundings).held_bytes
 
-    def grown_bytes(self, around: Surroundings) -> int:
+    def grown_bytes(self, surroundings: Surroundings) -> int:
         """Return how much more is held now than in the surroundings of the first plan."""
-        held = [o.held_bytes for o in self._plans if o.gradients == around.gradients]
-        return max(0, around.held_bytes - min(held, default=around.held_bytes))
+        held = [o.held_bytes for o in self._plans if o.gradients == surroundings.gradients]
+        return max(0, surroundings.held_bytes - min(held, default=surroundings.held_bytes))
 
-    def may_gain(self, around: Surroundings, planned: Planned) -> bool:
+    def may_gain(self, surroundings: Surroundings, planned: Planned) -> bool:
         """Whether a search may find a plan that uses more of the room than a known plan."""
-        if around in self._plans or planned.outcome.overhead <= 0:
+        if surroundings in self._plans or planned.outcome.overhead <= 0:
             return False
-        if any(_alike(around, other) for other in (*self._plans, *self._searched)):
+        if any(_alike(surroundings, other) for other in (*self._plans, *self._searched)):
             return False
         own = self.made_for(planned)
         assert own is not None
-        return around.room_bytes > own.room_bytes + _ALIKE * around.budget_bytes
+        return surroundings.room_bytes > own.room_bytes + _ALIKE * surroundings.budget_bytes
 
-    def add_plan(self, around: Surroundings, planned: Planned) -> Planned:
+    def add_plan(self, surroundings: Surroundings, planned: Planned) -> Planned:
         """Run a plan from now on in its surroundings; return it."""
-        self._plans[around] = planned
+        self._plans[surroundings] = planned
         return planned
 
-    def optimistic(self, around: Surroundings) -> Planned | None:
+    def optimistic(self, surroundings: Surroundings) -> Planned | None:
         """Return a plan without room for all expected memory, if any was added."""
-        alike = (p for other, p in self._optimistic.items() if _alike(around, other))
-        return self._optimistic.get(around) or next(alike, None)
+        alike = (p for other, p in self._optimistic.items() if _alike(surroundings, other))
+        return self._optimistic.get(surroundings) or next(alike, None)
 
     @property
     def was_optimistic(self) -> bool:
         """Whether any plan has no room for all expected memory."""
         return bool(self._optimistic)
 
-    def add_optimistic(self, around: Surroundings, planned: Planned) -> Planned:
+    def add_optimistic(self, surroundings: Surroundings, planned: Planned) -> Planned:
         """Run a plan from now on where none has room for all expected memory; return it."""
-        self._optimistic[around] = planned
+        self._optimistic[surroundings] = planned
         return planned
 
-    def note_refused(self, around: Surroundings, lacking_bytes: int) -> None:
+    def note_refused(self, surroundings: Surroundings, lacking_bytes: int) -> None:
         """Note surroundings for which no plan was found.
 
         `lacking_bytes`: by which the least known plan exceeds their budget.
         """
-        self._refused[around] = lacking_bytes
+        self._refused[surroundings] = lacking_bytes
 
-    def was_refused(self, around: Surroundings) -> bool:
+    def was_refused(self, surroundings: Surroundings) -> bool:
         """Whether no plan was found in surroundings with at least about as much room."""
-        close = int(_ALIKE * around.budget_bytes)
+        close = int(_ALIKE * surroundings.budget_bytes)
         return any(
-            _comparable(around, other)
-            and around.room_bytes < other.room_bytes + max(close, lacking_bytes)
-            and around.outside_bytes >= other.outside_bytes - close
+            _comparable(surroundings, other)
+            and surroundings.room_bytes < other.room_bytes + max(close, lacking_bytes)
+            and surroundings.outside_bytes >= other.outside_bytes - close
             for other, lacking_bytes in self._refused.items()
         )
 
@@ -254,10 +256,10 @@ class Specialisation:
         """Return expected memory that a plan has no room for; None: none, or not known."""
         if not self._refused or all(planned is not each for each in self._optimistic.values()):
             return None
-        around, lacking_bytes = next(reversed(self._refused.items()))
-        if around.part < 1.0:
+        surroundings, lacking_bytes = next(reversed(self._refused.items()))
+        if surroundings.part < 1.0:
             return None
-        return Unmet(around.outside_bytes, around.whole_bytes + lacking_bytes)
+        return Unmet(surroundings.outside_bytes, surroundings.whole_bytes + lacking_bytes)
 
     @property
     def running(self) -> tuple[Plan, ...]:
@@ -278,15 +280,17 @@ class Specialisation:
 
     # -- searches in the background -----------------------------------------------------------
 
-    def search(self, around: Surroundings, plan: Callable[[Progress], Outcome]) -> None:
+    def search(self, surroundings: Surroundings, plan: Callable[[Progress], Outcome]) -> None:
         """Begin to search a better plan in the background."""
-        self._searched.add(around)
-        self._searches[around] = Search(plan)
+        self._searched.add(surroundings)
+        self._searches[surroundings] = Search(plan)
 
-    def ended_search(self, around: Surroundings) -> tuple[Surroundings, Search[Outcome]] | None:
+    def ended_search(
+        self, surroundings: Surroundings
+    ) -> tuple[Surroundings, Search[Outcome]] | None:
         """Return, once, a search that has ended and whose plan fits, with its surroundings."""
         for made_for, search in self._searches.items():
-            fits = made_for == around or _leaves_more(around, made_for)
+            fits = made_for == surroundings or _leaves_more(surroundings, made_for)
             if fits and search.is_done:
                 return made_for, self._searches.pop(made_for)
         return None
@@ -376,35 +380,35 @@ def _cancel(searches: dict[Surroundings, Search[Outcome]]) -> None:
 _ALIKE = 1 / 64  # of the budget: differences up to this need no other search
 
 
-def _comparable(around: Surroundings, other: Surroundings) -> bool:
+def _comparable(surroundings: Surroundings, other: Surroundings) -> bool:
     """Whether a plan for some surroundings may run in others, if they leave enough room."""
-    return (around.gradients, around.far) == (other.gradients, other.far)
+    return (surroundings.gradients, surroundings.far) == (other.gradients, other.far)
 
 
-def _fits(planned: Planned, made_for: Surroundings, around: Surroundings) -> bool:
+def _fits(planned: Planned, made_for: Surroundings, surroundings: Surroundings) -> bool:
     """Whether a plan that was made for other surroundings keeps to the budget in these."""
-    more_bytes = around.held_bytes - made_for.held_bytes
+    more_bytes = surroundings.held_bytes - made_for.held_bytes
     return (
-        _comparable(made_for, around)
-        and around.outside_bytes <= made_for.outside_bytes
-        and planned.outcome.peak_bytes + more_bytes <= around.budget_bytes
+        _comparable(made_for, surroundings)
+        and surroundings.outside_bytes <= made_for.outside_bytes
+        and planned.outcome.peak_bytes + more_bytes <= surroundings.budget_bytes
     )
 
 
-def _leaves_more(around: Surroundings, other: Surroundings) -> bool:
+def _leaves_more(surroundings: Surroundings, other: Surroundings) -> bool:
     """Whether any plan for other surroundings fits these."""
     return (
-        _comparable(other, around)
-        and around.outside_bytes <= other.outside_bytes
-        and around.room_bytes >= other.room_bytes
+        _comparable(other, surroundings)
+        and surroundings.outside_bytes <= other.outside_bytes
+        and surroundings.room_bytes >= other.room_bytes
     )
 
 
-def _alike(around: Surroundings, other: Surroundings) -> bool:
+def _alike(surroundings: Surroundings, other: Surroundings) -> bool:
     """Whether plans for some surroundings are about as good for others."""
-    close = _ALIKE * around.budget_bytes
+    close = _ALIKE * surroundings.budget_bytes
     return (
-        _comparable(around, other)
-        and abs(around.room_bytes - other.room_bytes) <= close
-        and abs(around.outside_bytes - other.outside_bytes) <= close
+        _comparable(surroundings, other)
+        and abs(surroundings.room_bytes - other.room_bytes) <= close
+        and abs(surroundings.outside_bytes - other.outside_bytes) <= close
     )
