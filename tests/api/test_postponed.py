@@ -84,7 +84,7 @@ def test_alternatives_come_into_use_while_training_goes_on(monkeypatch: pytest.M
     first = train(model, 1)
     one = step_of(model)
     assert one.postponed is not None
-    offered = {way.name for op in one.hoped.graph.ops for way in op.alternatives}
+    offered = {way.name for op in one.with_postponed.graph.ops for way in op.alternatives}
     before = ways(one)
     model.load_state_dict(images().state_dict())
     losses = train(model, MOST_STEPS)
@@ -126,13 +126,13 @@ def test_where_every_operator_is_measured_what_takes_long_is_left_for_later_too(
     captured = with_alternatives(capture(given))
     monkeypatch.setattr("tightfit.pricing.price._COMPARING_S", 0.0)
     priced = measured_costs(captured, SILENT, postpones=True).captured
-    hoped = priced.hoped
-    assert hoped is not None
+    every = priced.with_postponed
+    assert every is not None
     count = sum(len(op.alternatives) for op in priced.graph.ops)
-    assert count < sum(len(op.alternatives) for op in hoped.graph.ops)
-    assert GradualComparison(hoped).go_on(float("inf"), 1 << 30)
-    after = measured_costs(hoped, SILENT, postpones=True).captured
-    assert after.hoped is None
+    assert count < sum(len(op.alternatives) for op in every.graph.ops)
+    assert GradualComparison(every).go_on(float("inf"), 1 << 30)
+    after = measured_costs(every, SILENT, postpones=True).captured
+    assert after.with_postponed is None
     assert count < sum(len(op.alternatives) for op in after.graph.ops)
 
 
@@ -141,7 +141,7 @@ def test_what_was_compared_in_time_is_not_left(monkeypatch: pytest.MonkeyPatch) 
     given = TracedCall(model, {"model": model}, (torch.randn(32, 3, 32, 32),), {})
     captured = with_alternatives(capture(given))
     monkeypatch.setattr("tightfit.pricing.price._COMPARING_S", 1000.0)
-    assert measured_costs(captured, SILENT, postpones=True).captured.hoped is None
+    assert measured_costs(captured, SILENT, postpones=True).captured.with_postponed is None
 
 
 def test_a_budget_that_needs_them_waits_for_them() -> None:

@@ -116,8 +116,8 @@ def test_in_little_room_one_is_used_that_was_compared_whole_and_named_that_was_o
     step = with_way(function, "bitwise", batch=8)  # 12.5 KiB of which something is made
     captured = quick_costs(step, SILENT, room_bytes=room_kib << 10).captured
     assert ("silu.other" in names(captured)) is kept
-    beyond = captured.beyond or captured.graph
-    assert ("silu.other" in {way.name for op in beyond.ops for way in op.alternatives}) is named
+    graph = captured.larger_budget_graph or captured.graph
+    assert ("silu.other" in {way.name for op in graph.ops for way in op.alternatives}) is named
 
 
 def test_elementwise_operators_are_compared_on_as_many_rows_as_there_is_room_for():
@@ -187,19 +187,19 @@ ROOM_BYTES = 1 << 30
 def test_what_takes_long_to_compare_is_left_for_later_and_none_is_used_before():
     step = with_alternatives(traced(batch=32, size=64))
     first = quick_costs(step, SILENT, room_bytes=ROOM_BYTES, postpones=True).captured
-    assert first.hoped is not None
-    assert names(first) < names(first.hoped) == names(step)
-    assert {"max_pool.from_offsets"} <= names(first.hoped) - names(first)
-    compared_in_turns = GradualComparison(first.hoped)
+    assert first.with_postponed is not None
+    assert names(first) < names(first.with_postponed) == names(step)
+    assert {"max_pool.from_offsets"} <= names(first.with_postponed) - names(first)
+    compared_in_turns = GradualComparison(first.with_postponed)
     turns = 1
     while not compared_in_turns.go_on(1e-9, ROOM_BYTES):
         turns += 1
     assert turns > 1
-    compared = quick_costs(first.hoped, SILENT, room_bytes=ROOM_BYTES).captured
+    compared = quick_costs(first.with_postponed, SILENT, room_bytes=ROOM_BYTES).captured
     kept = names(without_inexact(step, SILENT))
     assert names(compared) == kept > names(first)
     again = quick_costs(step, SILENT, room_bytes=ROOM_BYTES, postpones=True).captured
-    assert again.hoped is None
+    assert again.with_postponed is None
     assert names(again) == kept
 
 
@@ -207,15 +207,15 @@ def test_what_takes_long_to_compare_is_left_for_later_and_none_is_used_before():
 def test_what_was_left_for_later_is_used_if_it_keeps_its_promise(function, kept):
     step = with_way(function, "bitwise", batch=32, size=64)
     first = quick_costs(step, SILENT, room_bytes=ROOM_BYTES, postpones=True).captured
-    assert first.hoped is not None
+    assert first.with_postponed is not None
     assert names(first) == set()
-    assert names(first.hoped) == {"silu.other"}
-    compared = quick_costs(first.hoped, SILENT, room_bytes=ROOM_BYTES).captured
+    assert names(first.with_postponed) == {"silu.other"}
+    compared = quick_costs(first.with_postponed, SILENT, room_bytes=ROOM_BYTES).captured
     assert ("silu.other" in names(compared)) is kept
 
 
 def test_small_operators_are_compared_at_once():
     step = with_alternatives(traced())
     first = quick_costs(step, SILENT, room_bytes=ROOM_BYTES, postpones=True).captured
-    assert first.hoped is None
+    assert first.with_postponed is None
     assert names(first) == names(step)

@@ -84,10 +84,10 @@ class Captured:
     value_of: Mapping[fx.Node, ValueId]
     # The graph with alternatives, too, that only a larger budget has room to compare at their own
     # size: a refusal names the least budget by it. None: there are none.
-    beyond: Graph | None = None
+    larger_budget_graph: Graph | None = None
     # The step with alternatives, too, that are still to be compared with their defaults: priced as
     # if they were as exact as they say. None: there are none.
-    hoped: Captured | None = None
+    with_postponed: Captured | None = None
     # By placeholder: the placeholder whose gradient is handed over before. Autograd adds up the
     # gradients of one tensor in the order in which they come
     in_turn: Mapping[int, int] = field(default_factory=dict)

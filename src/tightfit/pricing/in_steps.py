@@ -16,9 +16,9 @@ import torch
 
 from tightfit.costs import Cache
 from tightfit.costs.measured.call import environment_of
+from tightfit.graph.alternatives import number_among
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Alternative, Graph, Op, OpId
-from tightfit.graph.ways import number_among
 
 TIMED_STEPS = 4
 

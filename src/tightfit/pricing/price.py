@@ -76,7 +76,7 @@ def measured_costs(captured: Captured, progress: Progress, *, postpones: bool = 
     synthetic tensors, unless the disk cache knows it. Random generators are left as they were.
 
     `progress`: shows each call that is measured. `postpones`: whether to compare alternatives for
-    three seconds only, and to leave longer comparisons for later: `Captured.hoped` has them.
+    three seconds only; `Captured.with_postponed` has those that are left for later.
     """
     kept = compare_alternatives(captured, progress, postpones=postpones, seconds=_COMPARING_S)
     captured = kept.captured
@@ -88,8 +88,8 @@ def measured_costs(captured: Captured, progress: Progress, *, postpones: bool = 
         return priced_by(captured, known, "measured", unknown)
     ready = captured.keeping(lambda op, way, call: id(call) not in kept.postponed)
     priced = priced_by(ready, known, "measured", unknown)
-    hoped = priced_by(captured, known, "measured", unknown).captured
-    return Priced(dataclasses.replace(priced.captured, hoped=hoped), priced.strides)
+    every = priced_by(captured, known, "measured", unknown).captured
+    return Priced(dataclasses.replace(priced.captured, with_postponed=every), priced.strides)
 
 
 def including_launches(

@@ -76,7 +76,7 @@ def quick_costs(
     default is priced by other calls of its operator, and another way is left out. Opaque modules
     run in any case. `neighbour`: priced, of the same callable on inputs of another shape: costs are
     scaled from it, and calls that need no workspace there do not run. `postpones`: whether to leave
-    alternatives that take long to compare for later: `Captured.hoped` has them.
+    alternatives that take long to compare for later: `Captured.with_postponed` has them.
     """
     kept = compare_alternatives(captured, progress, room_bytes=room_bytes, postpones=postpones)
     captured = kept.captured
@@ -97,16 +97,16 @@ def quick_costs(
     if kept.postponed:
         ready = captured.keeping(lambda op, way, call: id(call) not in kept.postponed)
         priced = priced_by(ready, scaled, "measured", unknown)
-        hoped = priced_by(captured, scaled, "measured").captured
-        return Priced(dataclasses.replace(priced.captured, hoped=hoped), priced.strides)
+        every = priced_by(captured, scaled, "measured").captured
+        return Priced(dataclasses.replace(priced.captured, with_postponed=every), priced.strides)
     priced = priced_by(captured, scaled, "measured", unknown)
     captured = priced.captured
     if neighbour is not None:
         captured = captured.with_graph(scaled_from(captured.graph, neighbour))
     if kept.on_rows:
-        beyond = captured.graph
+        graph = captured.graph
         captured = captured.keeping(lambda op, way, call: id(call) not in kept.on_rows)
-        captured = dataclasses.replace(captured, beyond=beyond)
+        captured = dataclasses.replace(captured, larger_budget_graph=graph)
     return Priced(captured, priced.strides)
 
 

@@ -64,7 +64,7 @@ class Pricing:
     `is_checked`: whether `Captured.conditions` are checked in every step. `room_bytes`: bytes that
     measuring may hold while a step waits for it: unknown costs are measured quickly, and better
     in the next steps. None: no step waits, and every operator is measured well. `postpones`:
-    whether alternatives that take long to compare are compared later (`Captured.hoped`).
+    whether alternatives that take long to compare are compared later (`Captured.with_postponed`).
     """
 
     neighbour: Graph | None = None

@@ -42,7 +42,7 @@ class TooTight:
         self.spec = calls.capture(ROWS)
         priced = self.spec.captured
         defaults = priced.keeping(lambda *_: False)
-        self.spec.captured = dataclasses.replace(defaults, beyond=priced.graph)
+        self.spec.captured = dataclasses.replace(defaults, larger_budget_graph=priced.graph)
         self.optimizer = torch.optim.SGD(layer.parameters(), momentum=0.9)
         self.account = Account({"model": layer}, self.optimizer)
         self.account.keep_to(1 << 30)
@@ -115,5 +115,5 @@ def test_within_the_advised_budget_they_are_compared(
         account.enforce()
         room_bytes = limit_bytes - account.held_bytes()
         spec = calls.captures.capture(key, call, calls.options, 1, room_bytes)
-        has_room.append(spec.captured.beyond is None)
+        has_room.append(spec.captured.larger_budget_graph is None)
     assert has_room == [False, True]

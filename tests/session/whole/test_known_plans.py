@@ -38,9 +38,9 @@ def test_plans_that_ran_by_earlier_costs_take_the_place_of_older() -> None:
 def test_with_further_alternatives_all_plans_are_of_earlier_costs() -> None:
     known = KnownPlans()
     known.remember(plan(200))
-    known.remember_thrifty(plan(100))
+    known.remember_least_kept(plan(100))
     known.renumber_alternatives([plan(300)], GRAPH, GRAPH, GRAPH)
     assert known.smallest("fresh") is None
     assert [each.budget_bytes for each in known.all()] == [300, 200]
-    thrifty = known.thrifty("fresh")
-    assert thrifty is not None and thrifty.budget_bytes == 100
+    least_kept = known.least_kept("fresh")
+    assert least_kept is not None and least_kept.budget_bytes == 100

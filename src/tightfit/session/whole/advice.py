@@ -309,23 +309,23 @@ def _with_more_alternatives(
 
     `now`: memory resident when they are compared; in a first call the optimizer's state is not.
     """
-    beyond = spec.captured.beyond
-    if beyond is None:
+    graph = spec.captured.larger_budget_graph
+    if graph is None:
         return None
-    task = surroundings.task(spec.captured.with_graph(beyond))
+    task = surroundings.task(spec.captured.with_graph(graph))
     least = spec.least_budgets.find(task.graph, task.gradients, _QUICKLY)
     held_bytes = now.graph_of(spec.captured).constant_bytes
-    comparing = held_bytes + _compared_bytes(spec.captured, beyond)
+    comparing = held_bytes + _compared_bytes(spec.captured, graph)
     return _MoreAlternatives(task, least, max(least.found_bytes, comparing))
 
 
-def _compared_bytes(captured: Captured, beyond: Graph) -> int:
+def _compared_bytes(captured: Captured, wider: Graph) -> int:
     """Return bytes of the largest comparison: inputs of both sides, outputs of the default."""
     taken = [0]
-    for op, more, calls in zip(captured.graph.ops, beyond.ops, captured.calls, strict=True):
+    for op, more, calls in zip(captured.graph.ops, wider.ops, captured.calls, strict=True):
         if len(more.alternatives) == len(op.alternatives):
             continue
-        default, values = op.alternatives[0], beyond.values
+        default, values = op.alternatives[0], wider.values
         given = (x for node in set(calls[0].nodes()) for x in flat_outputs(node))
         further = {v for other in more.alternatives for v in other.reads} - set(default.reads)
         workspace = min(variant.workspace_bytes for variant in default.variants)

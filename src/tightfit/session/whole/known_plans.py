@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tightfit.graph.ir import Graph
-from tightfit.plan.further_ways import with_further_ways
 from tightfit.plan.plan import Gradients, Plan
+from tightfit.plan.renumbered import renumbered
 
 
 class KnownPlans:
@@ -14,7 +14,7 @@ class KnownPlans:
 
     def __init__(self, earlier: Iterable[Plan] = ()) -> None:
         self._smallest: dict[Gradients, Plan] = {}
-        self._thrifty: dict[Gradients, Plan] = {}
+        self._least_kept: dict[Gradients, Plan] = {}
         self._retired = tuple(earlier)  # by other costs
 
     def smallest(self, gradients: Gradients) -> Plan | None:
@@ -24,9 +24,9 @@ class KnownPlans:
         """
         return self._smallest.get(gradients)
 
-    def thrifty(self, gradients: Gradients) -> Plan | None:
+    def least_kept(self, gradients: Gradients) -> Plan | None:
         """Return the plan that keeps least between forward and backward, if it was searched."""
-        return self._thrifty.get(gradients)
+        return self._least_kept.get(gradients)
 
     def all(self) -> tuple[Plan, ...]:
         """Return the plans of the smallest budgets, and those made with earlier costs."""
@@ -43,26 +43,27 @@ class KnownPlans:
         if known is None or plan.budget_bytes <= known.budget_bytes:
             self._smallest[plan.gradients] = plan
 
-    def remember_thrifty(self, plan: Plan) -> None:
+    def remember_least_kept(self, plan: Plan) -> None:
         """Remember the plan that keeps least between forward and backward."""
-        self._thrifty[plan.gradients] = plan
+        self._least_kept[plan.gradients] = plan
 
     def retire(self, plans: Iterable[Plan]) -> None:
         """Remember the plans that ran, in place of others made with earlier costs."""
         self._retired = tuple(plans)
 
     def renumber_alternatives(
-        self, running: Iterable[Plan], before: Graph, hoped: Graph, after: Graph
+        self, running: Iterable[Plan], before: Graph, with_postponed: Graph, after: Graph
     ) -> None:
         """Retire all plans, with the numbers of alternatives in another graph of the step.
 
-        `hoped`: the graph of the plans that keep least.
+        `with_postponed`: the graph of the plans that keep least.
         """
+        least_kept = _renumbered(after, with_postponed, self._least_kept.values())
         self._retired = _renumbered(after, before, (*running, *self.all()))
-        self._thrifty = {p.gradients: p for p in _renumbered(after, hoped, self._thrifty.values())}
+        self._least_kept = {plan.gradients: plan for plan in least_kept}
         self._smallest = {}
 
 
 def _renumbered(after: Graph, before: Graph, plans: Iterable[Plan]) -> tuple[Plan, ...]:
-    moved = (with_further_ways(plan, before, after) for plan in plans)
-    return tuple(plan for plan in moved if plan is not None)
+    found = (renumbered(plan, before, after) for plan in plans)
+    return tuple(plan for plan in found if plan is not None)

@@ -109,7 +109,7 @@ class ReleasingStep:
         return replace(self, surroundings=self.surroundings.with_outside(outside_bytes))
 
     def _graph(self, spec: Specialisation) -> Graph:
-        return self.surroundings.graph_of(spec.hoped.with_predicted(_PREDICTED))
+        return self.surroundings.graph_of(spec.with_postponed.with_predicted(_PREDICTED))
 
     def _held(self, graph: Graph, plan: Plan) -> int:
         """Return the peak of a plan, with the memory to be released."""
@@ -140,7 +140,7 @@ class LessExpected:
         Outputs that the caller may hold until the backward has ended are expected memory, too.
         """
         is_open = self.may_be_alone or spec.may_receive_less
-        surroundings = self._certain.graph_of(spec.hoped.with_predicted(0))
+        surroundings = self._certain.graph_of(spec.with_postponed.with_predicted(0))
         known = outputs_freed(surroundings)
         if not (any(self.held_bytes.values()) or is_open or known is not surroundings):
             return None
@@ -200,10 +200,8 @@ class LessExpected:
         """
 
         for step in self._candidates(spec):
-            if (
-                step.surroundings.graph_of(spec.hoped).constant_bytes
-                > step.surroundings.budget_bytes
-            ):
+            graph = step.surroundings.graph_of(spec.with_postponed)
+            if graph.constant_bytes > step.surroundings.budget_bytes:
                 continue
             for planned in self._attempts(spec, step, plan, plan_as):
                 if planned is not None and step.fits_with(planned, budget_bytes):
@@ -221,7 +219,7 @@ class LessExpected:
         surroundings = step.surroundings
         for known in (*spec.running, *spec.known.all()):
             yield plan_as(surroundings, known)
-        graph = surroundings.graph_of(spec.hoped)
+        graph = surroundings.graph_of(spec.with_postponed)
         found = spec.least_budgets.within(
             graph, surroundings.gradients, _QUICKLY, surroundings.budget_bytes
         )
@@ -229,8 +227,7 @@ class LessExpected:
             return
         if spec.postponed is None:
             spec.known.remember(found)
-        roomy, thrifty = self._most_room(spec, surroundings)
-        for each, known in ((roomy, thrifty), (surroundings, found)):
+        for each, known in (self._most_room(spec, surroundings), (surroundings, found)):
             with contextlib.suppress(InfeasibleBudget):
                 yield plan(each, known)
             yield plan_as(each, known)
@@ -241,12 +238,14 @@ class LessExpected:
         self, spec: Specialisation, surroundings: Surroundings
     ) -> tuple[Surroundings, Plan]:
         """Return surroundings with as much room for user code as possible, and a plan for them."""
-        graph = surroundings.graph_of(spec.hoped)
-        thrifty = _least_kept_plan(spec, graph, surroundings.gradients, surroundings.budget_bytes)
-        held = holding_of(graph.with_outside(0), thrifty)
+        graph = surroundings.graph_of(spec.with_postponed)
+        least_kept = _least_kept_plan(
+            spec, graph, surroundings.gradients, surroundings.budget_bytes
+        )
+        held = holding_of(graph.with_outside(0), least_kept)
         room_bytes = surroundings.budget_bytes - graph.constant_bytes - held.staying_bytes
         room_bytes = max(surroundings.outside_bytes, min(self.outside_bytes, room_bytes))
-        return surroundings.with_outside(room_bytes), thrifty
+        return surroundings.with_outside(room_bytes), least_kept
 
     def _candidates(self, spec: Specialisation) -> Iterator[ReleasingStep]:
         """Yield steps to plan, with ever more memory that is released before the backward."""
@@ -356,7 +355,7 @@ def less_expected(
         _OTHER: standing.others_bytes,
         _SHARING: standing.others_coming_bytes,
         "memory of other calls": options.planned_bytes - surroundings.budget_bytes,
-        _WORKSPACES: spec.hoped.predicted_bytes,
+        _WORKSPACES: spec.with_postponed.predicted_bytes,
     }
     outside_bytes = spec.user_code.measured_bytes
     if outside_bytes is None:

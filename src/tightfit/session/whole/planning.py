@@ -199,8 +199,8 @@ def _least_planned(
 ) -> Planned | None:
     """Return the known plan that keeps least for its backward or has the least peak, if it fits."""
     task = surroundings.task(spec.captured)
-    thrifty = spec.known.thrifty(task.gradients)
-    found = valid_outcomes(task, (thrifty,) if thrifty is not None else ())
+    least_kept = spec.known.least_kept(task.gradients)
+    found = valid_outcomes(task, (least_kept,) if least_kept is not None else ())
     found = found or valid_outcomes(task, spec.known.all())
     if not found:
         return None
@@ -399,11 +399,11 @@ def smallest_budget(
 
     Alternatives that are still to be compared count as if they were as exact as they state.
     """
-    graph = surroundings.graph_of(spec.hoped)
+    graph = surroundings.graph_of(spec.with_postponed)
     least = spec.least_budgets.find(graph, surroundings.gradients, options.limits, options.progress)
     if spec.postponed is None:
         spec.known.remember(least.plan)
-    store_least_plan(spec.hoped.graph, "least", least, options)
+    store_least_plan(spec.with_postponed.graph, "least", least, options)
     return least
 
 
@@ -416,13 +416,13 @@ def quick_range(
 ) -> KeptRange:
     """Return the bytes that plans of a step may keep; found by two searches."""
     least = smallest_budget(spec, surroundings, dataclasses.replace(options, limits=limits))
-    graph = surroundings.graph_of(spec.hoped)
+    graph = surroundings.graph_of(spec.with_postponed)
     # as if so much came between forward and backward that kept bytes decide
     crowded = graph.with_outside(least.found_bytes - graph.constant_bytes)
-    thrifty = spec.least_budgets.find(crowded, surroundings.gradients, limits, options.progress)
-    spec.known.remember_thrifty(thrifty.plan)
-    store_least_plan(spec.hoped.graph, "thrifty", thrifty, options)
-    return _range_of(graph, thrifty.plan, new_gradient_bytes)
+    least_kept = spec.least_budgets.find(crowded, surroundings.gradients, limits, options.progress)
+    spec.known.remember_least_kept(least_kept.plan)
+    store_least_plan(spec.with_postponed.graph, "thrifty", least_kept, options)
+    return _range_of(graph, least_kept.plan, new_gradient_bytes)
 
 
 def rough_range(
@@ -432,21 +432,21 @@ def rough_range(
 
     None: there are none, and the step is too large to find some at once.
     """
-    graph = surroundings.graph_of(spec.hoped)
-    least, thrifty = (
+    graph = surroundings.graph_of(spec.with_postponed)
+    least, least_kept = (
         _fitting_anything(
-            graph, earlier_plan(spec.hoped.graph, role, surroundings.gradients, options)
+            graph, earlier_plan(spec.with_postponed.graph, role, surroundings.gradients, options)
         )
         for role in ("least", "thrifty")
     )
-    if least is None or thrifty is None:
+    if least is None or least_kept is None:
         if len(graph.ops) > _MOST_OPS_AT_ONCE:
             return None
         return quick_range(spec, surroundings, options, new_gradient_bytes, _AT_ONCE)
     if spec.postponed is None:
         spec.known.remember(least)
-    spec.known.remember_thrifty(thrifty)
-    return _range_of(graph, thrifty, new_gradient_bytes)
+    spec.known.remember_least_kept(least_kept)
+    return _range_of(graph, least_kept, new_gradient_bytes)
 
 
 def _fitting_anything(graph: Graph, plan: Plan | None) -> Plan | None:
@@ -471,10 +471,10 @@ def kept_bytes(graph: Graph, plan: Plan) -> int:
     return _peak_and_kept(graph, plan, 0)[1]
 
 
-def _range_of(graph: Graph, thrifty: Plan, new_gradient_bytes: int) -> KeptRange:
-    """Return the bytes that plans of a step may keep; `thrifty`: the plan that keeps least."""
-    least_peak, least_kept = _peak_and_kept(graph, thrifty, new_gradient_bytes)
-    most_peak, most_kept = _most(graph, thrifty.gradients, new_gradient_bytes)
+def _range_of(graph: Graph, plan: Plan, new_gradient_bytes: int) -> KeptRange:
+    """Return the bytes that plans of a step may keep; `plan`: the plan that keeps least."""
+    least_peak, least_kept = _peak_and_kept(graph, plan, new_gradient_bytes)
+    most_peak, most_kept = _most(graph, plan.gradients, new_gradient_bytes)
     working = max(least_peak - least_kept, most_peak - most_kept)
     return KeptRange(least_kept, most_kept, working)
 

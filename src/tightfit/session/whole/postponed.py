@@ -20,14 +20,14 @@ def may_postpone(options: Options) -> bool:
 class PostponedAlternatives:
     """The alternatives of a step that no plan may use yet.
 
-    `hoped`: the step with all alternatives, priced as if they were as exact as they state.
+    `captured`: the step with all alternatives, priced as if they were as exact as they state.
     `is_done`: whether all were compared for which there was room.
     """
 
-    def __init__(self, hoped: Captured) -> None:
-        self.hoped = hoped
+    def __init__(self, captured: Captured) -> None:
+        self.captured = captured
         self.is_done = False
-        self._comparison = GradualComparison(hoped)
+        self._comparison = GradualComparison(captured)
 
     def go_on(self, seconds: float, room_bytes: int) -> None:
         """Compare for so long; see `pricing.exactness.GradualComparison`."""
@@ -36,6 +36,6 @@ class PostponedAlternatives:
     def compared(self, options: Options, room_bytes: int) -> Captured:
         """Compare all alternatives; return the step with those that are as exact as they state."""
         self.go_on(float("inf"), room_bytes)
-        if self.hoped.graph.device.kind != "cpu":
-            return measured_costs(self.hoped, options.progress).captured
-        return quick_costs(self.hoped, options.progress, room_bytes=room_bytes).captured
+        if self.captured.graph.device.kind != "cpu":
+            return measured_costs(self.captured, options.progress).captured
+        return quick_costs(self.captured, options.progress, room_bytes=room_bytes).captured

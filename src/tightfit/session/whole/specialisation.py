@@ -115,9 +115,8 @@ class Specialisation:
         self.used = 0
         self.places: tuple[int, ...] | None = None
         self.received: frozenset[int] | None = None
-        self.postponed = (
-            PostponedAlternatives(captured.hoped) if captured.hoped is not None else None
-        )
+        every = captured.with_postponed
+        self.postponed = None if every is None else PostponedAlternatives(every)
         self._plans: dict[Surroundings, Planned] = {}
         self._optimistic: dict[Surroundings, Planned] = {}
         self._refused: dict[Surroundings, int] = {}
@@ -136,9 +135,9 @@ class Specialisation:
         return element_bytes(values)
 
     @property
-    def hoped(self) -> Captured:
+    def with_postponed(self) -> Captured:
         """The step with all alternatives, also those that are still to be compared."""
-        return self.captured if self.postponed is None else self.postponed.hoped
+        return self.captured if self.postponed is None else self.postponed.captured
 
     def use(self, call: int) -> None:
         self.used = call
@@ -353,11 +352,11 @@ class Specialisation:
         """
         if self.postponed is None:
             return
-        before, hoped = self.captured.graph, self.postponed.hoped.graph
+        before, with_postponed = self.captured.graph, self.postponed.captured.graph
         self.captured = self.postponed.compared(options, room_bytes)
         self.postponed = None
         after = self.captured.graph
-        self.known.renumber_alternatives(self.running, before, hoped, after)
+        self.known.renumber_alternatives(self.running, before, with_postponed, after)
         if self._step_costs is not None:
             costs = self._step_costs = self._step_costs.among(before, after)
             self.captured = self.captured.with_graph(with_step_costs(after, costs))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from tightfit.graph.alternatives import number_among
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
-from tightfit.graph.ways import number_among
 from tightfit.plan.plan import Compute, Instruction, Plan
 
 
-def with_further_ways(plan: Plan, before: Graph, after: Graph) -> Plan | None:
+def renumbered(plan: Plan, before: Graph, after: Graph) -> Plan | None:
     """Return a plan with the numbers that its alternatives have in another graph.
 
     `before`, `after`: of the same ops and values, but for their alternatives. The plan is not

@@ -1,4 +1,4 @@
-"""The ways of an op in two graphs of one step."""
+"""The alternatives of an op in two graphs of one step."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def number_among(before: Graph, after: Graph, op: OpId, alternative: int) -> int
     `before`, `after`: of the same ops, but for their alternatives.
     """
     name = before.ops[op].alternatives[alternative].name
-    ways = after.ops[op].alternatives
-    return next((n for n, way in enumerate(ways) if way.name == name), None)
+    names = (alternative.name for alternative in after.ops[op].alternatives)
+    return next((n for n, other in enumerate(names) if other == name), None)
