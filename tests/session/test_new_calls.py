@@ -22,7 +22,7 @@ def call(shape: str, size: int) -> Arguments:
 def decided(calls: NewCalls, shape: str, size: int, plain_bytes: int = 10) -> bool:
     """Ask about a call; note it as planned, with a new plan, if it is not to run plainly."""
     given = call(shape, size)
-    is_plain = calls.runs_plainly(given, lambda times: plain_bytes * times <= ROOM)
+    is_plain = calls.runs_eagerly(given, lambda times: plain_bytes * times <= ROOM)
     if is_plain:
         calls.note_plain(given)
     else:

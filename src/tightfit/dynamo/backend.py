@@ -58,7 +58,7 @@ def backend_of(hand_over: HandOver) -> Callable[[fx.GraphModule, Sequence[Any]],
     return backend
 
 
-class RunsPlainly(Exception):
+class RunsEagerly(Exception):
     """Says of a graph that it runs as it is from now on: no plan of it would serve twice."""
 
 
@@ -99,7 +99,7 @@ class DynamoGraph:
             self._planned = self._hand_over(self.handed)
         try:
             return self._planned(inputs)
-        except (NothingToTrain, RunsPlainly):
+        except (NothingToTrain, RunsEagerly):
             self._is_plain = True
             return self._run_as_it_is(*inputs)
 

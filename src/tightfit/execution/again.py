@@ -1,4 +1,4 @@
-"""A call run again, plainly, for a backward that is to be differentiated itself.
+"""A call run again under autograd, for a backward that is to be differentiated itself.
 
 A plan computes gradients without a history: with ``create_graph=True`` they would come out as
 constants. Such a backward frees the plan's saved tensors, runs the forward once more under autograd
@@ -23,7 +23,7 @@ from tightfit.torch_private import engine
 
 
 @dataclass(frozen=True)
-class RanPlainly:
+class EagerForward:
     """The results of a forward that was run again under autograd."""
 
     outputs: Sequence[Any]  # its outputs, flattened
@@ -33,30 +33,33 @@ class RanPlainly:
     owners: Sequence[Any]
 
 
-class Repeated(Protocol):
-    """Runs a call again in its backward, where its plan does not do."""
+class Repeatable(Protocol):
+    """A call that can be run again in its backward, where its plan does not suffice."""
 
-    def plainly(self, instead: Callable[[Any, Any, int], Any]) -> RanPlainly:
-        """Run it under autograd, on stand-ins for those inputs that other calls have made.
+    def eager_forward(self, stand_in: Callable[[Any, Any, int], Any]) -> EagerForward:
+        """Run its forward under autograd, on stand-ins for inputs that other calls have made.
 
-        `instead` is given an input, or None if it is gone, and which output of which run it was.
+        `stand_in` is given an input (None if it is gone), the call that made it, and the number of
+        the output.
         """
 
     def outputs_once_more(self) -> list[Any]:
         """Run its forward once more, with the same random numbers; return its raw outputs."""
 
-    def replanned(self, came: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor | None]:
-        """Plan it for the gradients of outputs that came; return gradients of placeholders."""
+    def replanned(
+        self, grad_outputs: Mapping[int, torch.Tensor]
+    ) -> Mapping[int, torch.Tensor | None]:
+        """Plan it for the gradients of outputs; return gradients of placeholders."""
 
     def once_more(
         self,
-        came: dict[int, torch.Tensor],
-        begun: Callable[[int, torch.Tensor], torch.Tensor],
+        grad_outputs: dict[int, torch.Tensor],
+        begin_sum: Callable[[int, torch.Tensor], torch.Tensor],
         unread: Set[int],
     ) -> Iterator[dict[int, torch.Tensor | None]]:
-        """Run it for a further backward; return the gradients of placeholders as they come.
+        """Run it for a further backward; return an iterator over gradients of placeholders.
 
-        `begun` returns the first term of the sum of a gradient, as of `Program`. `unread`:
+        `begin_sum`: returns the first term of the sum of a gradient, as of `Program`. `unread`:
         placeholders that may have changed: gradients from these outputs do not depend on them.
         """
 
@@ -83,22 +86,22 @@ class DifferentiatedCall:
     gradient from a derivative waits for the node of the call, which goes on with both. Where that
     backward frees the forward's saved tensors, it is run once more.
 
-    `ran`: its forward that was run again. `repeated`: runs it. `node`: the first node of the call
+    `ran`: its forward that was run again. `repeatable`: runs it. `node`: the first node of the call
     in autograd's graph.
     """
 
     def __init__(
         self,
         joint: JointGraph,
-        ran: RanPlainly,
+        ran: EagerForward,
         before: Sequence[DifferentiatedCall],
         *,
-        repeated: Repeated,
+        repeatable: Repeatable,
         node: weakref.ref[Any],
     ) -> None:
         self._joint = joint
         # holds the call's inputs; several calls are not run once more
-        self._repeated = None if before else repeated
+        self._repeatable = None if before else repeatable
         self._is_over = False
         pairs = enumerate(zip(ran.inputs, ran.owners, strict=True))
         own = {p: get_gradient_edge(x) for p, (x, o) in pairs if x is o and _has_history(x)}
@@ -132,17 +135,17 @@ class DifferentiatedCall:
         is_computed = backward == engine.running_backward()  # of gradients led here by a later call
         if self._is_over and not is_computed:
             raise refused.second_time(is_freed=False)
-        came = {
+        grad_outputs = {
             base: gradient
             for base in self._returned
             if (gradient := by_position.get(canonical.get(base, base))) is not None
         }
         if is_computed:
-            if any(bool(gradient.any()) for gradient in came.values()):
+            if any(bool(gradient.any()) for gradient in grad_outputs.values()):
                 raise _of_several()
             return computed
         waiting = self._from_derivatives.taken()
-        if not (came or waiting.gradients):
+        if not (grad_outputs or waiting.gradients):
             return {}
         calls = self._calls()
         for call in calls:
@@ -151,13 +154,13 @@ class DifferentiatedCall:
         if not any(wanted.values()):
             return {}
         asked = {_key(edge): edge for each in wanted.values() for edge in each.values()}
-        edges = self._edges(came, waiting, calls)
+        edges = self._edges(grad_outputs, waiting, calls)
         inputs = (x for call in calls for known in call._inputs if (x := known()) is not None)
         with engine.without_hooks(inputs):
             found = torch.autograd.grad(
                 edges,
                 list(asked.values()),
-                [*came.values(), *waiting.gradients.values()],
+                [*grad_outputs.values(), *waiting.gradients.values()],
                 create_graph=torch.is_grad_enabled(),
                 retain_graph=engine.keeps_graph(),
                 allow_unused=True,
@@ -177,7 +180,7 @@ class DifferentiatedCall:
     def _release(self) -> None:
         """Hold nothing any more, as plain PyTorch after a backward that keeps no graph."""
         self._owners, self._ends, self._outputs = {}, set(), {}
-        self._before, self._repeated, self._is_over = (), None, True
+        self._before, self._repeatable, self._is_over = (), None, True
         self._from_derivatives = FromDerivatives(self._takes_part)
 
     def _wanted(self) -> dict[int, GradientEdge]:
@@ -208,20 +211,20 @@ class DifferentiatedCall:
         return is_reached and not any(call._takes_part() for call in self._after)
 
     def _edges(
-        self, came: Collection[int], waiting: Waiting, calls: Sequence[DifferentiatedCall]
+        self, grad_outputs: Collection[int], waiting: Waiting, calls: Sequence[DifferentiatedCall]
     ) -> list[GradientEdge]:
         """Return where gradients of raw outputs go, and then where waiting gradients go.
 
         A backward that keeps no graph has freed the forward's saved tensors on its way.
         """
         outputs, nodes = self._outputs, self._from_derivatives.nodes
-        if waiting.came_by and not engine.keeps_graph():
-            if self._repeated is None:
+        if waiting.is_reached and not engine.keeps_graph():
+            if self._repeatable is None:
                 raise _used_with("through several graphs of the model")
-            ran = self._repeated.plainly(lambda given, run, output: None)
+            ran = self._repeatable.eager_forward(lambda given, run, output: None)
             outputs = {i: get_gradient_edge(x) for i, x in _made_by(self._joint, ran).items()}
             nodes = [*self._inside(outputs, calls)]
-        edges = [outputs[base] for base in came]
+        edges = [outputs[base] for base in grad_outputs]
         return [*edges, *(GradientEdge(nodes[index], nr) for index, nr in waiting.gradients)]
 
     def _inside(
@@ -243,7 +246,7 @@ class DifferentiatedCall:
 class Waiting:
     """Gradients that derivatives have led into a forward in the backward that runs now."""
 
-    came_by: bool  # whether the backward has come there at all
+    is_reached: bool  # whether the backward has come there at all
     gradients: Mapping[tuple[int, int], torch.Tensor]  # by the index of a node, and place at it
 
 
@@ -256,9 +259,9 @@ class FromDerivatives:
     def __init__(self, waits: Callable[[], bool]) -> None:
         self._waits = weakref.WeakMethod(waits)
         self.nodes: Sequence[Any] = ()
-        self._came: dict[tuple[int, int], torch.Tensor] = {}
-        self._came_by = -1  # the backward that came by last
-        self._taken_by = -1  # the backward in which the call went on last
+        self._waiting: dict[tuple[int, int], torch.Tensor] = {}
+        self._reached_in = -1  # the last backward that came to the forward
+        self._taken_in = -1  # the backward in which the call went on last
 
     def watch(self, nodes: Collection[Any]) -> None:
         """Have gradients for autograd's nodes wait; once."""
@@ -279,27 +282,27 @@ class FromDerivatives:
 
     def taken(self) -> Waiting:
         """Return gradients that have come in this backward; they wait no longer."""
-        came, self._came = self._came, {}
-        self._taken_by = engine.running_backward()
-        came_by = self._came_by == self._taken_by
-        return Waiting(came_by, came if came_by else {})
+        waiting, self._waiting = self._waiting, {}
+        self._taken_in = engine.running_backward()
+        is_reached = self._reached_in == self._taken_in
+        return Waiting(is_reached, waiting if is_reached else {})
 
     def _arrived(self, index: int, gradients: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Keep gradients that come to a node, and let none pass; None: they pass."""
         waits = self._waits()
         if waits is None or not waits():
             return None
-        came = {(index, nr): x for nr, x in enumerate(gradients) if x is not None}
+        own = {(index, nr): x for nr, x in enumerate(gradients) if x is not None}
         running = engine.running_backward()
-        if came and self._taken_by == running:
+        if own and self._taken_in == running:
             raise _used_with("and the derivative comes after the output")
-        if self._came_by != running:
-            self._came_by, self._came = running, {}
-        self._came |= came
+        if self._reached_in != running:
+            self._reached_in, self._waiting = running, {}
+        self._waiting |= own
         return (None,) * len(gradients)
 
 
-def _made_by(joint: JointGraph, ran: RanPlainly) -> dict[int, torch.Tensor]:
+def _made_by(joint: JointGraph, ran: EagerForward) -> dict[int, torch.Tensor]:
     """Return the raw outputs that have a history."""
     return {i: x for i, x in raw_outputs(joint, ran.outputs).items() if x.requires_grad}
 

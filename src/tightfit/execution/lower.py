@@ -161,7 +161,7 @@ class _Lowering:
         if first is None:
             expression = self.writer.call(call)
         else:
-            expression = self.writer.call(call, first.term, f"begun({first.position}, {{}})")
+            expression = self.writer.call(call, first.term, f"begin_sum({first.position}, {{}})")
         afterwards = self.draws.before(step.op)
         stale = self.writer.forget(overwritten) if overwritten is not None else []
         names = [self._output_name(value) for value in call.outputs]
@@ -294,7 +294,7 @@ class _Lowering:
             *writer.forward.lines,
             f"    return {self.returns}, [{kept}]",
             "",
-            f"def backward(saved, tangents, begun=lambda position, term: term{far}):",
+            f"def backward(saved, tangents, begin_sum=lambda position, term: term{far}):",
             *_unpack([*constants, *writer.saved], "saved"),
             *_unpack(tangents, "tangents"),
             *writer.backward.lines,

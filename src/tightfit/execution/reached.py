@@ -32,7 +32,7 @@ class Reached:
 
     def begin(
         self,
-        came: Mapping[int, torch.Tensor | None],
+        grad_outputs: Mapping[int, torch.Tensor | None],
         planned: frozenset[int],
         outputs: int,
         *,
@@ -40,17 +40,19 @@ class Reached:
     ) -> None:
         """Note the gradients with which a backward begins.
 
-        `came`: the gradients of the raw outputs. `planned`: the raw outputs that are planned to
-        receive one. `outputs`: how many outputs the call has; further raw outputs are bases that
-        several of them view. `retained`: whether it keeps the graph.
+        `grad_outputs`: the gradients of the raw outputs. `planned`: the raw outputs that are
+        planned to receive one. `outputs`: how many outputs the call has; further raw outputs are
+        bases that several of them view. `retained`: whether it keeps the graph.
         """
         if self.backwards:
             self._before = self.used
         self.backwards += 1
         self._planned, self._outputs = planned, outputs
         self.is_retained = retained
-        self.missing = tuple([i for i in planned if came.get(i) is None])
-        self.unplanned = tuple([i for i, g in came.items() if g is not None and i not in planned])
+        self.missing = tuple([i for i in planned if grad_outputs.get(i) is None])
+        self.unplanned = tuple(
+            [i for i, g in grad_outputs.items() if g is not None and i not in planned]
+        )
 
     def has_freed(self, reads: Callable[[], Freed]) -> bool:
         """Whether an earlier backward has freed anything that a backward reads."""

@@ -20,7 +20,7 @@ from tightfit.execution.returned import Returned
 from tightfit.torch_private import core as private
 from tightfit.torch_private import traces
 
-Begun: TypeAlias = Callable[[int, torch.Tensor], torch.Tensor]
+BeginSum: TypeAlias = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 class Planned(Protocol):
@@ -35,32 +35,35 @@ class Planned(Protocol):
 
 
 def gradients_at_once(
-    planned: Planned, inputs: Sequence[Any], came: Mapping[int, torch.Tensor]
+    planned: Planned, inputs: Sequence[Any], grad_outputs: Mapping[int, torch.Tensor]
 ) -> dict[int, torch.Tensor | None]:
     """Run forward and backward of a call; return the gradients by positions of placeholders."""
-    groups = gradients_in_turn(planned, inputs, came, lambda _, term: term)
+    groups = gradients_in_turn(planned, inputs, grad_outputs, lambda _, term: term)
     return {position: gradient for group in groups for position, gradient in group.items()}
 
 
 def gradients_in_turn(
-    planned: Planned, inputs: Sequence[Any], came: Mapping[int, torch.Tensor], begun: Begun
+    planned: Planned,
+    inputs: Sequence[Any],
+    grad_outputs: Mapping[int, torch.Tensor],
+    begin_sum: BeginSum,
 ) -> Iterator[dict[int, torch.Tensor | None]]:
     """Run the forward of a call; return an iterator that runs its backward by groups of gradients.
 
-    `came`: the gradients of outputs. `begun`: returns the first term of the sum of a gradient, as
-    of `Program`. Raises `PlanMismatch` if the plan takes other outputs.
+    `begin_sum`: returns the first term of the sum of a gradient, as of `Program`. Raises
+    `PlanMismatch` if the plan takes gradients of other outputs.
     """
     ready = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
     same = planned.returned.canonical
-    left = {same.get(index, index): gradient for index, gradient in came.items()}
-    if len(left) < len(came) or not left.keys() <= {index for index, _ in planned.tangents}:
-        raise unplanned(max(came))
+    left = {same.get(index, index): gradient for index, gradient in grad_outputs.items()}
+    if len(left) < len(grad_outputs) or not left.keys() <= {index for index, _ in planned.tangents}:
+        raise unplanned(max(grad_outputs))
     missing = frozenset(index for index, _ in planned.tangents if index not in left)
     with private.without_autocast():
         _, saved = planned.program.forward(ready)
     tangents = [tangent(left.pop(index, None), meta) for index, meta in planned.tangents]
     nothing = planned.without_gradient(missing) if missing else frozenset[int]()
-    sums = (begun,) if planned.program.sums else ()
+    sums = (begin_sum,) if planned.program.sums else ()
     coming = planned.program.backward(saved, tangents, *sums)
     return _by_position(planned.program, coming, nothing)
 

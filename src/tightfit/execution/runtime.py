@@ -22,7 +22,7 @@ from tightfit.capture.captured import Captured
 from tightfit.capture.normalise.gradients import added_up
 from tightfit.errors import TightfitError
 from tightfit.execution import refused
-from tightfit.execution.again import DifferentiatedCall, Repeated
+from tightfit.execution.again import DifferentiatedCall, Repeatable
 from tightfit.execution.chain import Chained, chained, goes_on_through
 from tightfit.execution.changing import ChangingBuffers, LateReads, Unchanged
 from tightfit.execution.lower import Program
@@ -116,9 +116,9 @@ class Runner:
             "that last bits may differ. Put that code into the plan, too (tightfit.step)"
         )
 
-    def look_at_views(self, tell: Callable[[str], None], came: Mapping[int, Any]) -> None:
+    def look_at_views(self, tell: Callable[[str], None], grad_outputs: Mapping[int, Any]) -> None:
         """Say it, once, if views of one another add to a gradient that is a sum in the plan."""
-        if self._mixed and any(came.get(index) is not None for index in self._mixed):
+        if self._mixed and any(grad_outputs.get(index) is not None for index in self._mixed):
             self._mixed.clear()
             tell(
                 f"outputs of {self.captured.graph.name} are views of one tensor, which the plan "
@@ -132,7 +132,7 @@ class Run(Chained):
     """One forward that awaits its backward.
 
     `on_start`, `on_finish`: called when backward begins and when its last gradient has been handed
-    over. `repeated`: runs the call again: for a backward that is to be differentiated, that has
+    over. `repeatable`: runs the call again: for a backward that is to be differentiated, that has
     gradients of other outputs than planned for, or that comes after another (retain_graph). `tell`:
     tells the user of bits that may differ.
     """
@@ -143,7 +143,7 @@ class Run(Chained):
         self,
         on_start: Callable[[Run], None] = lambda run: None,
         on_finish: Callable[[Run], None] = lambda run: None,
-        repeated: Repeated | None = None,
+        repeatable: Repeatable | None = None,
         tell: Callable[[str], None] = announce,
     ) -> None:
         self.inputs: list[Any] = []
@@ -159,7 +159,7 @@ class Run(Chained):
         self.on_finish = on_finish
         self.reached = Reached()
         self.sums: Sums | None = None
-        self._repeated = repeated
+        self._repeatable = repeatable
         self._tell = tell
         self._again: DifferentiatedCall | None = None
         self._node: weakref.ref[Any] | None = None
@@ -220,13 +220,13 @@ class Run(Chained):
         reads = partial(runner.saved_reads.read_by, by_position, node, runner.program.groups)
         if self.reached.has_freed(reads):
             raise refused.second_time(is_freed=False)
-        if self._again is not None or (self._repeated is not None and torch.is_grad_enabled()):
+        if self._again is not None or (self._repeatable is not None and torch.is_grad_enabled()):
             self._start_again(by_position)
             return
         self._check_startable(with_copies=True)
         unplanned = self._note_gradients(by_position)
         if not self.reached.is_retained:
-            self.reached.frees(reads, runner.saved_reads.may_follow if self._repeated else None)
+            self.reached.frees(reads, runner.saved_reads.may_follow if self._repeatable else None)
         if not unplanned:
             runner.look_at_views(self._tell, by_position)
         saved, self.saved = self.saved, None  # nothing frees them from now on
@@ -235,7 +235,7 @@ class Run(Chained):
             self._check_startable()
             self._start_rerun(by_position, node)
             return
-        self._drop_repeated()
+        self._drop_repeatable()
         if self.unchanged is not None:
             self.unchanged.read_copies()
             self.unchanged = None
@@ -244,8 +244,8 @@ class Run(Chained):
         self.on_start(self)
         assert self.sums is not None
         self.sums.start(node, runner.program.groups)
-        begun = (self.sums.begin,) if runner.program.sums else ()
-        self.generator = runner.program.backward(saved, tangents, *begun)
+        begin_sum = (self.sums.begin,) if runner.program.sums else ()
+        self.generator = runner.program.backward(saved, tangents, *begin_sum)
         self._end_with_backward()
 
     def _end_with_backward(self) -> None:
@@ -256,12 +256,12 @@ class Run(Chained):
                 lambda: self._end(RunState.DONE) if self.generator is running else None
             )
 
-    def _drop_repeated(self) -> None:
+    def _drop_repeatable(self) -> None:
         """Drop the means to run the call again, unless another backward may come."""
         if not self.reached.may_go_on:
-            self._repeated = None
-        elif self._repeated is not None:
-            self._repeated.retained()
+            self._repeatable = None
+        elif self._repeatable is not None:
+            self._repeatable.retained()
 
     def _start_again(self, by_position: dict[int, torch.Tensor | None]) -> None:
         """Differentiate the call as plain PyTorch does: its gradients are to have a history."""
@@ -295,9 +295,9 @@ class Run(Chained):
         if self.state is not RunState.AWAITS_BACKWARD or self.saved is None:
             return 0
         computed = self.saved[len(self.runner.program.kept) :]
-        if not hold_alone(computed) or self._repeated is None or not self._repeated.may_free():
+        if not hold_alone(computed) or self._repeatable is None or not self._repeatable.may_free():
             return 0  # outputs that are held stay
-        self._repeated.freed()
+        self._repeatable.freed()
         meter = meter_for(self.runner.device)
         before_bytes = meter.live_bytes()
         computed.clear()
@@ -308,23 +308,23 @@ class Run(Chained):
     def _ran_again(self) -> DifferentiatedCall:
         """Return the call as it was run again under autograd; it is now, the first time."""
         if self._again is None:
-            assert self._repeated is not None and self._node is not None
+            assert self._repeatable is not None and self._node is not None
             self.saved = self.unchanged = None
             before: list[DifferentiatedCall] = []
 
-            def instead(given: Any, run: Run, output: int) -> Any:
+            def stand_in(given: Any, run: Run, output: int) -> Any:
                 if given is not None and not goes_on_through(given.grad_fn, run):
                     return None
                 call, other = run.output_run_again(output)
                 before.extend([call] if call is not None and other is not None else [])
                 return other
 
-            repeated = self._repeated
-            ran = repeated.plainly(instead)
+            repeatable = self._repeatable
+            ran = repeatable.eager_forward(stand_in)
             self._again = DifferentiatedCall(
-                self.runner.joint, ran, before, repeated=repeated, node=self._node
+                self.runner.joint, ran, before, repeatable=repeatable, node=self._node
             )
-            self._repeated = None
+            self._repeatable = None
         return self._again
 
     def output_run_again(self, place: int) -> tuple[DifferentiatedCall | None, torch.Tensor | None]:
@@ -333,7 +333,7 @@ class Run(Chained):
         `place`: which of the tensors that leave the chain of nodes.
         """
         if self._again is None:
-            if self._repeated is None or not self.state.may_begin_backward:
+            if self._repeatable is None or not self.state.may_begin_backward:
                 return None, None
             self._check_startable()
         again, returned = self._ran_again(), self.runner.returned
@@ -344,15 +344,15 @@ class Run(Chained):
 
         Parameters are as of `output_run_again`.
         """
-        if self._repeated is None or not self.state.may_begin_backward:
+        if self._repeatable is None or not self.state.may_begin_backward:
             return None
-        return self._repeated.outputs_once_more()[self.runner.returned.plain[place]]
+        return self._repeatable.outputs_once_more()[self.runner.returned.plain[place]]
 
     def _check_startable(self, *, with_copies: bool = False) -> None:
         if not self.state.may_begin_backward:
             is_freed = self.reached.is_retained and self.state is RunState.DONE
             raise refused.second_time(is_freed=is_freed)
-        if torch.is_grad_enabled() and self._repeated is None:
+        if torch.is_grad_enabled() and self._repeatable is None:
             raise refused.differentiated()
         if self.unchanged is not None:
             self.unchanged.check(with_copies=with_copies)
@@ -374,8 +374,8 @@ class Run(Chained):
 
     def _start_rerun(self, by_position: dict[int, torch.Tensor | None], node: Any) -> None:
         """Run the call again: outputs have gradients that were to have none, or others before."""
-        runner, repeated, reached = self.runner, self._repeated, self.reached
-        if repeated is None:
+        runner, repeatable, reached = self.runner, self._repeatable, self.reached
+        if repeatable is None:
             self._refuse(reached.unplanned)
             return
         if self.is_freed:
@@ -388,18 +388,18 @@ class Run(Chained):
         self.saved = self.unchanged = None
         self.on_start(self)
         groups = runner.program.groups
-        came = {i: g for i, g in by_position.items() if g is not None}
+        grad_outputs = {i: g for i, g in by_position.items() if g is not None}
         by_position.clear()
         try:
             if reached.unplanned:
-                found = repeated.replanned(came)
+                found = repeatable.replanned(grad_outputs)
                 refuse_others(found, groups, reached.unplanned)
                 self.generator = ([found.get(p) for p in group] for group in groups or ((),))
             else:
                 assert self.sums is not None
                 self.sums.start(node, groups)
-                unread = runner.saved_reads.unread(frozenset(came))
-                coming = repeated.once_more(came, self.sums.begin, unread)
+                unread = runner.saved_reads.unread(frozenset(grad_outputs))
+                coming = repeatable.once_more(grad_outputs, self.sums.begin, unread)
                 self.generator = grouped(coming, groups)
         except BaseException as error:
             why = "The backward runs the forward of the call again."
@@ -444,10 +444,10 @@ class Run(Chained):
             raise budget_exceeded(error, why) from error
 
     def _end(self, state: RunState) -> None:
-        goes_on = self.reached.may_go_on and self._repeated is not None
+        goes_on = self.reached.may_go_on and self._repeatable is not None
         self.state = RunState.RETAINED if state is RunState.DONE and goes_on else state
         if self.state is not RunState.RETAINED:
-            self._repeated = None
+            self._repeatable = None
         if self.generator is not None:
             self.generator.close()
         self.generator = None

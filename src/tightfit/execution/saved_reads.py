@@ -26,16 +26,16 @@ class SavedReads:
         self._unread: dict[frozenset[int], frozenset[int]] = {}
 
     def read_by(
-        self, came: Mapping[int, Any], node: Any, groups: Sequence[Sequence[int]]
+        self, grad_outputs: Mapping[int, Any], node: Any, groups: Sequence[Sequence[int]]
     ) -> frozenset[fx.Node]:
         """Return the operators of a backward that read saved tensors.
 
-        `came`: the gradients of outputs with which it begins. `node`: the first of the call's chain
-        in autograd's graph. `groups`: the placeholders whose gradients each node of it hands over.
+        `node`: the first of the call's chain in autograd's graph. `groups`: the placeholders whose
+        gradients each node of it hands over.
         """
         edges = gradient_edges(node, groups).items()
         asked = (p for p, (x, _) in edges if x is not None and engine.asks_for_gradient(x))
-        key = frozenset(i for i, g in came.items() if g is not None), frozenset(asked)
+        key = frozenset(i for i, g in grad_outputs.items() if g is not None), frozenset(asked)
         if key not in self._known:
             every, (outputs, positions) = self._made_from_any(), key
             ends = [node for node, position in self._joint.gradients if position in positions]
@@ -49,16 +49,16 @@ class SavedReads:
         made = self._joint.made_from_gradients
         return any(freed.isdisjoint(made({i})) for i in self._tangents)
 
-    def unread(self, came: frozenset[int]) -> frozenset[int]:
+    def unread(self, outputs: frozenset[int]) -> frozenset[int]:
         """Return the placeholders that gradients from some outputs do not depend on."""
-        if came not in self._unread:
+        if outputs not in self._unread:
             joint = self._joint
-            own = joint.made_from_gradients(came)
+            own = joint.made_from_gradients(outputs)
             ends = [node for node, _ in joint.gradients if node in own]
             read = self._leading_to(ends, without=self._made_from_any() - own)
             others = (i for i, node in enumerate(joint.placeholders) if node not in read)
-            self._unread[came] = frozenset(others)
-        return self._unread[came]
+            self._unread[outputs] = frozenset(others)
+        return self._unread[outputs]
 
     def _made_from_any(self) -> set[fx.Node]:
         """Return all that is computed from gradients; operators read saved tensors besides."""

@@ -28,14 +28,14 @@ class Steps(Protocol):
 
 
 def refuse_other_backward(
-    runner: Steps, came: Mapping[int, torch.Tensor | None], node: Any, *, state: RunState
+    runner: Steps, grad_outputs: Mapping[int, torch.Tensor | None], node: Any, *, state: RunState
 ) -> None:
     """Raise if a backward that steps parameters is to do something else than one whole step.
 
-    `came`: the gradients of outputs. `node`: the first of its chain in autograd's graph. Raises
-    `TightfitError`: names the cause, and a way out.
+    `node`: the first of its chain in autograd's graph. Raises `TightfitError`: names the cause, and
+    a way out.
     """
-    missing = frozenset(i for i in runner.differentiable if came.get(i) is None)
+    missing = frozenset(i for i in runner.differentiable if grad_outputs.get(i) is None)
     without = runner.without_gradient(missing).intersection(runner.stepped) if missing else ()
     why = None
     if state is not RunState.AWAITS_BACKWARD:

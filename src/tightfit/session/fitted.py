@@ -167,7 +167,7 @@ class Fitted:
         self.account.between.call_begins(given.leaves)
         if self.route.outside_of_plans():
             return self._run_outside(given)
-        if self._whole is not None and self._may_run_plainly(given):
+        if self._whole is not None and self._may_run_eagerly(given):
             self._new_calls.note_plain(given)
             self._whole.outside.note_new_calls()
             return self._run_outside(given)
@@ -216,13 +216,13 @@ class Fitted:
         with self._limit.outside(*self._limits()):
             return self.callee.function(*given.args, **given.kwargs)
 
-    def _may_run_plainly(self, given: Arguments) -> bool:
+    def _may_run_eagerly(self, given: Arguments) -> bool:
         """Whether a call runs as plain PyTorch, because its plan would hardly be used again."""
         if not self._new_calls.are_many or self.waiting or self.options.needs_plans:
             return False
-        return self._new_calls.runs_plainly(given, self._fits_plainly)
+        return self._new_calls.runs_eagerly(given, self._fits_eagerly)
 
-    def _fits_plainly(self, times: float) -> bool:
+    def _fits_eagerly(self, times: float) -> bool:
         """Whether plain PyTorch has room for a multiple of the bytes of the last planned step."""
         assert self._whole is not None
         if not refuses(self.account):

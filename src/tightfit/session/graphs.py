@@ -16,7 +16,7 @@ from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph
 from tightfit.capture.opaque.needs import NoRoomToMeasure
 from tightfit.capture.traced_call import TracedCall
-from tightfit.dynamo.backend import RunsPlainly
+from tightfit.dynamo.backend import RunsEagerly
 from tightfit.errors import BadInput, CaptureError, InfeasibleBudget, without_frames
 from tightfit.execution.guard import left_out
 from tightfit.planners.bounds import leaves_much_to_plan
@@ -27,20 +27,20 @@ from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.followed import FollowedCalls
 from tightfit.session.handed_calls import HandedCalls
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.derived import NeedsLessPlainly
+from tightfit.session.memory.derived import NeedsLessEagerly
 from tightfit.session.memory.limit import name_budget, raising, refuses
 from tightfit.session.options import Options
 from tightfit.session.parts.in_graphs import InGraphs
 from tightfit.session.report import Report
 from tightfit.session.step.graphs_of_step import GraphsOfStep
-from tightfit.session.whole.optimistic import FitsPlainly
+from tightfit.session.whole.optimistic import FitsEagerly
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.steps import WholeSteps
 from tightfit.units import format_bytes
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plainly:
+class _EagerRun:
     """A graph that runs as plain PyTorch because no plan of it fits."""
 
     error: InfeasibleBudget  # raised where a request is refused
@@ -65,7 +65,7 @@ class GraphSteps(WholeSteps):
         self._has_several = False  # graphs in one call, as far as is known
         self.in_graphs: InGraphs | None = None
         # Graphs that no plan fits and plain PyTorch may
-        self._plain: weakref.WeakKeyDictionary[HandedGraph, _Plainly] = weakref.WeakKeyDictionary()
+        self._eager: weakref.WeakKeyDictionary[HandedGraph, _EagerRun] = weakref.WeakKeyDictionary()
         self._one_ops: list[str] = []  # that were announced
         self._derived_announced = False
 
@@ -115,16 +115,16 @@ class GraphSteps(WholeSteps):
         if self.in_graphs is not None:
             return self.in_graphs.run_graph(graph, inputs)
         self._has_run = True
-        plainly = self._plain.pop(graph, None)
-        if plainly is None:
+        eager = self._eager.pop(graph, None)
+        if eager is None:
             try:
                 return super().__call__(self.graphs.arguments(graph, inputs))
-            except NeedsLessPlainly:
+            except NeedsLessEagerly:
                 return self._run_derived(graph, inputs)
-            except (FitsPlainly, NoRoomToMeasure) as found:
-                plainly = self._left_plain(found)
-        output = self._run_plainly(graph, inputs, plainly)
-        self._plain[graph] = plainly  # not if the error was raised: its traceback holds the inputs
+            except (FitsEagerly, NoRoomToMeasure) as found:
+                eager = self._new_eager_run(found)
+        output = self._run_eagerly(graph, inputs, eager)
+        self._eager[graph] = eager  # not if the error was raised: its traceback holds the inputs
         return output
 
     def _refuse_options_of_one_graph(self) -> None:
@@ -140,13 +140,13 @@ class GraphSteps(WholeSteps):
             f"tightfit.prepare says where the graph breaks; or {way_out}"
         )
 
-    def _left_plain(self, found: FitsPlainly | NoRoomToMeasure) -> _Plainly:
+    def _new_eager_run(self, found: FitsEagerly | NoRoomToMeasure) -> _EagerRun:
         """Return how a call runs without a plan; raise what was found if it may not."""
         name = self.callee.name
-        if isinstance(found, FitsPlainly):
-            plainly = _Plainly(found.error, found.has_backward)
+        if isinstance(found, FitsEagerly):
+            eager = _EagerRun(found.error, found.has_backward)
             why = "no plan fits the budget, and plain PyTorch is expected to."
-            if not plainly.has_backward:
+            if not eager.has_backward:
                 why = (
                     "no plan fits the budget, and its forward by itself is expected to: nothing is "
                     "saved for a backward."
@@ -154,10 +154,10 @@ class GraphSteps(WholeSteps):
         elif self.options.needs_plans or not refuses(self.account):
             raise found
         else:
-            plainly = _Plainly(without_frames(found))
+            eager = _EagerRun(without_frames(found))
             why = "the budget has no room to measure a module that runs as one op."
         announce(f"{name}: {why} It runs as plain PyTorch; requests beyond the budget are refused")
-        return plainly
+        return eager
 
     def _run_derived(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
         """Run a call as plain PyTorch whose backward is expected to be differentiated."""
@@ -172,17 +172,17 @@ class GraphSteps(WholeSteps):
             self._derived_announced = True
             announce(f"{why}. Such calls run as plain PyTorch; requests beyond it are refused")
         error = InfeasibleBudget(why, budget_bytes=budget_bytes, minimum_bytes=needed_bytes)
-        return self._run_plainly(graph, inputs, _Plainly(error))
+        return self._run_eagerly(graph, inputs, _EagerRun(error))
 
-    def _run_plainly(self, graph: HandedGraph, inputs: Sequence[Any], plainly: _Plainly) -> Any:
+    def _run_eagerly(self, graph: HandedGraph, inputs: Sequence[Any], eager: _EagerRun) -> Any:
         """Run a graph that no plan fits as plain PyTorch.
 
         Raises its error where requests above the limit are not refused, or once any is.
         """
-        error = plainly.error
+        error = eager.error
         if not name_budget(self.account, error.minimum_bytes or 0):
             raise error
-        if plainly.has_backward:
+        if eager.has_backward:
             with raising(error):
                 return graph.run_as_it_is(*inputs)
         with raising(error), _nothing_saved(error):
@@ -228,11 +228,11 @@ class GraphSteps(WholeSteps):
 
     def change_options(self, options: Options) -> None:
         super().change_options(options)
-        self._plain.clear()
+        self._eager.clear()
 
     def capture_again(self) -> None:
         self.in_graphs = None
-        self._plain.clear()
+        self._eager.clear()
         self._has_several = False
         super().capture_again()
 
@@ -244,7 +244,7 @@ class GraphSteps(WholeSteps):
     def _varies(self) -> None:
         """Run a graph as plain PyTorch: the numbers that decide it change in every call."""
         self.outside.varies()
-        raise RunsPlainly
+        raise RunsEagerly
 
     def _note_forward(self, spec: Specialisation, planned: Planned, *, is_first: bool) -> None:
         """Note by which plan a graph of the step has run."""

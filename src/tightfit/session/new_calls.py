@@ -24,7 +24,7 @@ class NewCalls:
 
     def __init__(self) -> None:
         self._in_a_row = 0
-        self._plans: dict[Any, int] = {}  # by shape: how many it needed; 0: it ran plainly
+        self._plans: dict[Any, int] = {}  # by shape: how many it needed; 0: it ran eagerly
         self._elements = 0  # of the inputs of the last call that needed a plan
 
     @property
@@ -32,7 +32,7 @@ class NewCalls:
         """Whether several calls in a row have needed another plan each."""
         return self._in_a_row >= _IN_A_ROW
 
-    def runs_plainly(self, given: Arguments, fits: Callable[[float], bool]) -> bool:
+    def runs_eagerly(self, given: Arguments, fits: Callable[[float], bool]) -> bool:
         """Whether a call runs as plain PyTorch.
 
         `fits`: whether a multiple of the bytes of plain PyTorch in the last planned call fits.

@@ -19,7 +19,7 @@ from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.memory.account import Account
 from tightfit.session.options import make_options
-from tightfit.session.whole.optimistic import FitsPlainly
+from tightfit.session.whole.optimistic import FitsEagerly
 from tightfit.session.whole.steps import WholeSteps
 
 CPU = torch.device("cpu")
@@ -149,7 +149,7 @@ def test_where_no_plan_fits_the_error_says_so_before_anything_runs() -> None:
     with pytest.raises(InfeasibleBudget) as refused:
         trained.steps.prepare(trained.calls.given(ROWS))
     assert (refused.value.minimum_bytes or 0) > LEAST
-    with pytest.raises((InfeasibleBudget, FitsPlainly)):
+    with pytest.raises((InfeasibleBudget, FitsEagerly)):
         trained.call()
     assert not trained.steps.is_used and trained.steps.waiting == []
 

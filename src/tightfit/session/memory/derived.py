@@ -12,7 +12,7 @@ from tightfit.session.memory.limit import refuses
 from tightfit.session.memory.optimizers import before_every_step
 
 
-class NeedsLessPlainly(Exception):
+class NeedsLessEagerly(Exception):
     """A call takes less memory as plain PyTorch than by a plan: see `DerivedSteps`."""
 
 
@@ -39,7 +39,7 @@ class DerivedSteps:
         self.needed_bytes = 0  # by the current step by plans, as far as known
         before_every_step(self)
 
-    def runs_plainly(self, signature: Any) -> bool:
+    def runs_eagerly(self, signature: Any) -> bool:
         """Note that a call begins; return whether it had better run as plain PyTorch."""
         if self._begun_bytes is None:
             self._begun_bytes = self._held_bytes()

@@ -20,7 +20,7 @@ from tightfit.capture.handed import GraphArguments, HandedGraph
 from tightfit.capture.origins import module_names
 from tightfit.capture.side_effects.generators import GeneratorStates, generators_of
 from tightfit.capture.traced_call import TracedCall
-from tightfit.dynamo.backend import RunsPlainly
+from tightfit.dynamo.backend import RunsEagerly
 from tightfit.dynamo.outside import Outside
 from tightfit.errors import CaptureError, InfeasibleBudget, OpaqueChanged, OpaqueVaries
 from tightfit.session.callee import Callee
@@ -117,12 +117,12 @@ class InGraphs(PartsRoute):
     def _note_numbers(self, graph: HandedGraph) -> None:
         """Note that a graph is called with other numbers than before.
 
-        Raises `RunsPlainly` if they are others in every call.
+        Raises `RunsEagerly` if they are others in every call.
         """
         self._numbers[graph] += 1
         if self._numbers[graph] > _MOST_NUMBERS:
             self.outside.varies()
-            raise RunsPlainly
+            raise RunsEagerly
 
     def _run(
         self, part: Part, call: PartCall | InfeasibleBudget | None, given: GraphArguments

@@ -88,7 +88,7 @@ class PartSteps:
         self._last: tuple[StepLedger[Kind], int] | None = None
         self._again = PartsAgain(self)
         self._announcements = Announcements()
-        self._plainly: weakref.WeakSet[Part] = weakref.WeakSet()  # that was announced
+        self._announced_eager: weakref.WeakSet[Part] = weakref.WeakSet()  # that was announced
         # Of calls that the budget had no room to measure: these say so, and are never raised
         self._unmeasured: dict[Any, InfeasibleBudget] = {}
         _EVERY.add(self)
@@ -289,12 +289,12 @@ class PartSteps:
         if call is None or writer is None:
             return part.function(*given.args, **given.kwargs)
         if isinstance(call, InfeasibleBudget):
-            return self._run_plainly(part, given, call)
+            return self._run_eagerly(part, given, call)
         kind, key = call.kind, call.key  # a call that awaits its backward must not hold the inputs
         try:
             holding = self._holding_for(part, kind)
         except InfeasibleBudget as error:
-            return self._run_plainly(part, given, error)
+            return self._run_eagerly(part, given, error)
         number = writer.forward_begins(kind, holding, part)
 
         def started(run: Run) -> None:
@@ -357,12 +357,12 @@ class PartSteps:
         )
         return least
 
-    def _run_plainly(self, part: Part, given: GraphArguments, error: InfeasibleBudget) -> Any:
+    def _run_eagerly(self, part: Part, given: GraphArguments, error: InfeasibleBudget) -> Any:
         """Run a part that no plan has room for as it is: requests above the limit are refused."""
         if not self._resident.name_budget(error.minimum_bytes or 0):
             raise error
-        if part not in self._plainly:
-            self._plainly.add(part)
+        if part not in self._announced_eager:
+            self._announced_eager.add(part)
             why = "no plan fits the rest of the budget"
             if part.key(given) in self._unmeasured:
                 why = "the budget has no room to measure a module that runs as one op"

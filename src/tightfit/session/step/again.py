@@ -17,7 +17,7 @@ from tightfit.capture.handed import GraphArguments
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.updates import decided_by_updates
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
-from tightfit.execution.again import RanPlainly
+from tightfit.execution.again import EagerForward
 from tightfit.execution.changing import versions_of
 from tightfit.execution.replanned import Planned, gradients_at_once, gradients_in_turn, unplanned
 from tightfit.execution.runtime import Run
@@ -152,15 +152,15 @@ class RepeatableCall(Generic[_Step]):
         self._is_freed = True
         self._given.hold_all()
 
-    def plainly(self, stand_in: StandIn) -> RanPlainly:
+    def eager_forward(self, stand_in: StandIn) -> EagerForward:
         """Run the forward again under autograd, on stand-ins for its inputs.
 
         It draws the same random numbers. Its writes go into copies: they were done before.
         """
         with self._autocast.restored():
-            return self._ran_plainly(stand_in)
+            return self._eager_forward(stand_in)
 
-    def _ran_plainly(self, stand_in: StandIn) -> RanPlainly:
+    def _eager_forward(self, stand_in: StandIn) -> EagerForward:
         owner, step = self._owner(), self._step
         owner.note_repeated(step)
         made: set[int] = set()
@@ -173,7 +173,7 @@ class RepeatableCall(Generic[_Step]):
 
         given = self._given.now(noted)
         written = {position for _, position in step.captured.joint.write_backs}
-        reason = self._why_not_plainly() or self._obstacle(given, made, written)
+        reason = self._why_not_eagerly() or self._obstacle(given, made, written)
         if reason is not None or given is None:
             raise _unrepeatable(self._name, reason or "")
         with torch.enable_grad(), tools.WithoutDynamo():
@@ -183,9 +183,9 @@ class RepeatableCall(Generic[_Step]):
             output = self._with_same_draws(lambda: run.run(given))
         tensors, _ = structure_of(output, self._name)
         assert len(tensors) == step.captured.joint.metadata.num_outputs
-        return RanPlainly(tensors, inputs, [None if id(x) in made else x for x in inputs])
+        return EagerForward(tensors, inputs, [None if id(x) in made else x for x in inputs])
 
-    def _why_not_plainly(self) -> str | None:
+    def _why_not_eagerly(self) -> str | None:
         """Return why the forward cannot be run twice with the same result and no further effect."""
         joint = self._step.captured.joint
         if reason := self._why_not_once_more():
@@ -194,7 +194,7 @@ class RepeatableCall(Generic[_Step]):
             return f"its forward writes {read[0]} and reads it, too"
         return "it returns numbers" if joint.structure.numbers else None
 
-    def replanned(self, came: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | None]:
+    def replanned(self, grad_outputs: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | None]:
         """Run the call with a plan for the gradients of outputs that came.
 
         It draws the same random numbers. Its writes go into copies: they were done before. Returns
@@ -203,15 +203,15 @@ class RepeatableCall(Generic[_Step]):
         with self._autocast.restored(), torch.enable_grad():
             given = self._given_once_more()
             if isinstance(given, str):
-                raise unplanned(max(came), given)
+                raise unplanned(max(grad_outputs), given)
             planned = self._owner().replanned(self._step, given)
             inputs = self._inputs_once_more(given)
-        return self._with_same_draws(lambda: gradients_at_once(planned, inputs, came))
+        return self._with_same_draws(lambda: gradients_at_once(planned, inputs, grad_outputs))
 
     def once_more(
         self,
-        came: dict[int, torch.Tensor],
-        begun: Callable[[int, torch.Tensor], torch.Tensor],
+        grad_outputs: dict[int, torch.Tensor],
+        begin_sum: Callable[[int, torch.Tensor], torch.Tensor],
         unread: Set[int],
     ) -> Iterator[dict[int, torch.Tensor | None]]:
         """Run the call with its plan for a further backward.
@@ -228,7 +228,9 @@ class RepeatableCall(Generic[_Step]):
                 "forward runs again. To spare that, sum the losses and call backward once"
             )
         planned, inputs = self._planned_once_more(owner.planned_once_more, unread)
-        return self._with_same_draws(lambda: gradients_in_turn(planned, inputs, came, begun))
+        return self._with_same_draws(
+            lambda: gradients_in_turn(planned, inputs, grad_outputs, begin_sum)
+        )
 
     def outputs_once_more(self) -> list[Any]:
         """Run the forward once more, with the same random numbers; return its raw outputs."""
@@ -407,10 +409,10 @@ def _freed_and_gone(name: str, reason: str) -> TightfitError:
 
 def _unrepeatable(name: str, reason: str) -> TightfitError:
     return TightfitError(
-        f"the backward of {name} is to be differentiated itself (create_graph=True): for that its "
-        f"forward is run again, plainly, and here it cannot be, as {reason}. Take the derivative "
-        f"inside of the planned code (tightfit.step{_SINCE}), leave the part that needs it out of "
-        f"the fitted module, or tightfit.unfit(model) first. {WITHOUT_A_PLAN}"
+        f"the backward of {name} is to be differentiated itself (create_graph=True). For that "
+        f"its forward is run again without a plan, and here it cannot be, as {reason}. Take the "
+        f"derivative inside of the planned code (tightfit.step{_SINCE}), leave the part that needs "
+        f"it out of the fitted module, or tightfit.unfit(model) first. {WITHOUT_A_PLAN}"
     )
 
 

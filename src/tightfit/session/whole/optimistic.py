@@ -48,7 +48,7 @@ _SHARING = "memory of others within the budget"
 _WORKSPACES = "workspaces that there is no room to measure"
 
 
-class FitsPlainly(Exception):
+class FitsEagerly(Exception):
     """No plan fits, and plain PyTorch may: its estimated peak is about the budget.
 
     `error`: to be raised if it does not fit either. `has_backward`: whether the backward may fit,

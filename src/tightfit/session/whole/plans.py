@@ -29,7 +29,7 @@ from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.comparing import ComparisonSchedule
 from tightfit.session.whole.learning import StepMonitor
 from tightfit.session.whole.optimistic import (
-    FitsPlainly,
+    FitsEagerly,
     LessExpected,
     lacking_bytes_of,
     less_expected,
@@ -122,7 +122,7 @@ class Plans:
         """Return the plan of a call.
 
         `waiting`: earlier calls that await their backward. `searches`: whether to search before
-        training, not in the background. Raises `InfeasibleBudget` or `FitsPlainly` if no plan fits.
+        training, not in the background. Raises `InfeasibleBudget` or `FitsEagerly` if no plan fits.
         """
         request = self._request(inputs, options, searches=searches)
         planned = self._with_room(partial(self._chosen, spec, request, waiting))
@@ -171,7 +171,7 @@ class Plans:
                 return choose()
             except _MemoryFreed:
                 pass
-            except (InfeasibleBudget, FitsPlainly):
+            except (InfeasibleBudget, FitsEagerly):
                 if is_collected or not self._account.collect_garbage():
                     raise
                 is_collected = True
@@ -382,7 +382,7 @@ class Plans:
     ) -> Planned:
         """Return a plan without room for all expected memory.
 
-        Raises `InfeasibleBudget` or `FitsPlainly` if none is allowed or fits.
+        Raises `InfeasibleBudget` or `FitsEagerly` if none is allowed or fits.
         """
         account, options = self._account, request.options
         lacking_bytes = lacking_bytes_of(error)
@@ -393,7 +393,7 @@ class Plans:
         less = replace(less, may_be_alone=self._may_be_alone(spec, options))
         planned = self._leaving_less(spec, less, request)
         if planned is None:
-            if not self._has_room_plainly(spec, less, options) and self._frees(lacking_bytes):
+            if not self._has_room_eagerly(spec, less, options) and self._frees(lacking_bytes):
                 raise _MemoryFreed
             open_calls = self.shares.open_calls(spec, surroundings, options)
             try:
@@ -405,7 +405,7 @@ class Plans:
                     planned = planned or self._as_advised(spec, less, options)
                 if planned is None:
                     self._monitor.abandon()
-                    raise self._fits_plainly(spec, less, options, advice) or advice from None
+                    raise self._fits_eagerly(spec, less, options, advice) or advice from None
             finally:
                 del error  # its traceback holds this frame and the inputs
         if not spec.was_optimistic:
@@ -417,17 +417,17 @@ class Plans:
         spec.note_refused(surroundings, lacking_bytes)
         return spec.add_optimistic(without_expected(surroundings, standing), planned)
 
-    def _fits_plainly(
+    def _fits_eagerly(
         self, spec: Specialisation, less: LessExpected, options: Options, error: InfeasibleBudget
-    ) -> FitsPlainly | None:
+    ) -> FitsEagerly | None:
         """Return that plain PyTorch may have room; None: not even for a forward."""
-        if self._has_room_plainly(spec, less, options):
-            return FitsPlainly(error, has_backward=True)
+        if self._has_room_eagerly(spec, less, options):
+            return FitsEagerly(error, has_backward=True)
         if less.may_be_alone and less.forward_alone_bytes(spec) <= most_bytes(options):
-            return FitsPlainly(error, has_backward=False)
+            return FitsEagerly(error, has_backward=False)
         return None
 
-    def _has_room_plainly(self, spec: Specialisation, less: LessExpected, options: Options) -> bool:
+    def _has_room_eagerly(self, spec: Specialisation, less: LessExpected, options: Options) -> bool:
         """Whether plain PyTorch is expected to have room for a call and its backward."""
         if options.needs_plans or not self._may_leave_less(spec, less, options):
             return False

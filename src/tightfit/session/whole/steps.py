@@ -30,7 +30,7 @@ from tightfit.progress import Announcements, announce
 from tightfit.session.callee import Callee
 from tightfit.session.default_addresses import DefaultAddresses, PlanRejected
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.derived import DerivedSteps, NeedsLessPlainly
+from tightfit.session.memory.derived import DerivedSteps, NeedsLessEagerly
 from tightfit.session.memory.surroundings import with_numbers
 from tightfit.session.options import Options
 from tightfit.session.report import Report
@@ -38,7 +38,7 @@ from tightfit.session.step.again import RepeatableCall
 from tightfit.session.whole.again import StepRepeater
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.learning import LastStep, StepMonitor
-from tightfit.session.whole.optimistic import FitsPlainly
+from tightfit.session.whole.optimistic import FitsEagerly
 from tightfit.session.whole.plans import Plans
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.user_code import OpenCall, PlannedForward
@@ -103,12 +103,12 @@ class WholeSteps:
     def __call__(self, given: GraphArguments) -> Any:
         """Run one planned forward.
 
-        Raises `CaptureError` if it cannot be captured as a whole, `FitsPlainly`, and
-        `NeedsLessPlainly`.
+        Raises `CaptureError` if it cannot be captured as a whole, `FitsEagerly`, and
+        `NeedsLessEagerly`.
         """
         spec = self._specialisation(given, waits=True)
-        if self.derived.runs_plainly(spec.key) and not self.options.needs_plans:
-            raise NeedsLessPlainly
+        if self.derived.runs_eagerly(spec.key) and not self.options.needs_plans:
+            raise NeedsLessEagerly
         inputs = self.captures.inputs(spec, given)
         if self.options.steps is not None:
             self.options.steps.before_forward()
@@ -313,7 +313,7 @@ class WholeSteps:
         """Return a plan for memory held now; `searches`: before training, not in the background."""
         try:
             return self._plans.chosen(spec, inputs, self.options, self.waiting, searches=searches)
-        except FitsPlainly as fits:
+        except FitsEagerly as fits:
             raise fits.error from None
 
     # -- backward -----------------------------------------------------------------------------
