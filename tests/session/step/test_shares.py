@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.step_programs import Program, menus, programs
 from tightfit.session.step.holding import Holding
 from tightfit.session.step.ledger import Interval, StepLedger
-from tightfit.session.step.shares import by_kind, spread
+from tightfit.session.step.shares import by_call, by_kind
 
 CALLS = 4
 FRUGAL = Holding(None, 10, 0, 0, 100, 100, 2.0, 1.0)
@@ -32,7 +32,7 @@ def frugal_step() -> StepLedger[str]:
 @pytest.mark.parametrize(("limit_bytes", "lavish"), [(139, 0), (140, 1), (230, 2), (1000, 4)])
 def test_as_many_calls_as_fit_run_the_cheaper_plan(limit_bytes: int, lavish: int) -> None:
     ledger = frugal_step()
-    calls = spread(ledger, limit_bytes, {"part": FRUGAL}, {"part": [FRUGAL, LAVISH]})
+    calls = by_call(ledger, limit_bytes, {"part": FRUGAL}, {"part": [FRUGAL, LAVISH]})
     assert calls == (FRUGAL,) * (CALLS - lavish) + (LAVISH,) * lavish
     assert lavish == 0 or ledger.peak_of(calls) <= limit_bytes
     more = [FRUGAL] * (CALLS - lavish - 1) + [LAVISH] * (lavish + 1)
@@ -51,7 +51,7 @@ def limited(draw: st.DrawFn, kinds: int = 2) -> tuple[Program, Menus, StepLedger
 
 def divided(ledger: StepLedger[str], limit: int, found: Menus) -> tuple[Holding, ...] | None:
     kinds = by_kind(ledger, limit, found)
-    return None if kinds is None else spread(ledger, limit, kinds, found)
+    return None if kinds is None else by_call(ledger, limit, kinds, found)
 
 
 def cost(calls: tuple[Holding, ...]) -> float:
@@ -141,7 +141,7 @@ def nine_fractions_and_exchanges(ledger: StepLedger[str], limit: int, found: Men
         others = ({**best, kind: h} for kind in kinds for h in found[kind])
         better = [o for o in others if ledger.peak_with(o) <= limit and total(o) < total(best)]
         if not better:
-            return cost(spread(ledger, limit, best, found))
+            return cost(by_call(ledger, limit, best, found))
         best = min(better, key=total)
     return None
 

@@ -24,7 +24,7 @@ from tightfit.session.options import Options
 from tightfit.session.parts.kind_plans import KindPlans
 from tightfit.session.step.holding import Holding, holding_of, overhead_of
 from tightfit.session.step.ledger import StepLedger
-from tightfit.session.step.shares import by_kind, spread
+from tightfit.session.step.shares import by_call, by_kind
 
 _SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 _AT_ONCE_S = 1.0
@@ -45,9 +45,9 @@ class PartPlans:
         """Extra cost of the calls over nothing recomputed, a fraction."""
         return overhead_of(self.calls)
 
-    def spread(self, ledger: StepLedger[KindPlans], limit_bytes: int) -> PartPlans:
+    def for_step(self, ledger: StepLedger[KindPlans], limit_bytes: int) -> PartPlans:
         """Return the choice for another step of the same kinds."""
-        return replace(self, calls=spread(ledger, limit_bytes, self.kinds, self.menus))
+        return replace(self, calls=by_call(ledger, limit_bytes, self.kinds, self.menus))
 
 
 def choose(
@@ -68,7 +68,7 @@ def choose(
     if kinds is None:
         return None
     menus.extend_around(kinds)
-    return PartPlans(kinds, (), menus.plans).spread(ledger, limit_bytes)
+    return PartPlans(kinds, (), menus.plans).for_step(ledger, limit_bytes)
 
 
 def choose_at_once(
@@ -86,7 +86,9 @@ def choose_at_once(
         if time.perf_counter() - started < _AT_ONCE_S:
             menus.extend([share])
     kinds = by_kind(ledger, limit_bytes, menus.plans)
-    return None if kinds is None else PartPlans(kinds, (), menus.plans).spread(ledger, limit_bytes)
+    return (
+        None if kinds is None else PartPlans(kinds, (), menus.plans).for_step(ledger, limit_bytes)
+    )
 
 
 @dataclass(frozen=True)

@@ -214,14 +214,14 @@ class StepPlans:
             raise self._infeasible(worst)
         found = situation.ended_search()
         if found is not None and _fit(found, worst, most_bytes):
-            better = found.spread(_without_modules(worst), left_bytes)
+            better = found.for_step(_without_modules(worst), left_bytes)
             plans = better if plans is None or better.overhead < plans.overhead else plans
         if plans is None or not _fit(plans, worst, most_bytes):
             plans = self._choose(situation, worst, left_bytes)
             self._guard.restart()
         elif situation.planned.calls != worst.calls or worst.peak_of(plans.calls) > most_bytes:
             alone = self.options.ranks is None  # ranks decide together, with new plans only
-            plans = plans.spread(_without_modules(worst), left_bytes if alone else 0)
+            plans = plans.for_step(_without_modules(worst), left_bytes if alone else 0)
         situation.plan(plans, worst)
 
     def _choose(self, situation: Situation, ledger: StepLedger[Kind], left_bytes: int) -> PartPlans:

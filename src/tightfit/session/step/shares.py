@@ -32,7 +32,7 @@ def by_kind(
 ) -> dict[CallKind, Holding] | None:
     """Return the best combination found with the same holding for all calls of a kind.
 
-    It is the combination from which the step gets cheapest by `spread`. None: none was found that
+    It is the combination from which the step gets cheapest by `by_call`. None: none was found that
     fits.
 
     `limit_bytes`: bytes held at the begin of the step included. `menus`: for each kind of call the
@@ -49,13 +49,13 @@ def by_kind(
         tried |= {choice: None for (over_bytes, _), choice in judged if over_bytes == 0}
 
     def cost_s(kinds: Mapping[CallKind, Holding]) -> float:
-        calls = spread(ledger, limit_bytes, kinds, menus)
+        calls = by_call(ledger, limit_bytes, kinds, menus)
         return sum(holding.cost_s for holding in calls)
 
     return min(map(step.holdings, tried), key=cost_s, default=None)
 
 
-def spread(
+def by_call(
     ledger: StepLedger[CallKind],
     limit_bytes: int,
     kinds: Mapping[CallKind, Holding],
