@@ -119,7 +119,7 @@ class _Loop:
         account = fitted.account
         held = [*self.model.parameters(), *self.model.buffers(), *self.inputs()]
         stepping = resident_tensor_bytes(held, 1) + account.expected_bytes()
-        return max(planned, stepping + account.optimizers.passing_bytes())
+        return max(planned, stepping + account.optimizers.temporary_bytes())
 
     def inputs(self) -> list[torch.Tensor]:
         """Return the tensors of a batch."""

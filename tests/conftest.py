@@ -48,7 +48,7 @@ def own_caches() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def alone() -> None:
     """Let models that earlier tests have left limit nothing: budgets of several are one limit."""
-    for left in list(account._KEEPERS):
+    for left in list(account._LIMITERS):
         left.keep_to(None)
 
 

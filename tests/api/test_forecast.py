@@ -50,7 +50,7 @@ def test_state_and_what_passes_are_predicted(name: str) -> None:
         after = meter.live_bytes()
         if step == 0:
             assert needs.state_bytes("cpu") == after - before
-        assert 0 <= needs.passing_bytes - (meter.peak_bytes() - after) <= SCALARS_BYTES
+        assert 0 <= needs.temporary_bytes - (meter.peak_bytes() - after) <= SCALARS_BYTES
 
 
 @pytest.mark.parametrize("name", WAYS)

@@ -28,7 +28,7 @@ def test_members_are_held_too_while_others_are_in_their_place() -> None:
     account = Account({"": layer}, None)
     account.keep_to(1 << 20)
     own_bytes = account.before_bytes()
-    layer.forward = lambda: account.standing(()).others_bytes
+    layer.forward = lambda: account.held_at_call(()).others_bytes
     assert layer() == 0
     instead = {name: x.detach() / 2 for name, x in layer.named_parameters()}
     assert torch.func.functional_call(layer, instead, ()) == own_bytes > 0

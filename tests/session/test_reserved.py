@@ -16,7 +16,7 @@ import tightfit
 from tests.support.fragmenting import Fragmenting
 from tightfit.allocator.caching import AllocatorState
 from tightfit.api.report import Report
-from tightfit.session.memory.fragmentation import Fragmentation, SeenStep
+from tightfit.session.memory.fragmentation import AllocatorStep, Fragmentation
 from tightfit.session.on_gpu.reserved import Reserved
 
 MIB = 1 << 20
@@ -158,7 +158,7 @@ def test_the_loop_ends_within_three_rounds(share: float, kept: float, noise: lis
     for factor in noise:
         planned = limit - fragmentation.left_bytes
         planned -= round((1 - kept) * planned / 8)
-        step = SeenStep(AllocatorState(planned // 4, planned // 4, 0))
+        step = AllocatorStep(AllocatorState(planned // 4, planned // 4, 0))
         retries, reserved = 0, planned // 4
         for part in range(4, 65):
             allocated = planned * part // 64

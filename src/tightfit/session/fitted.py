@@ -206,7 +206,7 @@ class Fitted:
             return self.callee.function(*given.args, **given.kwargs)
         limits = self._limits()
         open_calls = self.options.shared.open_members() if self.options.shared else self.waiting
-        with self._limit.briefly(*limits, goes_on=bool(open_calls)):
+        with self._limit.without_backward(*limits, goes_on=bool(open_calls)):
             return self.callee.function(*given.args, **given.kwargs)
 
     def _run_outside(self, given: Arguments) -> Any:

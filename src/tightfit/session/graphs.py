@@ -27,7 +27,7 @@ from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.followed import FollowedCalls
 from tightfit.session.handed_calls import HandedCalls
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.derived import NeedsLessEagerly
+from tightfit.session.memory.double_backward import NeedsLessEagerly
 from tightfit.session.memory.limit import name_budget, raising, refuses
 from tightfit.session.options import Options
 from tightfit.session.parts.in_graphs import InGraphs
@@ -162,7 +162,7 @@ class GraphSteps(WholeSteps):
     def _run_derived(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
         """Run a call as plain PyTorch whose backward is expected to be differentiated."""
         self.close_step()  # of the planned call before
-        needed_bytes, budget_bytes = self.derived.needed_bytes, self.options.limit_bytes
+        needed_bytes, budget_bytes = self.double_backward.needed_bytes, self.options.limit_bytes
         why = (
             f"{self.callee.name}: its backward is differentiated (create_graph), and by a plan, "
             f"whose forward runs again for that, a step takes about {format_bytes(needed_bytes)} "

@@ -51,8 +51,8 @@ class TooTight:
 
     def advised(self, needed_bytes: int, open_calls: OpenCalls) -> InfeasibleBudget:
         """Return the advice where the least plan without them needs so much."""
-        standing = self.account.standing(self._inputs, (), self.spec.input_bytes)
-        less = less_expected(self.spec, self.surroundings, self.account, standing, self.options)
+        held = self.account.held_at_call(self._inputs, (), self.spec.input_bytes)
+        less = less_expected(self.spec, self.surroundings, self.account, held, self.options)
         error = InfeasibleBudget("none fits", budget_bytes=TIGHT, minimum_bytes=needed_bytes)
         return advised(error, self.spec, less, self.account, self.options, open_calls)
 

@@ -23,9 +23,9 @@ from tightfit.living import Living
 from tightfit.session.memory.between import BetweenSteps
 from tightfit.session.memory.devices import device_of_modules, library_bytes, new_gradient_bytes
 from tightfit.session.memory.forecast import growing_bytes
+from tightfit.session.memory.held_at_call import HeldAtCall
 from tightfit.session.memory.optimizers import Optimizers, parameters_of
 from tightfit.session.memory.since import SinceLastCall
-from tightfit.session.memory.standing import Standing
 from tightfit.session.processes import Replicas
 
 _State = Literal["free", "resting", "running"]
@@ -55,7 +55,7 @@ class Account:
         self._state: _State = "free"
         self._before_now = 0
         self._given_at_count = -1
-        self._known: tuple[Any, Standing] | None = None
+        self._known: tuple[Any, HeldAtCall] | None = None
         # Bytes that others held when so many were given out
         self._counted: weakref.WeakKeyDictionary[Account, tuple[int, int]] = (
             weakref.WeakKeyDictionary()
@@ -114,9 +114,9 @@ class Account:
             counted_parameters=_parameters_of(counted_elsewhere),
         )
 
-    def passing_bytes(self) -> int:
+    def temporary_bytes(self) -> int:
         """Return the bytes taken in passing by an optimizer's step and by code until a call."""
-        return max(self.optimizers.passing_bytes(), self.between.rise_bytes)
+        return max(self.optimizers.temporary_bytes(), self.between.rise_bytes)
 
     def lasting_bytes(self) -> int:
         """Return the bytes held between steps; of optimizers, the state of the own parameters."""
@@ -137,15 +137,15 @@ class Account:
         """Return all that is resident now, the inputs of a call, buckets and libraries included."""
         inputs = list(inputs)
         held = resident_tensor_bytes(inputs, self.granularity_bytes) + self.bucket_bytes()
-        held += library_bytes(self.device) + self.standing(inputs).others_bytes
+        held += library_bytes(self.device) + self.held_at_call(inputs).others_bytes
         return held + self.lasting_bytes()
 
-    def standing(
+    def held_at_call(
         self,
         inputs: Sequence[Any],
         sharing: Sequence[Account] = (),
         input_bytes: int | None = None,
-    ) -> Standing:
+    ) -> HeldAtCall:
         """Return the memory held now, at the begin of a call.
 
         Where as many bytes are given out as the last time, nothing is looked up again.
@@ -157,8 +157,8 @@ class Account:
         if input_bytes is None:
             input_bytes = element_bytes(inputs)
         running = 0
-        if not _KEEPERS.are_only(self):
-            others = (k for k in _KEEPERS.now() if k is not self)
+        if not _LIMITERS.are_only(self):
+            others = (k for k in _LIMITERS.now() if k is not self)
             running = sum(k._state == "running" for k in others)
         known = self.optimizers.has_state(), self.optimizers.looked
         key = given, input_bytes, len(sharing), *known, running
@@ -166,7 +166,7 @@ class Account:
             self._known = key, self._looked_up(inputs, sharing)
         return self._known[1]
 
-    def _looked_up(self, inputs: Sequence[Any], sharing: Sequence[Account]) -> Standing:
+    def _looked_up(self, inputs: Sequence[Any], sharing: Sequence[Account]) -> HeldAtCall:
         self._count_before()
         gradient_bytes = self.held_gradient_bytes()
         state_bytes, coming_bytes = self.existing_state_bytes(), self.coming_state_bytes()
@@ -186,7 +186,7 @@ class Account:
             earlier_parts = tuple(n for n in earlier_inputs if is_part(inputs[n]))
         kept = gradient_bytes, state_bytes, coming_bytes
         earlier = earlier_inputs, earlier_parts
-        return Standing(*kept, max(0, others_bytes), others_coming_bytes, *earlier)
+        return HeldAtCall(*kept, max(0, others_bytes), others_coming_bytes, *earlier)
 
     def _left_to_others(self, sharing: Sequence[Account]) -> int:
         """Return bytes that others that train in this process may hold, each in its own budget.
@@ -195,20 +195,20 @@ class Account:
         are whose. Otherwise it is the bytes that last between its steps.
         """
         within = (self, *sharing)
-        return sum(self._left_to(k) for k in self._keepers() if k not in within)
+        return sum(self._left_to(k) for k in self._limiters() if k not in within)
 
-    def _left_to(self, keeper: Account) -> int:
-        limit_bytes = keeper._limit_bytes or 0
-        if keeper is self or keeper._state == "running" or self._tally is None:
+    def _left_to(self, limiter: Account) -> int:
+        limit_bytes = limiter._limit_bytes or 0
+        if limiter is self or limiter._state == "running" or self._tally is None:
             return limit_bytes
         given = self._tally.given_bytes()
-        counted = self._counted.get(keeper)
+        counted = self._counted.get(limiter)
         if counted is None or counted[0] != given:
-            counted = self._counted[keeper] = given, self._tally.counted_bytes(keeper._own())
+            counted = self._counted[limiter] = given, self._tally.counted_bytes(limiter._own())
         return min(limit_bytes, counted[1])
 
-    def _keepers(self) -> list[Account]:
-        return [k for k in _KEEPERS.now() if k.device == self.device]
+    def _limiters(self) -> list[Account]:
+        return [k for k in _LIMITERS.now() if k.device == self.device]
 
     def _before_bytes(self, accounts: Iterable[Account]) -> int:
         """Return bytes that some hold together and that existed before this tally began."""
@@ -254,12 +254,12 @@ class Account:
         which keep to it through this account.
         """
         within = (self, *sharing)
-        if limit_bytes is not None and any(keeper not in within for keeper in _KEEPERS):
+        if limit_bytes is not None and any(limiter not in within for limiter in _LIMITERS):
             gc.collect()  # those no longer alive keep to nothing
         self._limit_bytes, self._limited_with = limit_bytes, weakref.WeakSet(sharing)
-        _KEEPERS.discard(self)
+        _LIMITERS.discard(self)
         if limit_bytes is not None:
-            _KEEPERS.add(self)
+            _LIMITERS.add(self)
         for other in sharing:
             other.keep_to(None)
         if limit_bytes is None:
@@ -286,24 +286,24 @@ class Account:
     def _turn(self, state: _State) -> None:
         self._state = state
         tally = self._tally
-        if tally is not None and _KEEPERS.are_only(self):
+        if tally is not None and _LIMITERS.are_only(self):
             is_kept = state != "free" and tally.kept_to == (self._limit_bytes, self._before_now)
             if not is_kept and (state == "free" or not self._refuse_above(self._limit_bytes or 0)):
                 tally.keep_to(None, 0)
             return
-        keepers = self._keepers()
-        refusing = [keeper._tally for keeper in keepers if keeper._refuse_more(keepers)]
+        limiters = self._limiters()
+        refusing = [limiter._tally for limiter in limiters if limiter._refuse_more(limiters)]
         if self._tally is not None and self._tally not in refusing:  # a copy has the same tally
             self._tally.keep_to(None, 0)
 
-    def _refuse_more(self, keepers: Sequence[Account]) -> bool:
+    def _refuse_more(self, limiters: Sequence[Account]) -> bool:
         """Refuse requests above the own limit and those of others, if it can be kept now."""
         if self._state == "free" or self._tally is None:
             return False
         if self._state == "resting":
-            limit_bytes = sum(keeper._limit_bytes or 0 for keeper in keepers)
+            limit_bytes = sum(limiter._limit_bytes or 0 for limiter in limiters)
         else:
-            limit_bytes = sum(map(self._left_to, keepers))
+            limit_bytes = sum(map(self._left_to, limiters))
         return self._refuse_above(limit_bytes)
 
     def _refuse_above(self, limit_bytes: int) -> bool:
@@ -316,7 +316,7 @@ class Account:
     def count_again(self) -> None:
         """Count existing bytes again: a request was refused, and there may be fewer now."""
         self._count_before()
-        self._refuse_more(self._keepers())
+        self._refuse_more(self._limiters())
 
     def _count_before(self) -> None:
         if self._tally is not None and self._limit_bytes is not None:
@@ -339,11 +339,11 @@ class Account:
         return self._limit_bytes
 
     @property
-    def keeper(self) -> Account | None:
+    def limiter(self) -> Account | None:
         """The account through which it is limited: itself or another in its budget; None: none."""
         if self._limit_bytes is not None:
             return self
-        return next((k for k in self._keepers() if self in k._limited_with), None)
+        return next((k for k in self._limiters() if self in k._limited_with), None)
 
     @property
     def _within_limit(self) -> list[Account]:
@@ -372,8 +372,8 @@ class Account:
 
         Gradients and state of all that keep to its limit will exist: some may not have stepped yet.
         """
-        passing_bytes = max(each.passing_bytes() for each in self._within_limit)
-        return self.held_bytes() + self.expected_within_limit_bytes() + passing_bytes
+        temporary_bytes = max(each.temporary_bytes() for each in self._within_limit)
+        return self.held_bytes() + self.expected_within_limit_bytes() + temporary_bytes
 
     def growing_within_limit_bytes(self) -> int:
         """Return by how much optimizers' state that exists will grow, within its limit."""
@@ -429,13 +429,13 @@ def _given(own: Iterable[Any], inputs: Iterable[Any]) -> list[tuple[int, torch.T
     return [(n, x) for n, x in tensors if id(x) not in owned]
 
 
-_KEEPERS: Living[Account] = Living()
+_LIMITERS: Living[Account] = Living()
 """The accounts that keep to a limit."""
 
 
 def _count_all_again() -> None:
-    for keeper in _KEEPERS:
-        keeper.count_again()
+    for limiter in _LIMITERS:
+        limiter.count_again()
 
 
 before_refusals(_count_all_again)

@@ -78,8 +78,8 @@ class BetweenSteps:
         if self._meter is not None and self._is_first and self._tally is not None:
             whole = [x for x in inputs if isinstance(x, torch.Tensor) and not is_part(x)]
             self._expected_bytes = self._tally.counted_bytes(whole)
-            passing_bytes = self.take_peak() - self._meter.live_bytes()
-            self._expected_bytes += min(passing_bytes, self._expected_bytes)
+            temporary_bytes = self.take_peak() - self._meter.live_bytes()
+            self._expected_bytes += min(temporary_bytes, self._expected_bytes)
         for each in _ALL.now():
             each._end()
 

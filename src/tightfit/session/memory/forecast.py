@@ -18,7 +18,7 @@ from tightfit.torch_private import core as private
 from tightfit.torch_private.tools import step_without_hooks
 from tightfit.units import rounded_up
 
-NUMBERS = 4
+SCALARS = 4
 """How many single numbers kernels hold as tensors, which are not seen on fakes."""
 
 
@@ -31,7 +31,7 @@ class StepNeeds:
     """The bytes that a step of an optimizer takes in addition."""
 
     states: tuple[tuple[str, int], ...]  # the bytes of new state on each kind of device
-    passing_bytes: int  # the most alive at once during the step, beyond bytes that stay after it
+    temporary_bytes: int  # the most alive at once during the step, beyond bytes that stay after it
     large_bytes: int = 0  # of the state on the CPU, in tensors that may be in far memory
 
     def state_bytes(self, device: str) -> int:
@@ -126,10 +126,10 @@ def _taken_by(twin: Any, granularity: int, steps: int = 1) -> StepNeeds:
         kind: resident_tensor_bytes((t for t in made if t.device.type == kind), granularity)
         for kind in {t.device.type for t in made}
     }
-    passing_bytes = max(0, counter.peak_bytes - stays) + NUMBERS * granularity
+    temporary_bytes = max(0, counter.peak_bytes - stays) + SCALARS * granularity
     large = (t for t in after if t.device.type == "cpu" and t.nbytes >= FAR_BYTES)
     large_bytes = resident_tensor_bytes(large, granularity)
-    return StepNeeds(tuple(sorted(states.items())), passing_bytes, large_bytes)
+    return StepNeeds(tuple(sorted(states.items())), temporary_bytes, large_bytes)
 
 
 def _twin_group(

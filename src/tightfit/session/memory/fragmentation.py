@@ -14,7 +14,7 @@ _MOST_ROUNDS = 3
 _SPARE = 1 / 64  # of the budget: left in addition, as the loss varies
 
 
-class SeenStep:
+class AllocatorStep:
     """The state of an allocator after one step.
 
     `reserved_bytes`: the largest number of reserved bytes that was seen. `retries`: how often it
@@ -69,7 +69,7 @@ class Fragmentation:
         """Whether nothing will change any more."""
         return self.rounds >= _MOST_ROUNDS
 
-    def learn(self, step: SeenStep, limit_bytes: int, *, is_whole: bool) -> bool:
+    def learn(self, step: AllocatorStep, limit_bytes: int, *, is_whole: bool) -> bool:
         """Learn from a step whose plan leaves as much; return whether to make another plan.
 
         `limit_bytes`: bytes it may reserve. `is_whole`: whether the step ran the plan that was made
@@ -93,7 +93,7 @@ class Fragmentation:
             return self._leave(max(0, self.left_bytes - unused_bytes + 2 * spare_bytes))
         return False
 
-    def give_way(self, lacking_bytes: int) -> None:
+    def leave_less(self, lacking_bytes: int) -> None:
         """Leave less, for good: no plan leaves as much.
 
         `lacking_bytes`: bytes by which plans leave too much, as far as that is known.

@@ -20,7 +20,7 @@ from tightfit.session.memory import stretches
 from tightfit.session.memory.far_state import FarState
 from tightfit.session.memory.forecast import StepNeeds, needs_of_parameter
 from tightfit.session.memory.one_by_one import plain_step, refuse_unless_one_by_one
-from tightfit.session.memory.optimizers import after_every_step, before_every_step, kinds_of
+from tightfit.session.memory.optimizers import after_every_step, before_every_step, subclasses_of
 from tightfit.torch_private.engine import hooks_of_gradient
 
 _LARGE = 2  # times a stretch: the least workspace of steps that are taken in stretches
@@ -84,13 +84,13 @@ class StepsInBackward:
         Raises `BadInput` if that cannot be predicted.
         """
         needs = self._predicted(parameter)
-        passing_bytes = needs.passing_bytes
+        temporary_bytes = needs.temporary_bytes
         if self._far is not None:  # its first step makes the state
             stretch = self.stretch(parameter)
-            whole_bytes = needs.passing_bytes + needs.large_bytes
+            whole_bytes = needs.temporary_bytes + needs.large_bytes
             first_bytes = whole_bytes if stretch is None else stretch.workspace_bytes
-            passing_bytes = max(passing_bytes, first_bytes)
-        return needs.state_bytes(parameter.device.type), passing_bytes
+            temporary_bytes = max(temporary_bytes, first_bytes)
+        return needs.state_bytes(parameter.device.type), temporary_bytes
 
     def _predicted(self, parameter: torch.Tensor) -> StepNeeds:
         """Return the memory that a step of a parameter takes."""
@@ -108,7 +108,7 @@ class StepsInBackward:
 
     def stretch(self, parameter: torch.Tensor) -> Stretch | None:
         least_bytes = _LARGE * stretches.STRETCH * parameter.element_size()
-        if self._predicted(parameter).passing_bytes < least_bytes:
+        if self._predicted(parameter).temporary_bytes < least_bytes:
             return None
         number = self._places()[id(parameter)]
         key = number, parameter.dim(), parameter.dtype, parameter.device
@@ -123,7 +123,7 @@ class StepsInBackward:
             return None
         # at first, its part of the state is made before it is put into the whole
         state_bytes = needs.state_bytes(parameter.device.type)
-        return Stretch(elements, needs.passing_bytes + state_bytes)
+        return Stretch(elements, needs.temporary_bytes + state_bytes)
 
     def _needed(self, parameter: torch.Tensor, elements: int | None = None) -> StepNeeds | None:
         """Return the memory that steps of a parameter take, or of some of its elements."""
@@ -255,7 +255,7 @@ class StepsInBackward:
     def _refuse_scalers(self) -> None:
         if self._looked < _LOOKS:
             self._looked += 1
-            if any(s.is_enabled() for s in alive(kinds_of(torch.amp.GradScaler))):
+            if any(s.is_enabled() for s in alive(subclasses_of(torch.amp.GradScaler))):
                 self._refuse(
                     "there is a GradScaler, which looks for infinities in all gradients before "
                     "any step. Way out: bfloat16, which needs none, or fit without "

@@ -15,7 +15,7 @@ from tightfit.errors import InfeasibleBudget
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.optimizers import before_every_step
 from tightfit.session.memory.steps import refuse_step, stepping_bytes
-from tightfit.session.memory.surroundings import with_numbers
+from tightfit.session.memory.surroundings import with_slack
 from tightfit.units import format_bytes
 
 _LOOKING_BYTES = 16 << 10
@@ -24,10 +24,10 @@ _LOOKING_BYTES = 16 << 10
 
 def refuses(account: Account) -> bool:
     """Whether requests above the limit of a callable are refused, not only noticed."""
-    keeper = account.keeper
-    if keeper is None or keeper.tally is None or keeper.limit_bytes is None:
+    limiter = account.limiter
+    if limiter is None or limiter.tally is None or limiter.limit_bytes is None:
         return False
-    return keeper.tally.refuses and keeper.held_bytes() <= keeper.limit_bytes
+    return limiter.tally.refuses and limiter.held_bytes() <= limiter.limit_bytes
 
 
 def name_budget(account: Account, needed_bytes: int) -> bool:
@@ -35,12 +35,12 @@ def name_budget(account: Account, needed_bytes: int) -> bool:
 
     `needed_bytes`: of a step; 0: nothing is known of it. The optimizer's may need more.
     """
-    keeper = account.keeper
-    if keeper is None or keeper.tally is None or not refuses(account):
+    limiter = account.limiter
+    if limiter is None or limiter.tally is None or not refuses(account):
         return False
     if needed_bytes:
-        needed_bytes = max(needed_bytes, with_numbers(stepping_bytes(account)))
-    keeper.tally.describe_refusals(RefusalDetails(budget_bytes=needed_bytes))
+        needed_bytes = max(needed_bytes, with_slack(stepping_bytes(account)))
+    limiter.tally.describe_refusals(RefusalDetails(budget_bytes=needed_bytes))
     return True
 
 
@@ -54,8 +54,8 @@ def at_most_held(account: Account, counted_bytes: int) -> int:
 
     Sizes of tensors are rounded up; what the limit counts is exact.
     """
-    keeper = account.keeper
-    held_bytes = keeper.held_bytes() if keeper is not None else 0
+    limiter = account.limiter
+    held_bytes = limiter.held_bytes() if limiter is not None else 0
     return min(counted_bytes, held_bytes) if held_bytes else counted_bytes
 
 
@@ -77,14 +77,14 @@ class Limit:
         self._name = name
         self._needs = needs
         self._account = account
-        self._keeps = not is_copy
+        self._is_enforced = not is_copy
         self._is_looking = False
         self._has_stepped = False  # an optimizer of the model, within the call
         before_every_step(self)
 
     def follow(self, limit_bytes: int | None, sharing: Sequence[Account]) -> None:
         """Keep to another limit; None: to none."""
-        self._account.keep_to(limit_bytes if self._keeps else None, sharing)
+        self._account.keep_to(limit_bytes if self._is_enforced else None, sharing)
 
     def begin(
         self, limit_bytes: int | None, sharing: Sequence[Account], *, is_looking: bool = False
@@ -96,8 +96,8 @@ class Limit:
         """
         self._is_looking = is_looking
         is_asked = limit_bytes is not None or bool(sharing)
-        if not self._keeps or (is_asked and self._account.limit_bytes is None):
-            self._keeps = True
+        if not self._is_enforced or (is_asked and self._account.limit_bytes is None):
+            self._is_enforced = True
             # Of those that share it through the account called last
             self.follow(limit_bytes, sharing)
         self._account.enforce()
@@ -129,7 +129,7 @@ class Limit:
         )
 
     @contextlib.contextmanager
-    def briefly(
+    def without_backward(
         self, limit_bytes: int | None, sharing: Sequence[Account], *, goes_on: bool
     ) -> Iterator[None]:
         """Enforce the limit while something runs that has no backward.
@@ -137,7 +137,7 @@ class Limit:
         `limit_bytes`, `sharing`: as in `begin`. `goes_on`: whether a step is running afterwards,
         too: a backward is awaited.
         """
-        if self._keeps:
+        if self._is_enforced:
             self.begin(limit_bytes, sharing)
         message = (
             f"{self._name} was called where no backward can follow, and that needs more than "
@@ -148,7 +148,7 @@ class Limit:
             with _refused_as(message):
                 yield
         finally:
-            if self._keeps and not goes_on:
+            if self._is_enforced and not goes_on:
                 self._account.rest()
 
     @contextlib.contextmanager
@@ -194,18 +194,18 @@ class Limit:
 
     def before_step(self, optimizer: Any) -> None:
         """Refuse the step of an optimizer of this model that would exceed the budget."""
-        keeper = self._account.keeper
+        limiter = self._account.limiter
         optimizers = self._account.optimizers
-        if keeper is None or optimizers.steps_in_backward(optimizer):
+        if limiter is None or optimizers.steps_in_backward(optimizer):
             return
         if optimizers.meet(optimizer):
             skipped = optimizers.note_gradients(optimizer)
-            refuse_step(self._name, self._account, optimizer, skipped, keeper, self._needed_bytes)
+            refuse_step(self._name, self._account, optimizer, skipped, limiter, self._needed_bytes)
             self._has_stepped = True
             self._account.since.step_begins(self._account.gradient_versions)
             makes_state = lambda: self._account.coming_state_bytes() > 0  # noqa: E731
-            coming_bytes = keeper.coming_state_within_limit_bytes
-            self._account.between.step_begins(keeper.held_bytes(), makes_state, coming_bytes)
+            coming_bytes = limiter.coming_state_within_limit_bytes
+            self._account.between.step_begins(limiter.held_bytes(), makes_state, coming_bytes)
 
     def _needed_bytes(self) -> int:
         needs = self._needs()

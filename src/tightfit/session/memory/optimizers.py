@@ -81,7 +81,7 @@ class Optimizers:
         """
         if self.looked < 2 and not self._now():
             self.looked += 1
-            own, kinds = self._own(), kinds_of(torch.optim.Optimizer)
+            own, kinds = self._own(), subclasses_of(torch.optim.Optimizer)
             for found in alive(kinds):
                 if _holds_any(found, own):
                     self._note(found)
@@ -210,22 +210,22 @@ class Optimizers:
             self._needs[optimizer] = known
         return known[1]
 
-    def passing_bytes(self) -> int:
+    def temporary_bytes(self) -> int:
         """Return the most that a step of any of them holds beyond state, as far as predicted.
 
         Those that step in backward take nothing after it.
         """
         needs = (self.step_needs(o) for o in self if not self.steps_in_backward(o))
-        return max((n.passing_bytes for n in needs if n is not None), default=0)
+        return max((n.temporary_bytes for n in needs if n is not None), default=0)
 
 
 def parameters_of(modules: Mapping[str, nn.Module]) -> list[nn.Parameter]:
     return [p for m in modules.values() for p in m.parameters()]
 
 
-def kinds_of(kind: type) -> set[type]:
+def subclasses_of(kind: type) -> set[type]:
     """Return a class and all that derive from it."""
-    return {kind}.union(*map(kinds_of, kind.__subclasses__()))
+    return {kind}.union(*map(subclasses_of, kind.__subclasses__()))
 
 
 def _holds_any(optimizer: Any, parameters: Iterable[nn.Parameter]) -> bool:

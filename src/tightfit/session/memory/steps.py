@@ -8,8 +8,8 @@ from typing import Any
 from tightfit.allocator.tally import free_for
 from tightfit.errors import BudgetExceeded
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.forecast import NUMBERS, StepNeeds, step_needs
-from tightfit.session.memory.surroundings import with_numbers
+from tightfit.session.memory.forecast import SCALARS, StepNeeds, step_needs
+from tightfit.session.memory.surroundings import with_slack
 from tightfit.units import format_bytes
 
 _OTHER_OPTIONS = ({"foreach": False, "fused": None}, {"foreach": None, "fused": True})
@@ -17,7 +17,7 @@ _OTHER_OPTIONS = ({"foreach": False, "fused": None}, {"foreach": None, "fused": 
 
 def stepping_bytes(account: Account) -> int:
     """Return the least bytes held from the optimizer's step to a call, gradients included."""
-    coming_bytes = account.expected_bytes() + account.passing_bytes()
+    coming_bytes = account.expected_bytes() + account.temporary_bytes()
     return account.lasting_bytes() + coming_bytes
 
 
@@ -26,39 +26,39 @@ def refuse_step(
     account: Account,
     optimizer: Any,
     skipped: frozenset[int],
-    keeper: Account,
+    limiter: Account,
     coming: Callable[[], int],
 ) -> None:
     """Raise if the step of an optimizer would exceed a budget; nothing has been changed then.
 
     `optimizer`: is about to step. It is not refused if its step cannot be predicted. Where more is
-    held than the limit already, it is not refused if it takes but a few numbers. `skipped`: the
-    identities of its parameters without a gradient. `keeper`: the account that keeps to the budget;
-    of several models within one budget, that called last. `coming`: returns the least budget for
-    the steps to come, as far as it is known. Raises `BudgetExceeded`: names the bytes of the step,
-    and ways out.
+    held than the limit already, it is not refused if it takes but a few scalars. `skipped`: the
+    identities of its parameters without a gradient. `limiter`: the account that has the limit; of
+    several models within one budget, that called last. `coming`: returns the least budget for later
+    steps, as far as it is known. Raises `BudgetExceeded`: names the bytes of the step, and what to
+    try.
     """
     most = account.optimizers.step_needs(optimizer)  # known, while parameters take turns
-    limit_bytes = keeper.limit_bytes
+    limit_bytes = limiter.limit_bytes
     if most is None or limit_bytes is None:
         return
-    held_bytes = keeper.held_bytes()
-    numbers_bytes = NUMBERS * account.granularity_bytes  # at most: kernels may take fewer
-    if held_bytes + _taken_bytes(most, account) - numbers_bytes <= limit_bytes:
+    held_bytes = limiter.held_bytes()
+    scalars_bytes = SCALARS * account.granularity_bytes  # at most: kernels may take fewer
+    if held_bytes + _taken_bytes(most, account) - scalars_bytes <= limit_bytes:
         return
     needs = step_needs(optimizer, account.granularity_bytes, skipped=skipped) or most
     taken_bytes = _taken_bytes(needs, account)
-    lacking_bytes = held_bytes + taken_bytes - numbers_bytes - limit_bytes
+    lacking_bytes = held_bytes + taken_bytes - scalars_bytes - limit_bytes
     if lacking_bytes > 0 and free_for(lacking_bytes, account.device):
-        held_bytes = keeper.held_bytes()
+        held_bytes = limiter.held_bytes()
     needed_bytes = held_bytes + taken_bytes
-    if needed_bytes - numbers_bytes <= limit_bytes:
+    if needed_bytes - scalars_bytes <= limit_bytes:
         return
-    if taken_bytes <= numbers_bytes and held_bytes > limit_bytes:
+    if taken_bytes <= scalars_bytes and held_bytes > limit_bytes:
         return
     room_bytes = limit_bytes - held_bytes
-    own_bytes = with_numbers(needed_bytes)
-    named_bytes = max(own_bytes, coming(), with_numbers(keeper.later_steps_bytes()))
+    own_bytes = with_slack(needed_bytes)
+    named_bytes = max(own_bytes, coming(), with_slack(limiter.later_steps_bytes()))
     helps = []
     if named_bytes == own_bytes:
         helps = [
@@ -77,7 +77,7 @@ def refuse_step(
 
 
 def _taken_bytes(needs: StepNeeds, account: Account) -> int:
-    return needs.state_bytes(account.device.type) + needs.passing_bytes
+    return needs.state_bytes(account.device.type) + needs.temporary_bytes
 
 
 def _fits(

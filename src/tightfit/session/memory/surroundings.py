@@ -22,8 +22,8 @@ aten = torch.ops.aten
 _TIMES_HELD = {aten._log_softmax.default: 1, aten.sigmoid.default: 2, aten.tanh.default: 2}
 """How often a loss outside a plan holds the output of one of these, with its gradient."""
 
-_NUMBERS_BYTES = 4 << 10
-_NUMBERS_SHARE = 100  # of a small loop's budget they may be no more
+_SLACK_BYTES = 4 << 10
+_SLACK_SHARE = 100  # of a small loop's budget they may be no more
 _KEPT_SHARE = 200  # of any budget: for what a loop may keep
 
 
@@ -173,7 +173,7 @@ def held_by_losses(captured: Captured) -> list[tuple[int, int]]:
     return [(n, value.size_bytes) for n, value in zip(times, values, strict=True)]
 
 
-def handed_out_bytes(captured: Captured) -> int:
+def forward_output_bytes(captured: Captured) -> int:
     """Return the bytes of outputs of a forward: a loop may hold them until the next."""
     granularity = captured.graph.device.granularity_bytes
     made = {
@@ -202,14 +202,14 @@ def kept_by_loss_bytes(captured: Captured) -> int:
     return sum(x.nbytes for kind, x in tensors if kind == "tangent" and x.shape in given)
 
 
-def with_numbers(needed_bytes: int) -> int:
+def with_slack(needed_bytes: int) -> int:
     """Return a budget with room for losses, counts and small outputs that a loop keeps."""
-    return max(with_numbers_only(needed_bytes), needed_bytes + needed_bytes // _KEPT_SHARE)
+    return max(estimate_with_slack(needed_bytes), needed_bytes + needed_bytes // _KEPT_SHARE)
 
 
-def with_numbers_only(needed_bytes: int) -> int:
-    """Return the same for an estimate, which has some room already."""
-    return needed_bytes + min(_NUMBERS_BYTES, needed_bytes // _NUMBERS_SHARE)
+def estimate_with_slack(needed_bytes: int) -> int:
+    """Return an estimated budget with less of that room: estimates have some already."""
+    return needed_bytes + min(_SLACK_BYTES, needed_bytes // _SLACK_SHARE)
 
 
 def root_gradient_bytes(captured: Captured) -> int:

@@ -19,7 +19,7 @@ from tightfit.plan.plan import Compute, Plan
 from tightfit.progress import announce
 from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.fragmentation import Fragmentation, SeenStep
+from tightfit.session.memory.fragmentation import AllocatorStep, Fragmentation
 from tightfit.session.options import Options
 from tightfit.session.report import Report
 from tightfit.units import format_bytes
@@ -46,7 +46,7 @@ class Reserved(DefaultAddresses):
         )
         self._fragmentation = Fragmentation()
         self._has_begun = False
-        self._step: SeenStep | None = None
+        self._step: AllocatorStep | None = None
         self._steps = 0
         self._without_retry = 0
         self._retries = begin.retries
@@ -66,7 +66,7 @@ class Reserved(DefaultAddresses):
         if self._is_settled and state.retries > self._retries:
             self._without_retry = 0
         self._retries = state.retries
-        self._step = SeenStep(state)
+        self._step = AllocatorStep(state)
 
     def runner_for(self, number: int, graph: Graph, plan: Plan, runner: Runner) -> Runner:
         self._ran = number
@@ -114,7 +114,7 @@ class Reserved(DefaultAddresses):
             raise error
         least_bytes = error.call_bytes
         lacking_bytes = 0 if least_bytes is None else least_bytes - options.limit_bytes
-        self._fragmentation.give_way(lacking_bytes)
+        self._fragmentation.leave_less(lacking_bytes)
         left_bytes = self._fragmentation.left_bytes
         announce(
             f"{self._name}: no plan leaves {format_bytes(options.left_bytes)} for fragmentation of "
@@ -144,7 +144,7 @@ class Reserved(DefaultAddresses):
             now.retries,
         )
 
-    def _warn(self, step: SeenStep, options: Options) -> None:
+    def _warn(self, step: AllocatorStep, options: Options) -> None:
         """Warn, once, where more is reserved than the budget and nothing refuses it."""
         if step.reserved_bytes > options.limit_bytes and not self._warned:
             self._warned = True

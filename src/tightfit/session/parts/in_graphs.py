@@ -215,7 +215,7 @@ class _Resident:
         Inputs that existed before `fit` are outside of the limit.
         """
         account, leaves = self._account, self._leaves
-        earlier = [leaves[place] for place in account.standing(leaves).earlier_inputs]
+        earlier = [leaves[place] for place in account.held_at_call(leaves).earlier_inputs]
         earlier_bytes = resident_tensor_bytes(earlier, account.granularity_bytes)
         return at_most_held(account, account.resident_bytes(leaves) - earlier_bytes)
 

@@ -15,7 +15,7 @@ from tightfit.graph.fingerprint import fingerprint
 from tightfit.progress import Progress
 from tightfit.session.memory.budget import usable_bytes
 from tightfit.session.memory.devices import new_gradient_bytes
-from tightfit.session.memory.surroundings import with_numbers_only
+from tightfit.session.memory.surroundings import estimate_with_slack
 from tightfit.session.options import Options
 from tightfit.session.parts.choice import PartPlans, PartPlansMessage, choose, choose_at_once
 from tightfit.session.parts.history import CallOrder, Situation, Situations
@@ -348,7 +348,7 @@ class StepPlans:
         following = self._following_bytes(part) + self._unseen_bytes(part, kind)
         whole = max(self._stepping_bytes, self._needed_as_before(part, held))
         least = max(held + needed, held + kind.least.staying_bytes + following, whole)
-        least = with_numbers_only(least)
+        least = estimate_with_slack(least)
         raise InfeasibleBudget(
             f"part {part.name!r} needs {format_bytes(needed)} with its least plan, and "
             f"{format_bytes(held)} are held when it starts: more than the budget of "

@@ -26,9 +26,9 @@ from tightfit.session.memory.account import Account
 from tightfit.session.memory.surroundings import (
     Surroundings,
     expected_outside_bytes,
-    handed_out_bytes,
+    forward_output_bytes,
     kept_by_loss_bytes,
-    with_numbers,
+    with_slack,
 )
 from tightfit.session.options import Options
 from tightfit.session.whole.optimistic import LessExpected, NeededBudget, ReleasingStep
@@ -129,7 +129,7 @@ class _Loop:
         """Bytes of these outputs that are not held yet, as no call has ended."""
         if self.account.since.returned_bytes(self.account.tally) is not None:
             return 0
-        return handed_out_bytes(self.spec.captured) + kept_by_loss_bytes(self.spec.captured)
+        return forward_output_bytes(self.spec.captured) + kept_by_loss_bytes(self.spec.captured)
 
     @cached_property
     def _new_gradient_bytes(self) -> int:
@@ -147,15 +147,15 @@ class _Loop:
         step_bytes, rise_bytes = self._step_bytes, self.account.between.rise_bytes
         every = {"this call": call_bytes, "the optimizer's step": step_bytes}
         if rise_bytes:
-            passing_bytes = self.account.optimizers.passing_bytes()
-            every["code between steps"] = step_bytes - passing_bytes + rise_bytes
+            temporary_bytes = self.account.optimizers.temporary_bytes()
+            every["code between steps"] = step_bytes - temporary_bytes + rise_bytes
         calls = self.open_calls
         if calls.all_calls_bytes:
             every["calls within the same budget"] = calls.all_calls_bytes + self._coming_bytes
         elif calls.waiting:
             every["calls that await their backward"] = self._waiting_bytes
         every = {holder: size - calls.spare_bytes for holder, size in every.items()}
-        needed = {holder: with_numbers(size) for holder, size in every.items()}
+        needed = {holder: with_slack(size) for holder, size in every.items()}
         if not self.account.since.has_stepped:
             needed["calls that add to gradients"] = self._adding_bytes(max(every.values()))
         if calls.waiting:  # what others need is estimated, not searched
@@ -174,7 +174,7 @@ class _Loop:
         """Bytes held while the optimizer steps."""
         graph = self.each.surroundings.graph_of(self.spec.captured)
         new_bytes = self._new_gradient_bytes + self._returned_bytes
-        return graph.constant_bytes + new_bytes + self.account.optimizers.passing_bytes()
+        return graph.constant_bytes + new_bytes + self.account.optimizers.temporary_bytes()
 
     def _adding_bytes(self, enough_bytes: int) -> int:
         """Return the budget of calls that add to gradients; at least `enough_bytes` is advised."""
@@ -186,7 +186,7 @@ class _Loop:
             self.spec, step, now=now, enough_bytes=enough_bytes
         ).needed_bytes
         needed_bytes += self.open_calls.least_bytes - self.open_calls.spare_bytes
-        needed_bytes = with_numbers(needed_bytes)
+        needed_bytes = with_slack(needed_bytes)
         if not self.open_calls.is_alone:
             return needed_bytes
         # not seen yet: no more than plain PyTorch takes without them
@@ -202,7 +202,7 @@ def needed_by_steps(
     `surroundings`: with all expected memory. `step`: its peaks; None: its backward has not begun.
     """
     need = _needed_budget(spec, _as_measured(spec, surroundings, account, step), now=surroundings)
-    return with_numbers(need.needed_bytes)
+    return with_slack(need.needed_bytes)
 
 
 def needed_once_more(
@@ -284,7 +284,7 @@ def _forward_text(spec: Specialisation, less: LessExpected) -> str:
     """Return what a call needs whose backward never comes, as text."""
     if not less.may_be_alone:
         return ""
-    alone_bytes = with_numbers(less.forward_alone_bytes(spec))
+    alone_bytes = with_slack(less.forward_alone_bytes(spec))
     return (
         f"\n  forward   if no backward of this call is to come (torch.no_grad() says so), "
         f"{alone_bytes} bytes ({format_bytes(alone_bytes)}) are expected to be enough"

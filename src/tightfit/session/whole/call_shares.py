@@ -284,8 +284,8 @@ class CallShares:
         """
         members = [self._account, *options.others_in_budget(self._account)]
         lasting_bytes = lasting_bytes_of(members)
-        keeper = self._account.keeper
-        sharing_bytes = max(0, keeper.held_bytes() - lasting_bytes) if keeper is not None else 0
+        limiter = self._account.limiter
+        sharing_bytes = max(0, limiter.held_bytes() - lasting_bytes) if limiter is not None else 0
         coming = [kind, *self._to_come]
         again = {each.owner() for each in coming} & {each.owner() for each in self._open}
         if again:

@@ -21,7 +21,7 @@ _RAN_ROLES: tuple[Role, ...] = ("last", "first")
 
 def store_plan(graph: Graph, role: Role, outcome: Outcome, options: Options) -> None:
     """Keep a plan on disk, in place of the plan that had its role before."""
-    if outcome.plan is not None and _keeps(options):
+    if outcome.plan is not None and _is_enforced(options):
         _cache().store(_key(graph, role, outcome.plan.gradients, options), outcome)
 
 
@@ -41,7 +41,7 @@ def store_least_plan(graph: Graph, role: Role, least: MinimumBudget, options: Op
 
 def earlier_plan(graph: Graph, role: Role, gradients: Gradients, options: Options) -> Plan | None:
     """Return the plan that had a role in an earlier process; it is not verified."""
-    if not _keeps(options):
+    if not _is_enforced(options):
         return None
     return _cache().recall(_key(graph, role, gradients, options))
 
@@ -60,7 +60,7 @@ def _cache() -> PlanCache:
     return PlanCache(cache_folder("earlier"))
 
 
-def _keeps(options: Options) -> bool:
+def _is_enforced(options: Options) -> bool:
     return options.searches_by_default and options.cache
 
 

@@ -75,7 +75,7 @@ class StepMonitor:
         budget_bytes = options.usable_bytes
         sharing = options.others_in_budget(account)
         if self.guard is None:
-            if account.standing(inputs, sharing, spec.input_bytes).others_bytes:
+            if account.held_at_call(inputs, sharing, spec.input_bytes).others_bytes:
                 gc.collect()  # memory freed during the first step would hide its bytes
             self.guard = Guard(
                 str(account.device), options.on_exceed, unmetered_bytes=account.before_bytes
@@ -83,10 +83,10 @@ class StepMonitor:
             self.guard.change_budget(budget_bytes)
 
         def constant_bytes() -> int:
-            standing = account.standing(inputs, sharing, spec.input_bytes)
-            held = standing.gradient_bytes + standing.state_bytes + standing.others_bytes
-            earlier_bytes = input_bytes(captured, standing.earlier_inputs)
-            return captured.graph.constant_bytes - earlier_bytes + held
+            held = account.held_at_call(inputs, sharing, spec.input_bytes)
+            held_bytes = held.gradient_bytes + held.state_bytes + held.others_bytes
+            earlier_bytes = input_bytes(captured, held.earlier_inputs)
+            return captured.graph.constant_bytes - earlier_bytes + held_bytes
 
         begun = self._steps_begun.get(spec, 0) + 1
         own_growth_bytes = 0
@@ -99,7 +99,7 @@ class StepMonitor:
         )
         coming_bytes = 0  # with steps in backward, the peak of the backward contains the state
         if options.steps is None:
-            coming_bytes = account.standing(inputs, sharing, spec.input_bytes).coming_bytes
+            coming_bytes = account.held_at_call(inputs, sharing, spec.input_bytes).coming_bytes
         before_coming_bytes, self._coming_bytes = self._coming_bytes, coming_bytes
         if self.guard.steps and last is not None:
             last = msgspec.structs.replace(last, coming_bytes=before_coming_bytes)

@@ -25,11 +25,11 @@ from tightfit.planners.base import Limits
 from tightfit.planners.questions.infeasible import NoPlan
 from tightfit.planners.questions.minimum import proven_least_bytes
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.standing import Standing
+from tightfit.session.memory.held_at_call import HeldAtCall
 from tightfit.session.memory.surroundings import (
     Surroundings,
     expected_outside_bytes,
-    handed_out_bytes,
+    forward_output_bytes,
 )
 from tightfit.session.options import Options
 from tightfit.session.step.holding import forward_peak_bytes, holding_of
@@ -291,18 +291,18 @@ def surroundings_of(
     spec: Specialisation, inputs: Sequence[Any], account: Account, options: Options
 ) -> Surroundings:
     """Return memory resident around a step now, with all of the budget for the step."""
-    standing = account.standing(inputs, options.others_in_budget(account), spec.input_bytes)
+    held = account.held_at_call(inputs, options.others_in_budget(account), spec.input_bytes)
     usable_bytes = options.usable_bytes
     return Surroundings(
         gradients=_gradients(spec.captured, inputs, account),
-        gradient_bytes=standing.gradient_bytes,
-        state_bytes=standing.state_bytes + standing.coming_bytes,
+        gradient_bytes=held.gradient_bytes,
+        state_bytes=held.state_bytes + held.coming_bytes,
         outside_bytes=spec.user_code.planned_bytes,
-        others_bytes=standing.others_bytes + standing.others_coming_bytes + spec.surplus_bytes,
+        others_bytes=held.others_bytes + held.others_coming_bytes + spec.surplus_bytes,
         budget_bytes=usable_bytes - options.left_bytes,
         whole_bytes=usable_bytes,
         far=options.far_on(account.device),
-        earlier_inputs=standing.earlier_inputs,
+        earlier_inputs=held.earlier_inputs,
     )
 
 
@@ -319,41 +319,38 @@ def _gradients(captured: Captured, inputs: Sequence[Any], account: Account) -> G
     return "fresh" if owners and not account.replicas.takes(owners) else "accumulated"
 
 
-def without_expected(surroundings: Surroundings, standing: Standing) -> Surroundings:
+def without_expected(surroundings: Surroundings, held: HeldAtCall) -> Surroundings:
     """Return surroundings without expected memory."""
-    return replace(
-        surroundings, state_bytes=standing.state_bytes, others_bytes=standing.others_bytes, part=1.0
-    )
+    own = {"state_bytes": held.state_bytes, "others_bytes": held.others_bytes, "part": 1.0}
+    return replace(surroundings, **own)
 
 
 def less_expected(
     spec: Specialisation,
     surroundings: Surroundings,
     account: Account,
-    standing: Standing,
+    held: HeldAtCall,
     options: Options,
 ) -> LessExpected:
-    coming_bytes = standing.coming_bytes
+    coming_bytes = held.coming_bytes
     made_bytes = coming_bytes if options.steps is not None else 0  # in this very backward
     present = replace(
-        without_expected(surroundings, standing),
+        without_expected(surroundings, held),
         outside_bytes=spec.user_code.measured_bytes or 0,
-        state_bytes=standing.state_bytes + made_bytes,
+        state_bytes=held.state_bytes + made_bytes,
         budget_bytes=options.planned_bytes,
     )
-    used_bytes = min(standing.gradient_bytes, account.since.used_bytes)
-    returned_bytes = min(standing.others_bytes, account.since.returned_bytes(account.tally) or 0)
+    used_bytes = min(held.gradient_bytes, account.since.used_bytes)
+    returned_bytes = min(held.others_bytes, account.since.returned_bytes(account.tally) or 0)
     used_released = without(present, others_bytes=0, gradient_bytes=used_bytes)
     likely = without(present, others_bytes=returned_bytes, gradient_bytes=used_bytes)
-    every = without(
-        present, others_bytes=standing.others_bytes, gradient_bytes=standing.gradient_bytes
-    )
+    every = without(present, others_bytes=held.others_bytes, gradient_bytes=held.gradient_bytes)
     held_bytes = {
         _USER_CODE: surroundings.outside_bytes,
         _STATE: coming_bytes - made_bytes,
-        _GRADIENTS: standing.gradient_bytes,
-        _OTHER: standing.others_bytes,
-        _SHARING: standing.others_coming_bytes,
+        _GRADIENTS: held.gradient_bytes,
+        _OTHER: held.others_bytes,
+        _SHARING: held.others_coming_bytes,
         "memory of other calls": options.planned_bytes - surroundings.budget_bytes,
         _WORKSPACES: spec.with_postponed.predicted_bytes,
     }
@@ -369,7 +366,7 @@ def less_expected(
         used_gradient_bytes=used_bytes,
         outside_bytes=outside_bytes,
         held_bytes=held_bytes,
-        lasting_inputs=standing.earlier_parts,
+        lasting_inputs=held.earlier_parts,
     )
 
 
@@ -402,13 +399,13 @@ def with_more_room(spec: Specialisation, surroundings: Surroundings) -> Iterator
     User code may hold its memory until the backward has ended: all of it, or as much as the
     outputs. In later steps, the outputs of the step before may be held while a forward runs.
     """
-    handed_out = handed_out_bytes(spec.captured)
-    less_bytes = surroundings.budget_bytes - handed_out
+    output_bytes = forward_output_bytes(spec.captured)
+    less_bytes = surroundings.budget_bytes - output_bytes
     staying = _with_staying(surroundings, surroundings.outside_bytes)
     yield replace(staying, budget_bytes=less_bytes)
     yield replace(surroundings, budget_bytes=less_bytes)
     yield staying
-    yield _with_staying(surroundings, min(handed_out, surroundings.outside_bytes))
+    yield _with_staying(surroundings, min(output_bytes, surroundings.outside_bytes))
 
 
 def _with_staying(surroundings: Surroundings, held_bytes: int) -> Surroundings:

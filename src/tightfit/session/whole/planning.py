@@ -27,7 +27,7 @@ from tightfit.planners.outcomes import judged, valid_outcomes
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.planners.registry import DEFAULT
 from tightfit.progress import Progress, announce
-from tightfit.session.memory.surroundings import Surroundings, handed_out_bytes
+from tightfit.session.memory.surroundings import Surroundings, forward_output_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
 from tightfit.session.stages import cached_outcome, key_of, plan_at_once, plan_step
@@ -246,9 +246,9 @@ def _leaving_room(
 ) -> Outcome | None:
     """Return a first plan with as much room for user code as possible; see `with_more_room`."""
     options = request.options
-    handed_out = handed_out_bytes(spec.captured)
+    output_bytes = forward_output_bytes(spec.captured)
     has_run = spec.plans or spec.user_code.is_known
-    if has_run or options.plan is not None or handed_out <= surroundings.others_bytes:
+    if has_run or options.plan is not None or output_bytes <= surroundings.others_bytes:
         return None
     tasks = (each.task(spec.captured) for each in with_more_room(spec, surroundings))
     outcomes = (_quick_outcome(spec, task, options, at_hand) for task in tasks)

@@ -19,8 +19,8 @@ from tightfit.progress import announce
 from tightfit.session.callee import Callee
 from tightfit.session.default_addresses import DefaultAddresses
 from tightfit.session.memory.account import Account
+from tightfit.session.memory.held_at_call import HeldAtCall
 from tightfit.session.memory.limit import refuses
-from tightfit.session.memory.standing import Standing
 from tightfit.session.memory.surroundings import Surroundings
 from tightfit.session.options import Options
 from tightfit.session.whole.advice import advised, needed_by_steps, needed_once_more
@@ -151,7 +151,7 @@ class Plans:
         """
         options = request.options
         surroundings = self._surroundings(spec, request)
-        surroundings = without_expected(surroundings, self._standing(spec, request))
+        surroundings = without_expected(surroundings, self._held_at_call(spec, request))
         surroundings = replace(surroundings, outside_bytes=0, budget_bytes=options.planned_bytes)
         try:
             return planned_for(spec, surroundings, request)
@@ -309,14 +309,14 @@ class Plans:
             return None
         if spec.fitting(spec.with_measured_user_code(surroundings)) is not None:
             return None
-        standing = self._standing(spec, request)
-        own = without_expected(surroundings, standing)
+        held = self._held_at_call(spec, request)
+        own = without_expected(surroundings, held)
         known = spec.optimistic(own)
         if known is not None:
             return self._improved(spec, surroundings, known, request)
         if not was_refused:
             return None
-        less = less_expected(spec, surroundings, self._account, standing, request.options)
+        less = less_expected(spec, surroundings, self._account, held, request.options)
         planned = self._leaving_less(spec, less, request)
         return None if planned is None else spec.add_optimistic(own, planned)
 
@@ -331,11 +331,11 @@ class Plans:
         better = improved(spec, known, request)
         if better is known:
             return known
-        standing = self._standing(spec, request)
-        less = less_expected(spec, surroundings, self._account, standing, request.options)
+        held = self._held_at_call(spec, request)
+        less = less_expected(spec, surroundings, self._account, held, request.options)
         if not less.likely_to_come().fits_with(better, request.options.planned_bytes):
             return known
-        return spec.add_optimistic(without_expected(surroundings, standing), better)
+        return spec.add_optimistic(without_expected(surroundings, held), better)
 
     def _likely(
         self, spec: Specialisation, surroundings: Surroundings, request: PlanningRequest
@@ -352,8 +352,8 @@ class Plans:
             return None
         if self.shares.has_others or not self._is_limited(options):
             return None
-        standing = self._standing(spec, request)
-        less = less_expected(spec, surroundings, self._account, standing, options)
+        held = self._held_at_call(spec, request)
+        less = less_expected(spec, surroundings, self._account, held, options)
         coming = less.likely_to_come()
         if coming.surroundings.room_bytes <= surroundings.room_bytes:
             return None
@@ -371,7 +371,7 @@ class Plans:
                 f"{self._name}: it runs by a plan without room for all of {less.holders_text()}: "
                 "loops like this free some of that in time. Requests beyond the budget are refused"
             )
-        return spec.add_optimistic(without_expected(surroundings, standing), planned)
+        return spec.add_optimistic(without_expected(surroundings, held), planned)
 
     def _with_less_expected(
         self,
@@ -388,8 +388,8 @@ class Plans:
         lacking_bytes = lacking_bytes_of(error)
         if isinstance(error, NoPlan):
             spec.least_budgets.learn(error.least)
-        standing = self._standing(spec, request)
-        less = less_expected(spec, surroundings, account, standing, options)
+        held = self._held_at_call(spec, request)
+        less = less_expected(spec, surroundings, account, held, options)
         less = replace(less, may_be_alone=self._may_be_alone(spec, options))
         planned = self._leaving_less(spec, less, request)
         if planned is None:
@@ -415,7 +415,7 @@ class Plans:
             )
         self.more_bytes = 0
         spec.note_refused(surroundings, lacking_bytes)
-        return spec.add_optimistic(without_expected(surroundings, standing), planned)
+        return spec.add_optimistic(without_expected(surroundings, held), planned)
 
     def _fits_eagerly(
         self, spec: Specialisation, less: LessExpected, options: Options, error: InfeasibleBudget
@@ -495,6 +495,6 @@ class Plans:
     def _surroundings(self, spec: Specialisation, request: PlanningRequest) -> Surroundings:
         return surroundings_of(spec, request.inputs, self._account, request.options)
 
-    def _standing(self, spec: Specialisation, request: PlanningRequest) -> Standing:
+    def _held_at_call(self, spec: Specialisation, request: PlanningRequest) -> HeldAtCall:
         others = request.options.others_in_budget(self._account)
-        return self._account.standing(request.inputs, others, spec.input_bytes)
+        return self._account.held_at_call(request.inputs, others, spec.input_bytes)

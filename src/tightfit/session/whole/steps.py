@@ -30,8 +30,8 @@ from tightfit.progress import Announcements, announce
 from tightfit.session.callee import Callee
 from tightfit.session.default_addresses import DefaultAddresses, PlanRejected
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.derived import DerivedSteps, NeedsLessEagerly
-from tightfit.session.memory.surroundings import with_numbers
+from tightfit.session.memory.double_backward import DoubleBackwardSteps, NeedsLessEagerly
+from tightfit.session.memory.surroundings import with_slack
 from tightfit.session.options import Options
 from tightfit.session.report import Report
 from tightfit.session.step.again import RepeatableCall
@@ -63,7 +63,7 @@ class WholeSteps:
         self.monitor = StepMonitor(callee.name, account)
         self.last: Planned | None = None
         self.runs: Living[Run] = Living()
-        self.derived = DerivedSteps(account)
+        self.double_backward = DoubleBackwardSteps(account)
         self._addresses = addresses
         self._plans = Plans(callee, self.captures, account, addresses, self.monitor)
         has_loss_outside = callee.root is not None
@@ -107,7 +107,7 @@ class WholeSteps:
         `NeedsLessEagerly`.
         """
         spec = self._specialisation(given, waits=True)
-        if self.derived.runs_eagerly(spec.key) and not self.options.needs_plans:
+        if self.double_backward.runs_eagerly(spec.key) and not self.options.needs_plans:
             raise NeedsLessEagerly
         inputs = self.captures.inputs(spec, given)
         if self.options.steps is not None:
@@ -348,7 +348,7 @@ class WholeSteps:
             if torch.is_grad_enabled():
                 self.account.since.backward_is_unusual()
                 self._open_call.note_differentiated()
-                self.derived.begins(spec.key)
+                self.double_backward.begins(spec.key)
             self.monitor.before_backward()
         else:
             self.account.since.backward_is_unusual()
@@ -415,7 +415,7 @@ def _no_room_once_more(
 
     `needed_bytes`: a budget for steps like it. `was_freed`: whether its saved tensors were freed.
     """
-    needed_bytes = with_numbers(needed_bytes)
+    needed_bytes = with_slack(needed_bytes)
     why = "an earlier backward has used its saved tensors"
     if was_freed:
         why = (

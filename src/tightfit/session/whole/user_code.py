@@ -26,7 +26,7 @@ from tightfit.session.memory.surroundings import (
     assumed_outside_bytes,
     expected_outside_bytes,
     held_by_losses,
-    with_numbers,
+    with_slack,
 )
 from tightfit.torch_private.engine import in_backward
 
@@ -140,9 +140,9 @@ class OpenCall:
         self._forget_details()
 
     @property
-    def keeper(self) -> Account | None:
+    def limiter(self) -> Account | None:
         """The account that keeps the limit."""
-        return self._account.keeper
+        return self._account.limiter
 
     @property
     def is_closed(self) -> bool:
@@ -154,24 +154,24 @@ class OpenCall:
 
         `lacking_bytes`: by which the request exceeds the limit.
         """
-        keeper = self._account.keeper
-        if keeper is None or keeper.tally is None:
+        limiter = self._account.limiter
+        if limiter is None or limiter.tally is None:
             return
         if self._call is not None:
-            details = self._details(self._call, keeper, lacking_bytes, searches=searches)
-            self._describe(keeper.tally, details)
+            details = self._details(self._call, limiter, lacking_bytes, searches=searches)
+            self._describe(limiter.tally, details)
             return
         self._forget_details()
-        if moment is not _Moment.OPEN_CALL and keeper.rests:
-            coming_bytes = keeper.expected_within_limit_bytes()
-            coming_bytes += keeper.growing_within_limit_bytes()
+        if moment is not _Moment.OPEN_CALL and limiter.rests:
+            coming_bytes = limiter.expected_within_limit_bytes()
+            coming_bytes += limiter.growing_within_limit_bytes()
             origin = self._unused if moment is _Moment.BEFORE_FIRST_CALL else BETWEEN_CALLS
             needed_bytes = self._account.between.needed_bytes
-            named_bytes = with_numbers(needed_bytes + coming_bytes) if needed_bytes else 0
-            self._describe(keeper.tally, RefusalDetails(named_bytes, coming_bytes, origin))
+            named_bytes = with_slack(needed_bytes + coming_bytes) if needed_bytes else 0
+            self._describe(limiter.tally, RefusalDetails(named_bytes, coming_bytes, origin))
 
     def _details(
-        self, call: PlannedForward, keeper: Account, lacking_bytes: int, *, searches: bool
+        self, call: PlannedForward, limiter: Account, lacking_bytes: int, *, searches: bool
     ) -> RefusalDetails:
         """Return the details of a request that is refused while a call is open."""
         origin = UNKNOWN
@@ -181,12 +181,12 @@ class OpenCall:
         else:
             rise = _kept_bytes if self._is_differentiated else _rise_bytes
             needed = max(self._entered_bytes + rise(call), _first_bytes(call))
-        named_bytes = with_numbers(max(needed, self._in_step_bytes(call, keeper)))
+        named_bytes = with_slack(max(needed, self._in_step_bytes(call, limiter)))
         if searches:
             named_bytes = max(named_bytes, self._first_steps_bytes())
-        growing_bytes = keeper.growing_within_limit_bytes()
-        coming_bytes = keeper.coming_state_within_limit_bytes() + growing_bytes
-        repeated_bytes = self._repeated_request_bytes(call, keeper, lacking_bytes, coming_bytes)
+        growing_bytes = limiter.growing_within_limit_bytes()
+        coming_bytes = limiter.coming_state_within_limit_bytes() + growing_bytes
+        repeated_bytes = self._repeated_request_bytes(call, limiter, lacking_bytes, coming_bytes)
         named_bytes = max(named_bytes + growing_bytes, repeated_bytes)
         return RefusalDetails(named_bytes, growing_bytes, origin)
 
@@ -223,7 +223,7 @@ class OpenCall:
         return needed_bytes
 
     def _repeated_request_bytes(
-        self, call: PlannedForward, keeper: Account, lacking_bytes: int, coming_bytes: int
+        self, call: PlannedForward, limiter: Account, lacking_bytes: int, coming_bytes: int
     ) -> int:
         """Return a budget for the same request in a later step, and for code after it.
 
@@ -231,7 +231,7 @@ class OpenCall:
         in an earlier step. Where no such step was measured to its end, it may take a part of what
         does not last, as several loops have shown.
         """
-        limit_bytes = keeper.limit_bytes
+        limit_bytes = limiter.limit_bytes
         if limit_bytes is None:
             return 0
         now_bytes = limit_bytes + lacking_bytes
@@ -241,7 +241,7 @@ class OpenCall:
             return earlier_bytes
         if not (earlier_bytes or call.user_code.is_learning):
             return later_bytes
-        return later_bytes + max(0, now_bytes - keeper.lasting_within_limit_bytes()) // _UNMEASURED
+        return later_bytes + max(0, now_bytes - limiter.lasting_within_limit_bytes()) // _UNMEASURED
 
     def _describe(self, tally: Tally, details: RefusalDetails) -> None:
         self._described = tally
@@ -253,10 +253,10 @@ class OpenCall:
             self._described = None
 
     def _held_bytes(self) -> int:
-        keeper = self._account.keeper
-        return keeper.held_bytes() if keeper is not None else 0
+        limiter = self._account.limiter
+        return limiter.held_bytes() if limiter is not None else 0
 
-    def _in_step_bytes(self, call: PlannedForward, keeper: Account) -> int:
+    def _in_step_bytes(self, call: PlannedForward, limiter: Account) -> int:
         """Return bytes held in the optimizer's step, after the saved tensors of the call."""
         saved_bytes = 0
         if call.plan is not None:
@@ -264,7 +264,7 @@ class OpenCall:
             saved_bytes = crossing_bytes - call.graph.constant_bytes
         held_bytes = self._left_bytes if self._entered_bytes is None else self._entered_bytes
         staying_bytes = max(0, held_bytes - saved_bytes)
-        return staying_bytes + keeper.later_steps_bytes() - keeper.held_bytes()
+        return staying_bytes + limiter.later_steps_bytes() - limiter.held_bytes()
 
 
 def _outside_bytes(call: PlannedForward, used_bytes: int) -> int:
@@ -323,9 +323,9 @@ _OPEN_CALLS: Living[OpenCall] = Living()
 def _name_budgets(lacking_bytes: int, is_optional: bool) -> None:
     calls = list(_OPEN_CALLS)
     is_open = not all(call.is_closed for call in calls)
-    used = {id(call.keeper) for call in calls if call.has_run}
+    used = {id(call.limiter) for call in calls if call.has_run}
     for call in sorted(calls, key=lambda call: not call.is_closed):  # the last to describe counts
-        moment = _Moment.BETWEEN_CALLS if id(call.keeper) in used else _Moment.BEFORE_FIRST_CALL
+        moment = _Moment.BETWEEN_CALLS if id(call.limiter) in used else _Moment.BEFORE_FIRST_CALL
         moment = _Moment.OPEN_CALL if is_open else moment
         call.name_budget(moment, lacking_bytes, searches=not is_optional)
 

@@ -13,10 +13,10 @@ from tightfit.session.memory.optimizers import before_every_step
 
 
 class NeedsLessEagerly(Exception):
-    """A call takes less memory as plain PyTorch than by a plan: see `DerivedSteps`."""
+    """A call takes less memory as plain PyTorch than by a plan: see `DoubleBackwardSteps`."""
 
 
-class DerivedSteps:
+class DoubleBackwardSteps:
     """Tells which calls take less memory as plain PyTorch than by a plan.
 
     A plan's forward runs again for a backward that is differentiated (`create_graph`), and all
@@ -48,16 +48,16 @@ class DerivedSteps:
 
     def _would_exceed(self, held_bytes: int) -> bool:
         """Whether a step does not fit by plans that begins with so much held."""
-        keeper = self._account.keeper
-        if keeper is None or keeper.limit_bytes is None or not refuses(self._account):
+        limiter = self._account.limiter
+        if limiter is None or limiter.limit_bytes is None or not refuses(self._account):
             return False
         self.needed_bytes = held_bytes - self._account.gradient_bytes() + self._grown_bytes
-        return self.needed_bytes > keeper.limit_bytes
+        return self.needed_bytes > limiter.limit_bytes
 
     def begins(self, signature: Any) -> None:
         """Note that the backward of a call begins, and is differentiated."""
         self._signatures.add(signature)
-        if self._is_measured or self._begun_bytes is None or self._account.keeper is None:
+        if self._is_measured or self._begun_bytes is None or self._account.limiter is None:
             return
         if self._may_measure:
             self._may_measure, self._meter = False, _own_meter(str(self._account.device))
@@ -87,8 +87,8 @@ class DerivedSteps:
             self._meter.reset_peak()
 
     def _held_bytes(self) -> int:
-        keeper = self._account.keeper
-        return keeper.held_bytes() if keeper is not None else 0
+        limiter = self._account.limiter
+        return limiter.held_bytes() if limiter is not None else 0
 
 
 def _own_meter(device: str) -> Meter | None:

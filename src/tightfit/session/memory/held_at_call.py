@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Standing:
+class HeldAtCall:
     """The memory held at the begin of a call, in bytes."""
 
     gradient_bytes: int  # gradients that exist, with the buckets they go into
