@@ -125,19 +125,16 @@ def left_out() -> Iterator[None]:
 
 
 class _Exceeded:
-    """Says that a step held more than the budget, in the way the user asked for.
+    """Says that a step held more than the budget, as the user asked for it: see `Guard`."""
 
-    Parameters are as of `Guard`.
-    """
-
-    def __init__(self, device: str, on_exceed: Literal["raise", "warn"], advice: str) -> None:
-        self._device = device
+    def __init__(self, on_exceed: Literal["raise", "warn"], advice: str) -> None:
         self._on_exceed = on_exceed
         self._advice = advice
         self._warned = False
 
-    def tell(self, step: StepPeaks, budget_bytes: int, where: str | None) -> None:
+    def report(self, step: StepPeaks, guard: Guard, where: str | None) -> None:
         """Raise, or warn the first time."""
+        budget_bytes = guard.budget_bytes
         parts = {
             "in the forward program": step.forward_bytes,
             "between forward and backward (the loss and its saved tensors)": step.between_bytes,
@@ -146,7 +143,7 @@ class _Exceeded:
         }
         where = where or max(parts, key=parts.__getitem__)
         message = (
-            f"the last step held {format_bytes(step.peak_bytes)} on the {self._device}, "
+            f"the last step held {format_bytes(step.peak_bytes)} on the {guard.device}, "
             f"{format_bytes(step.peak_bytes - budget_bytes)} more than the budget of "
             f"{format_bytes(budget_bytes)}; the peak was {where} "
             f"({format_bytes(step.constant_bytes)} of it constants). {self._advice}"
@@ -178,7 +175,7 @@ class _Unmetered:
 class Guard:
     """Measures steps; raises or warns when one exceeds the budget.
 
-    `device`: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. `on_exceed`: ``"raise"`` or ``"warn"``.
+    `device`: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; None: nothing is measured until `start`.
     `advice`: ways out, for the message of a step that exceeded the budget. `unmetered_bytes`:
     returns the bytes of constants that were allocated before there was a meter. `steps`: the last
     steps whose peaks are all known; steps that were only checked are left out.
@@ -186,14 +183,14 @@ class Guard:
 
     def __init__(
         self,
-        device: str,
+        device: str | None,
         on_exceed: Literal["raise", "warn"],
         advice: str = _ADVICE,
         unmetered_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.device = device
+        self.device: str | None = None
         self._unmetered = _Unmetered(unmetered_bytes)
-        self._exceeded = _Exceeded(device, on_exceed, advice)
+        self._exceeded = _Exceeded(on_exceed, advice)
         self.budget_bytes = 0
         self.steps: list[StepPeaks] = []
         self.growth_bytes = 0  # how much more was alive at the start of this step than of the last
@@ -207,6 +204,12 @@ class Guard:
         self._others_ran = False
         self._is_checked_only = False
         self._learns = True  # from the open step
+        if device is not None:
+            self.start(device)
+
+    def start(self, device: str) -> None:
+        """Measure steps from now on."""
+        self.device = device
         _GUARDS.add(self)
         leave_out_of(self)
         try:
@@ -372,7 +375,7 @@ class Guard:
             self.steps.append(step)
             del self.steps[:-8]
         if step.peak_bytes > self.budget_bytes + other_budgets_bytes:
-            self._exceeded.tell(step, self.budget_bytes, where)
+            self._exceeded.report(step, self, where)
         return step
 
     def abandon(self) -> None:
@@ -381,7 +384,7 @@ class Guard:
 
     def _others(self) -> list[Guard]:
         """Return the guards of callables with budgets of their own."""
-        if _GUARDS.are_only(self):
+        if self.device is None or _GUARDS.are_only(self):
             return []
         return [
             other

@@ -46,8 +46,8 @@ class Route(Protocol):
     """How a fitted callable runs: as one graph, part by part, or graph by graph."""
 
     @property
-    def guard(self) -> Guard | None:
-        """What measures the steps; None until the first."""
+    def guard(self) -> Guard:
+        """What measures the steps, from the first on."""
 
     @property
     def waiting(self) -> list[Run]:
@@ -229,7 +229,7 @@ class Fitted:
             return False
         self.close_step()
         plain_bytes = self._whole.plain_bytes()
-        if plain_bytes is None or self.guard is None or not self.guard.steps:
+        if plain_bytes is None or not self.guard.steps:
             return False
         most_bytes = max(self.guard.steps[-1].peak_bytes, plain_bytes)
         return most_bytes * times <= self.options.planned_bytes
@@ -292,7 +292,7 @@ class Fitted:
         return self.route.close_step()
 
     @property
-    def guard(self) -> Guard | None:
+    def guard(self) -> Guard:
         return self.route.guard
 
     @property

@@ -13,9 +13,8 @@ import torch
 
 from tightfit.capture.calls.signature import shape_of_call
 from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.handed import HandedGraph
+from tightfit.capture.handed import GraphArguments, HandedGraph
 from tightfit.capture.opaque.needs import NoRoomToMeasure
-from tightfit.capture.traced_call import TracedCall
 from tightfit.dynamo.backend import RunsEagerly
 from tightfit.errors import BadInput, CaptureError, InfeasibleBudget, without_frames
 from tightfit.execution.guard import left_out
@@ -190,14 +189,14 @@ class GraphSteps(WholeSteps):
         _refuse_backward(output, error)
         return output
 
-    def _capture(self, key: Any, call: TracedCall, *, waits: bool) -> Specialisation:
+    def _capture(self, key: Any, given: GraphArguments, *, waits: bool) -> Specialisation:
         """Capture a call.
 
         Raises `CaptureError` if graphs leave more to plan than unmarked modules as one op each.
         """
         names = self._followed.one_ops()
         try:
-            spec = super()._capture(key, call, waits=waits)
+            spec = super()._capture(key, given, waits=waits)
         except NoRoomToMeasure as error:
             if not names:
                 raise

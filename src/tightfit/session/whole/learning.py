@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -40,13 +40,14 @@ class LastStep(msgspec.Struct, frozen=True):
 class StepMonitor:
     """Measures every step against the budget; figures of the first steps replace assumptions.
 
-    `guard`: None until the first step.
+    `guard`: measures from the first step on.
     """
 
-    def __init__(self, name: str, account: Account) -> None:
-        self.guard: Guard | None = None
+    def __init__(self, name: str, account: Account, on_exceed: Literal["raise", "warn"]) -> None:
         self._name = name
         self._account = account
+        self._on_exceed: Literal["raise", "warn"] = on_exceed
+        self.guard = self._new_guard()
         self._announced = False
         self._learned_from: StepPeaks | None = None
         self._announced_outside: set[int] = set()
@@ -55,9 +56,8 @@ class StepMonitor:
         self._lasting_bytes = self._coming_bytes = 0
         self._steps_begun: WeakKeyDictionary[Specialisation, int] = WeakKeyDictionary()
 
-    @property
-    def steps(self) -> Sequence[StepPeaks]:
-        return self.guard.steps if self.guard is not None else ()
+    def _new_guard(self) -> Guard:
+        return Guard(None, self._on_exceed, unmetered_bytes=self._account.before_bytes)
 
     def begin(
         self,
@@ -74,12 +74,10 @@ class StepMonitor:
         account, captured = self._account, spec.captured
         budget_bytes = options.usable_bytes
         sharing = options.others_in_budget(account)
-        if self.guard is None:
+        if self.guard.device is None:
             if account.held_at_call(inputs, sharing, spec.input_bytes).others_bytes:
                 gc.collect()  # memory freed during the first step would hide its bytes
-            self.guard = Guard(
-                str(account.device), options.on_exceed, unmetered_bytes=account.before_bytes
-            )
+            self.guard.start(str(account.device))
             self.guard.change_budget(budget_bytes)
 
         def constant_bytes() -> int:
@@ -106,57 +104,20 @@ class StepMonitor:
             growth_bytes = self.guard.growth_bytes - own_growth_bytes
             self._learn(spec, options, last, growth_bytes)
 
-    @property
-    def open_step(self) -> StepPeaks | None:
-        """The peaks of this step so far; None: its backward is to come."""
-        return self.guard.open_step if self.guard is not None else None
-
     def live_bytes(self) -> int | None:
         """Return the live bytes of the process; None where nothing is measured."""
-        meter = self.guard.meter if self.guard is not None else None
+        meter = self.guard.meter
         return meter.live_bytes() if meter is not None else None
-
-    def after_forward(self) -> None:
-        if self.guard is not None:
-            self.guard.after_forward()
-
-    def before_backward(self) -> None:
-        if self.guard is not None:
-            self.guard.before_backward()
 
     def after_backward(self, run: Run) -> None:
         """Note that a backward has ended, or failed, or ran without its plan."""
-        if self.guard is not None and run.state in (RunState.FAILED, RunState.DIFFERENTIATED):
+        if run.state in (RunState.FAILED, RunState.DIFFERENTIATED):
             self.guard.abandon()
-        elif self.guard is not None:
+        else:
             self.guard.after_backward()
 
-    def leave_out_freed(self, constant_bytes: int = 0) -> None:
-        """See `Guard.leave_out_freed`."""
-        if self.guard is not None:
-            self.guard.leave_out_freed(constant_bytes)
-
-    def note_freed_saved(self, freed_bytes: int) -> None:
-        """See `Guard.note_freed_saved`."""
-        if self.guard is not None:
-            self.guard.note_freed_saved(freed_bytes)
-
-    def restart(self) -> None:
-        """Restart measuring: peaks so far belong to no step."""
-        if self.guard is not None:
-            self.guard.restart()
-
-    def abandon(self) -> None:
-        """Do not measure this step: it runs without a plan."""
-        if self.guard is not None:
-            self.guard.abandon()
-
-    def close(self) -> StepPeaks | None:
-        """End the measurement of the last step; return its peaks."""
-        return self.guard.close() if self.guard is not None else None
-
     def forget(self) -> None:
-        self.guard = None
+        self.guard = self._new_guard()
         self.learn_again()
 
     def learn_again(self) -> None:
@@ -168,7 +129,6 @@ class StepMonitor:
     ) -> None:
         """Learn from the step before; `growth_bytes`: by which other memory has grown since."""
         guard = self.guard
-        assert guard is not None
         shared, last = options.shared, before.planned
         alone = before.is_alone and (shared is None or len(shared.members()) <= 1)
         if not self._announced:

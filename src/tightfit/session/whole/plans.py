@@ -200,7 +200,7 @@ class Plans:
         surroundings = surroundings.with_state(state_bytes)
         if freed_in is not None:
             return needed_once_more(spec, surroundings, self._account, freed_in, least_bytes)
-        return needed_by_steps(spec, surroundings, self._account, self._monitor.open_step)
+        return needed_by_steps(spec, surroundings, self._account, self._monitor.guard.open_step)
 
     def measuring_room_bytes(self, options: Options) -> int:
         """Return the bytes that operators may hold now while they are measured."""
@@ -236,9 +236,9 @@ class Plans:
             self.shares.begin(spec, alone, options, presumes=presumes)
             planned = self._fitting(spec, request)
         if all(planned is not each for each in known):
-            self._monitor.leave_out_freed()  # making a plan makes Python collect garbage
+            self._monitor.guard.leave_out_freed()  # making a plan makes Python collect garbage
             if options.compile:
-                self._monitor.restart()  # memory of compiling and trials belongs to no step
+                self._monitor.guard.restart()  # memory of compiling and trials belongs to no step
         if self.shares.is_alone(spec, options):
             plans = len(spec.plans)
             self._last_choice = _LastChoice(spec, alone(), cleared_bytes, planned, plans)
@@ -404,7 +404,7 @@ class Plans:
                     planned = self._leaving_less(spec, less, request)
                     planned = planned or self._as_advised(spec, less, options)
                 if planned is None:
-                    self._monitor.abandon()
+                    self._monitor.guard.abandon()
                     raise self._fits_eagerly(spec, less, options, advice) or advice from None
             finally:
                 del error  # its traceback holds this frame and the inputs
@@ -439,7 +439,7 @@ class Plans:
             return True
         before_bytes = self._monitor.live_bytes() or 0
         is_freed = free_for(max(1, lacking_bytes), self._account.device) > 0
-        self._monitor.leave_out_freed(before_bytes - (self._monitor.live_bytes() or 0))
+        self._monitor.guard.leave_out_freed(before_bytes - (self._monitor.live_bytes() or 0))
         return is_freed
 
     def _may_be_alone(self, spec: Specialisation, options: Options) -> bool:

@@ -13,7 +13,6 @@ from tightfit.allocator.tally import free_before_refusals
 from tightfit.capture.handed import GraphArguments
 from tightfit.capture.side_effects.generators import GeneratorStates, generators_of
 from tightfit.capture.trace.garbage import fewer_collections
-from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import (
     BadInput,
     InfeasibleBudget,
@@ -60,7 +59,7 @@ class WholeSteps:
         self.options = options
         self.account = account
         self.captures = Captures(callee)
-        self.monitor = StepMonitor(callee.name, account)
+        self.monitor = StepMonitor(callee.name, account, options.on_exceed)
         self.last: Planned | None = None
         self.runs: Living[Run] = Living()
         self.double_backward = DoubleBackwardSteps(account)
@@ -93,7 +92,7 @@ class WholeSteps:
         return [run for run in living if run.is_open] if living else living
 
     @property
-    def guard(self) -> Guard | None:
+    def guard(self) -> Guard:
         return self.monitor.guard
 
     @property
@@ -114,7 +113,7 @@ class WholeSteps:
             self.options.steps.before_forward()
         self._begin(spec, inputs)
         spec, outputs = self._run_with_leaves(spec, given, inputs)
-        self.monitor.after_forward()
+        self.guard.after_forward()
         if self.last is not None:
             graph, plan = self.last.graph, self.last.outcome.plan
             unmet = spec.unmet_by(self.last)
@@ -141,12 +140,10 @@ class WholeSteps:
             raise BadInput(
                 "nothing is planned yet: call the model once, or tightfit.prepare(model, *inputs)"
             )
-        return self.last.report(
-            self._plans.more_bytes, self.options.usable_bytes, self.monitor.steps
-        )
+        return self.last.report(self._plans.more_bytes, self.options.usable_bytes, self.guard.steps)
 
     def close_step(self) -> StepPeaks | None:
-        return self.monitor.close()
+        return self.guard.close()
 
     def change_options(self, options: Options) -> None:
         if _plans_are_outdated(options, self.options):
@@ -193,8 +190,7 @@ class WholeSteps:
                 self._varies()
             if len(self.captures):
                 announce(_why_new_plan(self.callee.name, self.captures.changed(key, given)))
-            call = self.captures.traced_call(key, given, compiled=self.options.compile)
-            spec = self._capture(key, call, waits=waits)
+            spec = self._capture(key, given, waits=waits)
             if self.options.ranks is None:
                 self._note_trained(spec, given)
         spec.use(self._calls)
@@ -210,12 +206,13 @@ class WholeSteps:
     def _varies(self) -> None:
         """Do nothing: numbers decide which code runs, and each call is planned again."""
 
-    def _capture(self, key: Any, call: TracedCall, *, waits: bool) -> Specialisation:
+    def _capture(self, key: Any, given: GraphArguments, *, waits: bool) -> Specialisation:
         if self.options.shared is not None:
             self.options.shared.close_steps()
         else:
             self.close_step()  # memory of capture and measurements belongs to no step
         self.account.locate()
+        call = self.captures.traced_call(key, given, compiled=self.options.compile)
         room_bytes = self._plans.measuring_room_bytes(self.options) if waits else None
         with left_out(), fewer_collections():
             return self.captures.capture(key, call, self.options, self._calls, room_bytes)
@@ -251,7 +248,7 @@ class WholeSteps:
                     raise
                 before.restore()
                 if isinstance(change, OpaqueVaries):
-                    self.monitor.abandon()
+                    self.guard.abandon()
                     raise
                 announce(str(change))
             self.captures.forget(spec)
@@ -285,9 +282,8 @@ class WholeSteps:
 
     def _replanned(self, unfit: Specialisation, given: GraphArguments) -> Runner:
         """Plan a call again in its backward: its outputs have other gradients than expected."""
-        self.monitor.abandon()
-        call = self.captures.traced_call(unfit.key, given, compiled=self.options.compile)
-        spec = self._capture(unfit.key, call, waits=True)
+        self.guard.abandon()
+        spec = self._capture(unfit.key, given, waits=True)
         planned = self.last = self._planned(spec, self.captures.inputs(spec, given))
         name = self.callee.name
         announce(f"{name}: an output that had no gradient before has one: planned again")
@@ -349,11 +345,11 @@ class WholeSteps:
                 self.account.since.backward_is_unusual()
                 self._open_call.note_differentiated()
                 self.double_backward.begins(spec.key)
-            self.monitor.before_backward()
+            self.guard.before_backward()
         else:
             self.account.since.backward_is_unusual()
         if run.reached.backwards > 1 or run.state is RunState.ONCE_MORE:
-            step = self.monitor.close()  # the planned step is over; later work belongs to no step
+            step = self.guard.close()  # the planned step is over; later work belongs to no step
             self._freed_in = step if run.freed_bytes is not None else None
         self.captures.learn_outputs(spec, run)
 
@@ -372,7 +368,7 @@ def _free_saved(lacking_bytes: int, device: torch.device) -> int:
         if freed_bytes < lacking_bytes:
             freed_bytes += run.free_saved()
     for steps in here:
-        steps.monitor.note_freed_saved(freed_bytes)
+        steps.guard.note_freed_saved(freed_bytes)
     return freed_bytes
 
 
