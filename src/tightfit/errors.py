@@ -90,6 +90,12 @@ def first_of(names: Sequence[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + more
 
 
+def no_plan_fits(name: str, budget: str, *, proven: bool) -> str:
+    """Return the first line of a refusal; `proven`: whether it is proven that there is no plan."""
+    known = "proven: there is none" if proven else "none was found"
+    return f"no plan of {name} fits {budget} ({known})"
+
+
 def with_another_way(error: Refusal, way: str) -> Refusal:
     """Return an error that names one more way out, and comes from where the first came."""
     message = f"{str(error).rstrip('.')}. {way}"

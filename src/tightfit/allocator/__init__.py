@@ -18,6 +18,7 @@ from tightfit.allocator.meter import (
     cuda_requests,
     measure_peak,
     meter_for,
+    own_meter_for,
     resident_bytes,
 )
 from tightfit.allocator.profiler_meter import ProfilerMeter
@@ -39,6 +40,7 @@ __all__ = [
     "hook_unavailable_reason",
     "measure_peak",
     "meter_for",
+    "own_meter_for",
     "record",
     "resident_bytes",
 ]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from tightfit.allocator.hook import hook_available, installed_hook
 from tightfit.allocator.profiler_meter import ProfilerMeter
-from tightfit.errors import BadInput, HookUnavailable
+from tightfit.errors import BadInput, HookUnavailable, TightfitError
 
 if TYPE_CHECKING:
     import torch
@@ -192,6 +192,15 @@ def meter_for(device: torch.device | str) -> Meter:
     if device.type == "cuda":
         return CudaMeter(device)
     raise BadInput(f"memory can be metered on 'cpu' and 'cuda' devices, not on {device.type!r}")
+
+
+def own_meter_for(device: torch.device | str) -> Meter | None:
+    """Return a meter whose peak no other code reads; None where there is none."""
+    try:
+        meter = meter_for(device)
+    except TightfitError:
+        return None
+    return None if meter.shares_peak else meter
 
 
 def measure_peak(

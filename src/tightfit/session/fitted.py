@@ -164,7 +164,7 @@ class Fitted:
         if tools.is_exported() or not self.callee.trains(given):
             self._addresses.end_step()
             return self._run_without_backward(given)
-        self.account.between.call_begins(given.leaves)
+        self.account.loop_peaks.call_begins(given.leaves)
         if self.route.outside_of_plans():
             return self._run_outside(given)
         if self._whole is not None and self._may_run_eagerly(given):

@@ -16,7 +16,7 @@ from tightfit.session.parts.choice import choose
 from tightfit.session.parts.kind_plans import KindPlans, least_plan
 from tightfit.session.step.holding import holding_of
 from tightfit.session.step.ledger import StepLedger
-from tightfit.session.step.presumed import presumed
+from tightfit.session.step.presumed import presumed_step
 
 LIMITS = Limits(seconds=2.0, gap=1e-4)
 
@@ -30,7 +30,7 @@ def kind(name: str, layers: int) -> KindPlans:
 def step() -> StepLedger[KindPlans]:
     kinds = [kind("short", 4), kind("long", 7)]
     calls = (kinds[0], kinds[1], kinds[0])
-    return presumed(calls, [each.most for each in calls], 0)
+    return presumed_step(calls, [each.most for each in calls], 0)
 
 
 def test_a_process_apart_finds_the_plans_of_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:

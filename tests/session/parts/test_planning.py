@@ -29,7 +29,7 @@ from tightfit.session.options import Options, make_options
 from tightfit.session.parts import planning
 from tightfit.session.parts.choice import PartPlans, choose
 from tightfit.session.parts.kinds import Kind, KnownCalls, Part
-from tightfit.session.parts.planning import Circumstances, StepPlans
+from tightfit.session.parts.planning import PartsSettings, StepPlans
 from tightfit.session.stages import capture_step
 from tightfit.session.step.holding import Holding, overhead_of
 from tightfit.session.step.ledger import StepLedger
@@ -71,7 +71,7 @@ class Steps:
         self.parts = [part_of(f"{number}", parts) for number in range(parts)]
         self.kind = kind_of(self.parts[0], graph, lambda call, name: captured(graph))
         self.guard, self._meter = Guard("cpu", "raise"), CpuMeter()
-        self.plans = StepPlans("net", within(limit_bytes), self.guard, Circumstances())
+        self.plans = StepPlans("net", within(limit_bytes), self.guard, PartsSettings())
         self.ledger = StepLedger[Kind]()  # of the last step
         gc.collect()  # what steps before have left must not go amid a step
 

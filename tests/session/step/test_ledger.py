@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from support.step_programs import menus, programs
 from tightfit.session.parts.choice import PartPlans
-from tightfit.session.parts.history import Situation
+from tightfit.session.parts.history import StepHistory
 from tightfit.session.step.edits import PossibleCall, as_called, with_calls, with_more, without_call
 from tightfit.session.step.holding import Holding
 from tightfit.session.step.ledger import Interval, StepLedger
@@ -107,27 +107,27 @@ SAVED = (100, 160, 120)
 
 def test_a_call_of_another_size_in_each_step_is_foreseen_at_its_greatest() -> None:
     kinds = [Layer(f"{saved}", holding(40, 150, 200), holding(saved, 150, 200)) for saved in SAVED]
-    situation, step = Situation("inputs", 0), three_layers()
+    history, step = StepHistory("inputs", 0), three_layers()
     steps = [replace(step, calls=(kinds[0], kind, kinds[0])) for kind in kinds]
-    situation.ended(steps[0])
-    assert situation.with_varying(steps[0]) is steps[0]
+    history.ended(steps[0])
+    assert history.with_varying(steps[0]) is steps[0]
     for step in steps[1:]:
-        situation.ended(step)
+        history.ended(step)
     expected = with_more(steps[2], [0, 160 - 40, 0])
-    assert situation.with_varying(steps[2]).intervals == expected.intervals
+    assert history.with_varying(steps[2]).intervals == expected.intervals
 
 
 def test_what_is_held_when_a_call_begins_is_compared_with_what_was_foreseen() -> None:
     ledger, less = three_layers(), holding(40, 150, 200)
     plans = [less] * 3
     assert [ledger.begin_of(call, plans) for call in range(3)] == [0, 46, 92]
-    situation = Situation("inputs", 1000)
-    situation.plan(PartPlans({"layer": less}, tuple(plans), {}), ledger.with_base(1000))
-    assert situation.foreseen("third", "layer") is less
+    history = StepHistory("inputs", 1000)
+    history.plan(PartPlans({"layer": less}, tuple(plans), {}), ledger.with_base(1000))
+    assert history.planned_holding("third", "layer") is less
     spare = 7
-    limit = situation.planned_bytes + spare
-    assert situation.is_as_foreseen(1000 + 92 + spare, limit)
-    assert not situation.is_as_foreseen(1000 + 92 + spare + 1, limit)
+    limit = history.planned_bytes + spare
+    assert history.holds_as_planned(1000 + 92 + spare, limit)
+    assert not history.holds_as_planned(1000 + 92 + spare + 1, limit)
 
 
 @given(programs(), menus(), st.data())

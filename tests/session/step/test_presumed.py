@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from support.calls import Call
-from tightfit.session.step.presumed import KeptRange, evenly, presumed
+from tightfit.session.step.presumed import KeptRange, common_fraction, presumed_step
 from tightfit.session.step.window import Window
 
 
@@ -21,17 +21,17 @@ def ranges(draw: st.DrawFn) -> KeptRange:
 @example([KeptRange(0, 93, 0)], 0, 63)
 def test_calls_keep_as_much_as_there_is_room_for(calls, base, limit) -> None:
     named = dict(enumerate(calls))
-    fraction = evenly(named, base, limit)
+    fraction = common_fraction(named, base, limit)
     least, most = ([each.at(part) for each in calls] for part in (0.0, 1.0))
     shared, more = ([each.at(min(1.0, fraction + d)) for each in calls] for d in (0.0, 0.01))
-    if presumed([*named], most, base).peak_of(most) <= limit:
+    if presumed_step([*named], most, base).peak_of(most) <= limit:
         assert fraction == 1.0
-    elif presumed([*named], least, base).peak_of(least) > limit:
+    elif presumed_step([*named], least, base).peak_of(least) > limit:
         assert fraction == 0.0
     else:
-        assert presumed([*named], shared, base).peak_of(shared) <= limit
+        assert presumed_step([*named], shared, base).peak_of(shared) <= limit
         kept, kept_more = ([each.saved_bytes for each in held] for held in (shared, more))
-        assert presumed([*named], more, base).peak_of(more) > limit or kept_more == kept
+        assert presumed_step([*named], more, base).peak_of(more) > limit or kept_more == kept
 
 
 @given(st.lists(ranges(), min_size=1, max_size=4), st.integers(0, 10_000))
@@ -41,13 +41,13 @@ def test_no_call_keeps_less_than_by_the_rule_before(calls: list[KeptRange], room
     spare = room - working - sum(each.least_bytes for each in calls)
     spans = sum(each.span_bytes for each in calls)
     before = min(1.0, max(0, spare) / spans) if spans else 0.0
-    assert evenly(dict(enumerate(calls)), 0, room) >= before - 1e-9
+    assert common_fraction(dict(enumerate(calls)), 0, room) >= before - 1e-9
 
 
 @given(ranges(), st.integers(1, 5), st.integers(0, 10_000))
 def test_calls_of_a_kind_may_be_taken_together(own: KeptRange, count: int, room: int) -> None:
-    apart = evenly(dict.fromkeys(range(count), own), 0, room)
-    assert evenly({"all": own.times(count)}, 0, room) == pytest.approx(apart, abs=1e-9)
+    apart = common_fraction(dict.fromkeys(range(count), own), 0, room)
+    assert common_fraction({"all": own.times(count)}, 0, room) == pytest.approx(apart, abs=1e-9)
 
 
 def run(window: Window[str], step: str) -> list[str]:

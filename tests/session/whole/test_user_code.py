@@ -105,15 +105,15 @@ def test_a_step_that_was_seen_to_its_end_tells_what_later_steps_take() -> None:
     torch.empty(passing_bytes, dtype=torch.uint8)
     held_bytes = limited.account.held_bytes()
     coming_bytes = limited.account.coming_state_within_limit_bytes
-    limited.account.between.call_begins([])
-    limited.account.between.step_begins(held_bytes, lambda: True, coming_bytes)
+    limited.account.loop_peaks.call_begins([])
+    limited.account.loop_peaks.step_begins(held_bytes, lambda: True, coming_bytes)
     unseen_bytes = (asked_bytes - WEIGHTS) // 5
     assert limited.advised_bytes() == asked_bytes + WEIGHTS + unseen_bytes
-    limited.account.between.call_begins([])
+    limited.account.loop_peaks.call_begins([])
     limited.account.keep_to(4 * LIMIT)
     torch.empty(3 * passing_bytes, dtype=torch.uint8)
     limited.account.keep_to(LIMIT)
-    limited.account.between.step_begins(held_bytes, lambda: True, coming_bytes)
+    limited.account.loop_peaks.step_begins(held_bytes, lambda: True, coming_bytes)
     assert limited.advised_bytes() == held_bytes + 3 * passing_bytes + WEIGHTS
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tightfit.errors import InfeasibleBudget
+from tightfit.errors import InfeasibleBudget, no_plan_fits
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import producers
 from tightfit.graph.names import holder_module, name_op
@@ -72,9 +72,8 @@ def infeasible_message(
         is_proven = proven_bytes > task.budget_bytes
     graph, found_bytes = expected.graph, expected.found_bytes
     tightest = simulate(graph, expected.plan)
-    known = "proven: there is none" if is_proven else "none was found"
     lines = [
-        f"no plan of {graph.name or 'this step'} fits {_budget(task)} ({known})",
+        no_plan_fits(graph.name or "this step", _budget(task), proven=is_proven),
         f"  least     a plan fits {found_bytes} bytes ({format_bytes(found_bytes)})"
         f"{_listed(expected.held_bytes)}; proven: none fits less than {proven_bytes} "
         f"({format_bytes(proven_bytes)}); constants take {format_bytes(graph.constant_bytes)}",

@@ -20,10 +20,10 @@ from tightfit.allocator.resident import (
 )
 from tightfit.allocator.tally import Refusals, Tally, before_refusals, tally_for
 from tightfit.living import Living
-from tightfit.session.memory.between import BetweenSteps
 from tightfit.session.memory.devices import device_of_modules, library_bytes, new_gradient_bytes
 from tightfit.session.memory.forecast import growing_bytes
 from tightfit.session.memory.held_at_call import HeldAtCall
+from tightfit.session.memory.loop_peaks import LoopPeaks
 from tightfit.session.memory.optimizers import Optimizers, parameters_of
 from tightfit.session.memory.since import SinceLastCall
 from tightfit.session.processes import Replicas
@@ -38,7 +38,7 @@ class Account:
     `modules`: the modules whose parameters it uses. `optimizer`: holds them; others are found.
     `tally`: has counted bytes given out before; None: counting begins now. `device`: the GPU that
     holds anything of the modules, else the CPU. `replicas`: the DistributedDataParallel around.
-    `optimizers`, `since`, `between`: those that hold any of the parameters; the loop around.
+    `optimizers`, `since`, `loop_peaks`: those that hold any of the parameters; the loop around.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Account:
             weakref.WeakKeyDictionary()
         )
         self._trains = True
-        self.since, self.between = SinceLastCall(), BetweenSteps(self.device, self._tally)
+        self.since, self.loop_peaks = SinceLastCall(), LoopPeaks(self.device, self._tally)
 
     @property
     def tally(self) -> Tally | None:
@@ -116,7 +116,7 @@ class Account:
 
     def temporary_bytes(self) -> int:
         """Return the bytes taken in passing by an optimizer's step and by code until a call."""
-        return max(self.optimizers.temporary_bytes(), self.between.rise_bytes)
+        return max(self.optimizers.temporary_bytes(), self.loop_peaks.rise_bytes)
 
     def lasting_bytes(self) -> int:
         """Return the bytes held between steps; of optimizers, the state of the own parameters."""

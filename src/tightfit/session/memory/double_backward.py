@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tightfit.allocator import Meter, meter_for
-from tightfit.errors import TightfitError
+from tightfit.allocator import Meter, own_meter_for
 from tightfit.execution.guard import leave_out_of
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.limit import refuses
@@ -28,7 +27,7 @@ class DoubleBackwardSteps:
     def __init__(self, account: Account) -> None:
         self._account = account
         self._signatures: set[Any] = set()  # of calls with such a backward
-        self._begun_bytes: int | None = None  # held at the begin of the step
+        self._begin_bytes: int | None = None  # held at the begin of the step
         self._gradient_bytes = 0  # of that, of gradients
         self._exceeds = False  # whether the current step would, by plans
         self._may_measure = True  # whether a meter was not tried for yet
@@ -41,9 +40,9 @@ class DoubleBackwardSteps:
 
     def runs_eagerly(self, signature: Any) -> bool:
         """Note that a call begins; return whether it had better run as plain PyTorch."""
-        if self._begun_bytes is None:
-            self._begun_bytes = self._held_bytes()
-            self._exceeds = self._grown_bytes > 0 and self._would_exceed(self._begun_bytes)
+        if self._begin_bytes is None:
+            self._begin_bytes = self._held_bytes()
+            self._exceeds = self._grown_bytes > 0 and self._would_exceed(self._begin_bytes)
         return self._exceeds and signature in self._signatures
 
     def _would_exceed(self, held_bytes: int) -> bool:
@@ -57,10 +56,10 @@ class DoubleBackwardSteps:
     def begins(self, signature: Any) -> None:
         """Note that the backward of a call begins, and is differentiated."""
         self._signatures.add(signature)
-        if self._is_measured or self._begun_bytes is None or self._account.limiter is None:
+        if self._is_measured or self._begin_bytes is None or self._account.limiter is None:
             return
         if self._may_measure:
-            self._may_measure, self._meter = False, _own_meter(str(self._account.device))
+            self._may_measure, self._meter = False, own_meter_for(self._account.device)
             leave_out_of(self)
         if self._meter is not None:
             self._is_measured, self._peak_bytes = True, 0
@@ -69,11 +68,11 @@ class DoubleBackwardSteps:
 
     def before_step(self, optimizer: Any) -> None:
         """Note that an optimizer steps: the step ends."""
-        if self._is_measured and self._begun_bytes is not None:
+        if self._is_measured and self._begin_bytes is not None:
             self.take_peak()
-            begun_bytes = self._begun_bytes - self._gradient_bytes
+            begun_bytes = self._begin_bytes - self._gradient_bytes
             self._grown_bytes = max(self._grown_bytes, self._peak_bytes - begun_bytes)
-        self._begun_bytes, self._is_measured, self._exceeds = None, False, False
+        self._begin_bytes, self._is_measured, self._exceeds = None, False, False
 
     def take_peak(self) -> None:
         """Note the peak so far: work follows that belongs to no step."""
@@ -89,12 +88,3 @@ class DoubleBackwardSteps:
     def _held_bytes(self) -> int:
         limiter = self._account.limiter
         return limiter.held_bytes() if limiter is not None else 0
-
-
-def _own_meter(device: str) -> Meter | None:
-    """Return a meter; None where nothing is measured, or its peak is the user's, too."""
-    try:
-        meter = meter_for(device)
-    except TightfitError:
-        return None
-    return None if meter.shares_peak else meter

@@ -11,7 +11,7 @@ from typing import Any
 from tightfit.allocator.refusal_details import RefusalDetails
 from tightfit.allocator.refusals import budget_exceeded, is_refusal, likely_further_bytes
 from tightfit.allocator.resident import resident_tensor_bytes
-from tightfit.errors import InfeasibleBudget
+from tightfit.errors import InfeasibleBudget, no_plan_fits
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.optimizers import before_every_step
 from tightfit.session.memory.steps import refuse_step, stepping_bytes
@@ -116,9 +116,10 @@ class Limit:
         if least_bytes <= budget_bytes:
             return
         needed_bytes = stepping_bytes(account)
+        budget = f"the budget of {format_bytes(budget_bytes)}"
         raise InfeasibleBudget(
-            f"no plan of {self._name} fits the budget of {format_bytes(budget_bytes)} (proven: "
-            f"there is none)\n  least     parameters and buffers take {least_bytes} bytes "
+            f"{no_plan_fits(self._name, budget, proven=True)}"
+            f"\n  least     parameters and buffers take {least_bytes} bytes "
             f"({format_bytes(least_bytes)}) by themselves; proven: none fits less than "
             f"{least_bytes} ({format_bytes(least_bytes)})\n  try       more than {needed_bytes} "
             f"bytes ({format_bytes(needed_bytes)}): with gradients and the optimizer's state; "
@@ -205,7 +206,7 @@ class Limit:
             self._account.since.step_begins(self._account.gradient_versions)
             makes_state = lambda: self._account.coming_state_bytes() > 0  # noqa: E731
             coming_bytes = limiter.coming_state_within_limit_bytes
-            self._account.between.step_begins(limiter.held_bytes(), makes_state, coming_bytes)
+            self._account.loop_peaks.step_begins(limiter.held_bytes(), makes_state, coming_bytes)
 
     def _needed_bytes(self) -> int:
         needs = self._needs()

@@ -61,7 +61,7 @@ class _Steps(Protocol):
         """Leave work to find the program of a call out of all steps."""
 
 
-class PartsAgain:
+class PartRepeater:
     """Knows how parts of a model are run again.
 
     A call that is run again is one more call of its part in the current step: planned, measured.

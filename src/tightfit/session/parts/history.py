@@ -16,10 +16,10 @@ from tightfit.session.step.edits import with_more
 from tightfit.session.step.holding import Holding
 from tightfit.session.step.ledger import StepLedger
 
-_MOST_SITUATIONS = 16
+_MOST_HISTORIES = 16
 
 
-class Situation:
+class StepHistory:
     """The history of steps with the same inputs that begin with about as much held.
 
     `held_bytes`: at the begin, with memory that will come and stay. `ledger`: the last such step of
@@ -37,13 +37,13 @@ class Situation:
         self.planned_bytes = 0
         self.learned = 0
         self.lacked_room = False  # whether saved tensors were freed before their backward
-        self._turn = 0
-        self._sizes: dict[_Turn, _Sizes] = {}
+        self._next_call = 0
+        self._sizes: dict[_CallOfPart, _Sizes] = {}
         self._searches: list[Search[PartPlans | None]] = []
         weakref.finalize(self, _cancel, self._searches)  # not awaited when the model is gone
 
     def begin(self) -> None:
-        self._turn = 0
+        self._next_call = 0
 
     def search(self, choose: Callable[[Progress], PartPlans | None]) -> None:
         """Begin to search better plans while training goes on with known plans."""
@@ -62,7 +62,7 @@ class Situation:
         To leave a call out of a measured step is more exact than to put a call in.
         """
         self.learned += 1
-        for turn, kind in zip(_turns(ledger), ledger.calls, strict=True):
+        for turn, kind in zip(_calls_of_parts(ledger), ledger.calls, strict=True):
             self._sizes[turn] = _seen(self._sizes.get(turn), kind)
         known = self.ledger
         if known is None or not self._knows(ledger) or len(ledger.calls) >= len(known.calls):
@@ -75,7 +75,7 @@ class Situation:
         without plans.
         """
         more_bytes: list[int] = []
-        for turn, kind in zip(_turns(ledger), ledger.calls, strict=True):
+        for turn, kind in zip(_calls_of_parts(ledger), ledger.calls, strict=True):
             sizes = self._sizes.get(turn)
             most_bytes = sizes.most_bytes if sizes is not None and sizes.vary else 0
             more_bytes.append(max(0, most_bytes - kind.least.staying_bytes))
@@ -95,19 +95,19 @@ class Situation:
         self.plans, self.planned = plans, planned
         self.planned_bytes = planned.peak_of(plans.calls)
 
-    def foreseen(self, part: Part, kind: Kind) -> Holding | None:
+    def planned_holding(self, part: Part, kind: Kind) -> Holding | None:
         """Return the plan of the next call; None if the step was not planned to have it now."""
         if self.plans is None:
             return None
         parts, calls = self.planned.parts, self.planned.calls
-        for turn in range(self._turn, len(calls)):
+        for turn in range(self._next_call, len(calls)):
             if (parts[turn], calls[turn]) == (part, kind):
-                self._turn = turn + 1
+                self._next_call = turn + 1
                 return self.plans.calls[turn]
         return None
 
-    def is_as_foreseen(self, held_bytes: int, limit_bytes: int) -> bool:
-        """Whether no more is held than was foreseen for the call that `foreseen` has returned.
+    def holds_as_planned(self, held_bytes: int, limit_bytes: int) -> bool:
+        """Whether no more is held than was planned for the call of the last `planned_holding`.
 
         Bytes that code between the parts holds now and frees before their backward are counted in
         the measured step. So no more need be free than the plans leave.
@@ -115,60 +115,56 @@ class Situation:
         `held_bytes`: with memory that will come and stay. `limit_bytes`: of the whole step: other
         memory may use as much of it as the plans leave.
         """
-        return self._unforeseen_bytes(held_bytes) <= limit_bytes - self.planned_bytes
+        return self._unplanned_bytes(held_bytes) <= limit_bytes - self.planned_bytes
 
     def peak_from_here(self, held_bytes: int) -> int:
         """Return the peak if that call runs as planned, and later ones by least plans.
 
-        What is held and was not foreseen is expected to stay.
+        What is held and was not planned for is expected to stay.
         """
         assert self.plans is not None
-        later = (kind.least for kind in self.planned.calls[self._turn :])
-        peak_bytes = self.planned.peak_of([*self.plans.calls[: self._turn], *later])
-        return peak_bytes + self._unforeseen_bytes(held_bytes)
+        later = (kind.least for kind in self.planned.calls[self._next_call :])
+        peak_bytes = self.planned.peak_of([*self.plans.calls[: self._next_call], *later])
+        return peak_bytes + self._unplanned_bytes(held_bytes)
 
-    def _unforeseen_bytes(self, held_bytes: int) -> int:
+    def _unplanned_bytes(self, held_bytes: int) -> int:
         assert self.plans is not None
-        return held_bytes - self.planned.begin_of(self._turn - 1, self.plans.calls)
+        return held_bytes - self.planned.begin_of(self._next_call - 1, self.plans.calls)
 
 
-class Situations:
-    """Situations by the signature of a step's inputs.
+class StepHistories:
+    """Histories of steps by the signature of their inputs.
 
     Gradients that are accumulated and the optimizer's state make steps differ that have the same
     inputs.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Any, list[Situation]] = {}
+        self._known: dict[Any, list[StepHistory]] = {}
 
-    def of(self, signature: Any, held_bytes: int, alike_bytes: int) -> Situation:
+    def of(self, signature: Any, held_bytes: int, alike_bytes: int) -> StepHistory:
         """Return the history of steps that begin with as many bytes held; one begins now.
 
         `alike_bytes`: how much two steps may differ by at their begin and still be alike.
         """
         known = self._known.setdefault(signature, [])
         forget_oldest(self._known)
-        near = [
-            situation
-            for situation in known
-            if abs(situation.held_bytes - held_bytes) <= alike_bytes
-        ]
+        near = [history for history in known if abs(history.held_bytes - held_bytes) <= alike_bytes]
         if near:
-            found = min(near, key=lambda situation: abs(situation.held_bytes - held_bytes))
+            found = min(near, key=lambda history: abs(history.held_bytes - held_bytes))
             found.begin()
             return found
-        known.append(Situation(signature, held_bytes))
-        del known[:-_MOST_SITUATIONS]
+        known.append(StepHistory(signature, held_bytes))
+        del known[:-_MOST_HISTORIES]
         return known[-1]
 
     def keep(self, parts: Set[Part]) -> None:
         """Forget steps in which other parts have run."""
         for signature, known in [*self._known.items()]:
             kept = [
-                situation
-                for situation in known
-                if situation.ledger and parts.issuperset(situation.ledger.parts)
+                history
+                for history in known
+                if history.ledger and parts.issuperset(history.ledger.parts)
             ]
             self._known[signature] = kept
 
@@ -212,13 +208,13 @@ def _seen(known: _Sizes | None, kind: Kind) -> _Sizes:
     return _Sizes(known.name, most_bytes, vary=known.vary or kind.name != known.name)
 
 
-_Turn: TypeAlias = tuple[Part, int]
+_CallOfPart: TypeAlias = tuple[Part, int]
 """A part, and which of its calls in a step."""
 
 
-def _turns(ledger: StepLedger[Kind]) -> list[_Turn]:
+def _calls_of_parts(ledger: StepLedger[Kind]) -> list[_CallOfPart]:
     before: Counter[Part] = Counter()
-    turns: list[_Turn] = []
+    turns: list[_CallOfPart] = []
     for part in ledger.parts:
         turns.append((part, before[part]))
         before[part] += 1

@@ -30,7 +30,7 @@ from tightfit.session.memory.limit import at_most_held, name_budget
 from tightfit.session.memory.steps import stepping_bytes
 from tightfit.session.options import Options
 from tightfit.session.parts.kinds import Part, PartCall, class_of
-from tightfit.session.parts.planning import Circumstances
+from tightfit.session.parts.planning import PartsSettings
 from tightfit.session.parts.route import PartsRoute
 from tightfit.session.parts.steps import PartSteps
 from tightfit.session.report import Report
@@ -62,7 +62,7 @@ class InGraphs(PartsRoute):
             str(account.device),
             self._resident,
             self._capture,
-            Circumstances(way_out=_way_out(outside)),
+            PartsSettings(way_out=_way_out(outside)),
         )
         super().__init__(options, steps, outside)
         self._parts: dict[Any, Part] = {}

@@ -18,7 +18,7 @@ from tightfit.session.memory.devices import new_gradient_bytes
 from tightfit.session.memory.surroundings import estimate_with_slack
 from tightfit.session.options import Options
 from tightfit.session.parts.choice import PartPlans, PartPlansMessage, choose, choose_at_once
-from tightfit.session.parts.history import CallOrder, Situation, Situations
+from tightfit.session.parts.history import CallOrder, StepHistories, StepHistory
 from tightfit.session.parts.kind_plans import KindPlans
 from tightfit.session.parts.kinds import Kind, Part
 from tightfit.session.processes import agreed
@@ -35,8 +35,8 @@ _ALIKE = 0.005  # of the budget: two steps that differ by less at their begin ar
 
 
 @dataclass(frozen=True)
-class Circumstances:
-    """The interface that depends on how a model is divided into parts.
+class PartsSettings:
+    """Settings that depend on how a model is divided into parts.
 
     `late_bytes`: the part of the budget that plans leave unused for memory that other threads free
     in their own time. `way_out`: further advice for a user who is short of memory.
@@ -49,31 +49,29 @@ class Circumstances:
 class StepPlans:
     """The plans of the parts of a model, chosen for whole steps.
 
-    `circumstances`: objects that a model's parts need in addition to their plans.
+    `settings`: those that depend on how the model is divided into parts.
     """
 
-    def __init__(
-        self, name: str, options: Options, guard: Guard, circumstances: Circumstances
-    ) -> None:
+    def __init__(self, name: str, options: Options, guard: Guard, settings: PartsSettings) -> None:
         self.options = options
-        self.late_bytes = circumstances.late_bytes
+        self.late_bytes = settings.late_bytes
         self._name = name
         self._guard = guard
-        self._way_out = circumstances.way_out
+        self._way_out = settings.way_out
         self._latest: dict[Part, Kind] = {}
         self._holdings: dict[Part, list[Holding]] = {}  # of the calls of this step
         self._base_bytes = 0  # held at its begin, with memory that will come and stay
         self._ended: StepLedger[Kind] | None = None  # the last complete step
         # Held in this step as the first graph of each module began
         self._held_before: dict[Any, int] = {}
-        self._situations = Situations()
-        self._situation = Situation(None, 0)
+        self._histories = StepHistories()
+        self._history = StepHistory(None, 0)
         self._order = CallOrder()
         self._possible: dict[Part, PossibleCall[Kind]] = {}
         self._coming_bytes = 0
         self._stepping_bytes = 0
         self._choices_made: Counter[Any] = Counter()
-        self._has_left = False  # whether anything was left to Python since it began
+        self._has_graph_breaks = False  # whether anything was left to Python since it began
         self._was_freed = False  # whether saved tensors of this step were, before their backward
 
     @property
@@ -94,14 +92,14 @@ class StepPlans:
 
     def change_options(self, options: Options) -> None:
         self.options = options
-        self._situations = Situations()
+        self._histories = StepHistories()
 
     def forget_absent(self) -> None:
         """Forget parts that have not run in the last step: others run in their place now."""
-        self._has_left = True
+        self._has_graph_breaks = True
         self._latest = {part: kind for part, kind in self._latest.items() if part in self._holdings}
         called = set(self._holdings)
-        self._situations.keep(called)
+        self._histories.keep(called)
         self._order.keep(called)
 
     # -- steps --------------------------------------------------------------------------------
@@ -115,20 +113,20 @@ class StepPlans:
         self._coming_bytes, self._stepping_bytes = coming_bytes, stepping_bytes
         held = self._guard.held_bytes() + coming_bytes
         alike_bytes = max(round(_ALIKE * self.limit_bytes), self.late_bytes)
-        self._situation = self._situations.of(signature, held, alike_bytes)
+        self._history = self._histories.of(signature, held, alike_bytes)
         self._was_freed = False
         self._possible = {}
         self._holdings = {}
         self._held_before.clear()
         self._base_bytes = held
-        ledger = self._situation.ledger
+        ledger = self._history.ledger
         if ledger is not None:
             self._possible = self._may_run(ledger)
             worst = self._worst(ledger, self._possible).with_base(held)
             if self._possible and not self._has_room(worst):  # perhaps they take turns
                 self._possible = {}
                 worst = ledger.with_base(held)
-            self._plan(self._situation, self._with_varying(worst))
+            self._plan(self._history, self._with_varying(worst))
 
     def least_peak_bytes(self, ledger: StepLedger[Kind]) -> int:
         """Return the peak of a step if all parts run that may, by least plans."""
@@ -150,12 +148,12 @@ class StepPlans:
         """Return a step with room for calls of ever other sizes, if there is any."""
         if self.options.ranks is not None:
             return ledger  # ranks foresee the same
-        varying = self._situation.with_varying(ledger)
+        varying = self._history.with_varying(ledger)
         return varying if varying is ledger or self._fits_at_least(varying) else ledger
 
     def _varying_bytes(self, ledger: StepLedger[Kind]) -> int:
         """Return room for code between parts, left to Python because data decide its sizes."""
-        if not self._has_left or self.options.ranks is not None:
+        if not self._has_graph_breaks or self.options.ranks is not None:
             return 0
         least_bytes = _peak_at_least(ledger)
         own_bytes = least_bytes - ledger.base_bytes
@@ -173,11 +171,11 @@ class StepPlans:
     @property
     def is_learned(self) -> bool:
         """Whether enough is known of steps such as that which has begun."""
-        return self._situation.learned >= _LEARNED
+        return self._history.learned >= _LEARNED
 
     def note_freed(self) -> None:
         """Note that saved tensors were freed before their backward."""
-        self._was_freed = self._situation.lacked_room = True
+        self._was_freed = self._history.lacked_room = True
 
     def ended(self, ledger: StepLedger[Kind]) -> None:
         """Learn from a complete step, as far as its peaks were seen."""
@@ -185,23 +183,23 @@ class StepPlans:
             return  # what its calls held does not follow from their plans
         self._ended = ledger
         if self._guard.is_learning:
-            self._situation.ended(ledger)
+            self._history.ended(ledger)
         else:
-            self._situation.checked(ledger)
+            self._history.checked(ledger)
         self._order.note(ledger.parts)
 
     def planned_bytes(self, ledger: StepLedger[Kind]) -> int:
-        """Return the peak that was foreseen for a step, the parts taken that have run in it."""
-        before = self._situation.ledger
+        """Return the peak that was planned for a step, the parts taken that have run in it."""
+        before = self._history.ledger
         if before is None:
             return max(ledger.peak_with({}), ledger.outside_bytes)
         likely = as_called(before, ledger, self._possible)
         if likely is None:
-            return self._situation.planned_bytes
+            return self._history.planned_bytes
         likely = likely.with_base(ledger.base_bytes)
         return max(likely.peak_of(ledger.holdings), likely.outside_bytes)
 
-    def _plan(self, situation: Situation, worst: StepLedger[Kind]) -> None:
+    def _plan(self, history: StepHistory, worst: StepLedger[Kind]) -> None:
         """Make sure that there are plans for a step of such calls, the worst that may come.
 
         Known plans stay as long as they fit at all: late frees are measured now here, now there,
@@ -209,29 +207,29 @@ class StepPlans:
         """
         most_bytes = self.limit_bytes
         left_bytes = self._room_bytes - self._varying_bytes(worst)
-        plans = situation.plans
+        plans = history.plans
         if worst.outside_bytes > most_bytes:
             raise self._infeasible(worst)
-        found = situation.ended_search()
+        found = history.ended_search()
         if found is not None and _fit(found, worst, most_bytes):
             better = found.for_step(_without_modules(worst), left_bytes)
             plans = better if plans is None or better.overhead < plans.overhead else plans
         if plans is None or not _fit(plans, worst, most_bytes):
-            plans = self._choose(situation, worst, left_bytes)
+            plans = self._choose(history, worst, left_bytes)
             self._guard.restart()
-        elif situation.planned.calls != worst.calls or worst.peak_of(plans.calls) > most_bytes:
+        elif history.planned.calls != worst.calls or worst.peak_of(plans.calls) > most_bytes:
             alone = self.options.ranks is None  # ranks decide together, with new plans only
             plans = plans.for_step(_without_modules(worst), left_bytes if alone else 0)
-        situation.plan(plans, worst)
+        history.plan(plans, worst)
 
-    def _choose(self, situation: Situation, ledger: StepLedger[Kind], left_bytes: int) -> PartPlans:
+    def _choose(self, history: StepHistory, ledger: StepLedger[Kind], left_bytes: int) -> PartPlans:
         """Return the plans of a step's calls."""
         if self.options.ranks is not None:
-            return self._choose_together(situation, ledger, left_bytes)
+            return self._choose_together(history, ledger, left_bytes)
         alone = _without_modules(ledger)
         found = choose_at_once(alone, left_bytes, self.options)
         if found is not None and found.overhead > _WORTH_A_SEARCH:
-            self._search(situation, alone, left_bytes)
+            self._search(history, alone, left_bytes)
         if found is None:
             found = choose(alone, left_bytes, self.options)
         if found is None and self._search_least(ledger):
@@ -240,7 +238,7 @@ class StepPlans:
             raise self._infeasible(ledger)
         return found
 
-    def _search(self, situation: Situation, ledger: StepLedger[KindPlans], left_bytes: int) -> None:
+    def _search(self, history: StepHistory, ledger: StepLedger[KindPlans], left_bytes: int) -> None:
         """Search better plans in the background; that holds neither the model nor its optimizer."""
         options = dataclasses.replace(self.options, optimizer=None, shared=None, steps=None)
 
@@ -248,7 +246,7 @@ class StepPlans:
             own = dataclasses.replace(options, progress=progress)
             return choose(ledger, left_bytes, own, apart=True)
 
-        situation.search(search)
+        history.search(search)
 
     def _search_least(self, ledger: StepLedger[Kind]) -> bool:
         """Search longer for plans that hold little; return whether any kind has a new plan."""
@@ -257,12 +255,12 @@ class StepPlans:
         return any(found)
 
     def _choose_together(
-        self, situation: Situation, ledger: StepLedger[Kind], left_bytes: int
+        self, history: StepHistory, ledger: StepLedger[Kind], left_bytes: int
     ) -> PartPlans:
         """Return the plans of a step's calls: those another rank chose, if they fit."""
         graphs = [fingerprint(kind.captured.graph) for kind in ledger.calls]
-        number = self._choices_made[situation.signature]
-        self._choices_made[situation.signature] += 1
+        number = self._choices_made[history.signature]
+        self._choices_made[history.signature] += 1
         alone = _without_modules(ledger)
         own: PartPlans | None = None
 
@@ -324,15 +322,15 @@ class StepPlans:
         return holding
 
     def _chosen(self, part: Part, kind: Kind) -> Holding:
-        situation = self._situation
-        planned = situation.foreseen(part, kind)
-        by_kind = situation.plans.kinds.get(kind.plans) if situation.plans else None
+        history = self._history
+        planned = history.planned_holding(part, kind)
+        by_kind = history.plans.kinds.get(kind.plans) if history.plans else None
         if self.options.ranks is not None:
             return planned or by_kind or kind.least  # ranks decide together, between steps
         left = self._left_bytes()
         self._held_before.setdefault(part.member, self.limit_bytes - left)
         is_new = planned is None and by_kind is None
-        if is_new and not situation.lacked_room and kind.at_first.needed_bytes <= left:
+        if is_new and not history.lacked_room and kind.at_first.needed_bytes <= left:
             return kind.at_first
         found = self._fitting(part, kind, planned, by_kind, left)
         if found is None:
@@ -381,12 +379,12 @@ class StepPlans:
     def _goes_on_as_planned(self, left: int, fits: bool) -> bool:
         """Whether a call may run by the plan that was chosen for it when the step began.
 
-        It may where no more is held than was foreseen, or later calls can make up for that.
+        It may where no more is held than was planned for, or later calls can make up for that.
         """
-        held_bytes, situation = self.limit_bytes - left, self._situation
-        if situation.is_as_foreseen(held_bytes, self.limit_bytes):
+        held_bytes, history = self.limit_bytes - left, self._history
+        if history.holds_as_planned(held_bytes, self.limit_bytes):
             return True
-        return fits and situation.peak_from_here(held_bytes) <= self.limit_bytes
+        return fits and history.peak_from_here(held_bytes) <= self.limit_bytes
 
     def _needed_as_before(self, part: Part, held_bytes: int) -> int:
         """Return the least peak of a step like the last, as far as that is known.
@@ -397,7 +395,7 @@ class StepPlans:
         ledger = self._ended
         if ledger is None or part not in ledger.parts:
             return 0
-        ledger = self._situation.with_varying(ledger.with_base(self._base_bytes))
+        ledger = self._history.with_varying(ledger.with_base(self._base_bytes))
         ran = {p: iter(holdings) for p, holdings in self._holdings.items()}
         pairs = [*zip(ledger.parts, ledger.calls, strict=True)]
         now = [next(ran.get(own, iter(())), kind.least) for own, kind in pairs]

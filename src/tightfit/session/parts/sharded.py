@@ -27,7 +27,7 @@ from tightfit.session.memory.account import Account
 from tightfit.session.memory.devices import library_bytes
 from tightfit.session.options import Options, with_ranks
 from tightfit.session.parts.kinds import Part
-from tightfit.session.parts.planning import Circumstances
+from tightfit.session.parts.planning import PartsSettings
 from tightfit.session.parts.route import PartsRoute
 from tightfit.session.parts.steps import PartSteps
 from tightfit.session.processes import Ranks
@@ -62,7 +62,7 @@ class ShardedModel(PartsRoute):
             str(account.device),
             _Metered(account),
             self._capture,
-            Circumstances(late_bytes),
+            PartsSettings(late_bytes),
         )
         super().__init__(options, steps, Outside(callee.name, callee.modules))
         follower = Following(callee.modules, self.outside, account)

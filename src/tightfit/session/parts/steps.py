@@ -2,7 +2,7 @@
 
 Code between the parts stays eager: it is measured in a first step, in which every part runs
 the plan that holds least. Then each kind of part has the plan that makes the whole step cheapest
-within the budget. A part that was not foreseen is judged by bytes held when it starts.
+within the budget. A part that was not planned is judged by bytes held when it starts.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tightfit.plan.plan import Plan
 from tightfit.progress import Announcements, announce
 from tightfit.session.memory.limit import raising
 from tightfit.session.options import Options
-from tightfit.session.parts.again import PartsAgain, PartStep
+from tightfit.session.parts.again import PartRepeater, PartStep
 from tightfit.session.parts.kinds import Kind, KnownCalls, Part, PartCall, forget_oldest
-from tightfit.session.parts.planning import Circumstances, StepPlans
+from tightfit.session.parts.planning import PartsSettings, StepPlans
 from tightfit.session.report import PlannedPart, Report
 from tightfit.session.step.again import RepeatableCall
 from tightfit.session.step.holding import Holding, overhead_of
@@ -64,8 +64,8 @@ class Resident(Protocol):
 class PartSteps:
     """Runs the parts of a model by their plans.
 
-    `capture`: given a call and a name, returns the captured step of a part. `circumstances`:
-    objects that a model's parts need in addition to their plans.
+    `capture`: given a call and a name, returns the captured step of a part. `settings`: those that
+    depend on how the model is divided into parts.
     """
 
     def __init__(
@@ -75,18 +75,18 @@ class PartSteps:
         device: str,
         resident: Resident,
         capture: Callable[[TracedCall, str], Captured],
-        circumstances: Circumstances,
+        settings: PartsSettings,
     ) -> None:
         self.name = name
         self.guard = Guard(device, options.on_exceed, _ADVICE)
-        self.plans = StepPlans(name, options, self.guard, circumstances)
+        self.plans = StepPlans(name, options, self.guard, settings)
         self.guard.change_budget(self.plans.limit_bytes)
         self.known = KnownCalls(capture)
         self._resident = resident
         self._open: Living[Run] = Living()
         self._writer: LedgerWriter | None = None
         self._last: tuple[StepLedger[Kind], int] | None = None
-        self._again = PartsAgain(self)
+        self._again = PartRepeater(self)
         self._announcements = Announcements()
         self._announced_eager: weakref.WeakSet[Part] = weakref.WeakSet()  # that was announced
         # Of calls that the budget had no room to measure: these say so, and are never raised
@@ -147,7 +147,7 @@ class PartSteps:
     def _plan_step(self, signature: Any) -> None:
         """Make sure that there are plans for the step that begins.
 
-        What it holds in addition to its calls is foreseen as in another step: it may hold less.
+        What it holds in addition to its calls is expected as in another step: it may hold less.
         Where the limit holds by itself, it runs with least memory then, and is measured again: only
         a request that exceeds the limit shows that the budget is too small.
         """
@@ -230,7 +230,7 @@ class PartSteps:
         return max(everything, ledger.outside_bytes)
 
     def _last_step(self) -> tuple[StepLedger[Kind], int]:
-        """Return the last complete step, and the peak that was foreseen for it."""
+        """Return the last complete step, and the peak that was planned for it."""
         if self._last is None:
             raise BadInput(
                 f"{self.name} is planned part by part while it first runs: take one step, forward "

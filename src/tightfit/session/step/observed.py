@@ -28,17 +28,17 @@ class LedgerWriter:
         self._parts: list[Any] = []
         self._intervals: list[Interval] = []
         self._open: list[int] = []
-        self._begun: tuple[Phase, int, tuple[int, ...], int] = ("between", -1, (), 0)
+        self._current: tuple[Phase, int, tuple[int, ...], int] = ("between", -1, (), 0)
 
     @property
     def is_complete(self) -> bool:
         """Whether every call has had its backward."""
-        return not self._open and self._begun[0] == "between"
+        return not self._open and self._current[0] == "between"
 
     @property
     def has_begun_backward(self) -> bool:
         """Whether a backward has begun."""
-        return "backward" in (self._begun[0], *(each.phase for each in self._intervals))
+        return "backward" in (self._current[0], *(each.phase for each in self._intervals))
 
     def awaits(self, call: int) -> bool:
         """Whether a call's backward is to come."""
@@ -86,5 +86,5 @@ class LedgerWriter:
 
     def _begin(self, phase: Phase, call: int) -> None:
         """End the current interval and begin another."""
-        self._intervals.append(Interval(*self._begun, self._meter.take_peak()))
-        self._begun = (phase, call, tuple(self._open), self._meter.live_bytes())
+        self._intervals.append(Interval(*self._current, self._meter.take_peak()))
+        self._current = (phase, call, tuple(self._open), self._meter.live_bytes())

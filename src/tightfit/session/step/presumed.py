@@ -34,7 +34,7 @@ class KeptRange:
         return Holding(None, kept, 0, 0, kept + working, working, 1.0 - fraction, 0.0)
 
 
-def presumed(
+def presumed_step(
     calls: Sequence[CallKind], holdings: Sequence[Holding], base_bytes: int
 ) -> StepLedger[CallKind]:
     """Return a step in which all other calls await their backward when that of any call begins."""
@@ -49,14 +49,16 @@ def presumed(
     return StepLedger(tuple(calls), tuple(holdings), tuple(intervals), base_bytes=base_bytes)
 
 
-def evenly(ranges: Mapping[CallKind, KeptRange], base_bytes: int, limit_bytes: int) -> float:
+def common_fraction(
+    ranges: Mapping[CallKind, KeptRange], base_bytes: int, limit_bytes: int
+) -> float:
     """Return the fraction between the least and the most that each of some calls may keep.
 
     `base_bytes`: held when the first of them begins. 1: they may keep everything. 0: not even the
     least may fit.
     """
     least, most = ([each.at(part) for each in ranges.values()] for part in (0.0, 1.0))
-    ledger = presumed([*ranges], least, base_bytes)
+    ledger = presumed_step([*ranges], least, base_bytes)
     peaks = ledger.peaks_of(least)
     if peaks.max() > limit_bytes:
         return 0.0

@@ -144,7 +144,7 @@ class _Loop:
 
     def needed_bytes(self, call_bytes: int) -> dict[str, int]:
         """Return budgets by what needs them; `call_bytes`: the budget of the call by itself."""
-        step_bytes, rise_bytes = self._step_bytes, self.account.between.rise_bytes
+        step_bytes, rise_bytes = self._step_bytes, self.account.loop_peaks.rise_bytes
         every = {"this call": call_bytes, "the optimizer's step": step_bytes}
         if rise_bytes:
             temporary_bytes = self.account.optimizers.temporary_bytes()

@@ -14,7 +14,7 @@ from tightfit.progress import announce
 from tightfit.session.memory.account import Account, expected_bytes_of, lasting_bytes_of
 from tightfit.session.memory.surroundings import Share, Surroundings
 from tightfit.session.options import Options
-from tightfit.session.step.presumed import KeptRange, evenly
+from tightfit.session.step.presumed import KeptRange, common_fraction
 from tightfit.session.step.window import Awaited, Window
 from tightfit.session.whole.advice import OpenCalls
 from tightfit.session.whole.planning import kept_bytes, most_kept, quick_range, rough_range
@@ -234,7 +234,7 @@ class CallShares:
         base_bytes = held_bytes + waiting_bytes + self._account.new_gradient_bytes()
         base_bytes += arriving_bytes
         every = {each: ranges[each].times(calls.count(each)) for each in calls}
-        fraction = evenly(every, base_bytes, options.planned_bytes)
+        fraction = common_fraction(every, base_bytes, options.planned_bytes)
         kept_bytes = [ranges[each].at(fraction).saved_bytes for each in calls]
         reserved_bytes = sum(kept_bytes[1:]) + arriving_bytes
         budget_bytes = options.planned_bytes - waiting_bytes - reserved_bytes

@@ -18,6 +18,7 @@ from tightfit.errors import (
     InfeasibleBudget,
     OpaqueChanged,
     OpaqueVaries,
+    no_plan_fits,
 )
 from tightfit.execution.attach import own_methods
 from tightfit.execution.guard import Guard, StepPeaks, left_out
@@ -418,8 +419,9 @@ def _no_room_once_more(
             "its saved tensors were freed, as there was no room for what came before that. "
             "If that is a loss, tightfit.step plans it, too"
         )
+    budget = f"the budget of {format_bytes(error.budget_bytes)}"
     return InfeasibleBudget(
-        f"no plan of {name} fits the budget of {format_bytes(error.budget_bytes)} (none was found)"
+        f"{no_plan_fits(name, budget, proven=False)}"
         f"\n  once more its forward is to run again in its backward: {why}"
         f"\n  try       a budget of {needed_bytes} bytes ({format_bytes(needed_bytes)})",
         budget_bytes=error.budget_bytes,

@@ -166,7 +166,7 @@ class OpenCall:
             coming_bytes = limiter.expected_within_limit_bytes()
             coming_bytes += limiter.growing_within_limit_bytes()
             origin = self._unused if moment is _Moment.BEFORE_FIRST_CALL else BETWEEN_CALLS
-            needed_bytes = self._account.between.needed_bytes
+            needed_bytes = self._account.loop_peaks.needed_bytes
             named_bytes = with_slack(needed_bytes + coming_bytes) if needed_bytes else 0
             self._describe(limiter.tally, RefusalDetails(named_bytes, coming_bytes, origin))
 
@@ -236,7 +236,7 @@ class OpenCall:
             return 0
         now_bytes = limit_bytes + lacking_bytes
         later_bytes = now_bytes + coming_bytes
-        earlier_bytes = self._account.between.later_peak_bytes
+        earlier_bytes = self._account.loop_peaks.step_peak_bytes
         if earlier_bytes >= later_bytes:
             return earlier_bytes
         if not (earlier_bytes or call.user_code.is_learning):

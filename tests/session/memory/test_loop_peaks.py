@@ -10,7 +10,7 @@ import tightfit
 from tightfit.allocator.tally import tally_for
 from tightfit.errors import TightfitError
 from tightfit.execution.guard import left_out
-from tightfit.session.memory.between import BetweenSteps
+from tightfit.session.memory.loop_peaks import LoopPeaks
 
 CPU = torch.device("cpu")
 SAMPLE = 4 << 10  # bytes
@@ -26,48 +26,48 @@ def takes(bytes_: int) -> None:
 
 
 def test_a_batch_and_what_making_it_took_are_expected_until_more_is_seen() -> None:
-    between = BetweenSteps(CPU, tally_for(CPU, ()))
+    loop_peaks = LoopPeaks(CPU, tally_for(CPU, ()))
     batch = made_batch()
-    between.call_begins([batch, 3])
-    assert between.rise_bytes == 2 * batch.nbytes
-    assert between.needed_bytes == 0
-    between.step_begins(1000, lambda: True, lambda: 0)  # and makes the optimizer's state
-    assert between.needed_bytes == 1000 + 2 * batch.nbytes
+    loop_peaks.call_begins([batch, 3])
+    assert loop_peaks.rise_bytes == 2 * batch.nbytes
+    assert loop_peaks.needed_bytes == 0
+    loop_peaks.step_begins(1000, lambda: True, lambda: 0)  # and makes the optimizer's state
+    assert loop_peaks.needed_bytes == 1000 + 2 * batch.nbytes
     takes(5 * batch.nbytes)
-    between.call_begins([batch])
-    assert between.rise_bytes == 2 * batch.nbytes and between.needed_bytes == 0
-    between.step_begins(1000, lambda: False, lambda: 0)
+    loop_peaks.call_begins([batch])
+    assert loop_peaks.rise_bytes == 2 * batch.nbytes and loop_peaks.needed_bytes == 0
+    loop_peaks.step_begins(1000, lambda: False, lambda: 0)
     takes(5 * batch.nbytes)
-    between.call_begins([batch])
-    assert between.rise_bytes == 5 * batch.nbytes
+    loop_peaks.call_begins([batch])
+    assert loop_peaks.rise_bytes == 5 * batch.nbytes
 
 
 def test_what_was_counted_before_fit_is_looked_at() -> None:
     tally = tally_for(CPU, ())
     batch = made_batch()
-    between = BetweenSteps(CPU, tally)
-    between.call_begins([batch])
-    assert between.rise_bytes == 2 * batch.nbytes
+    loop_peaks = LoopPeaks(CPU, tally)
+    loop_peaks.call_begins([batch])
+    assert loop_peaks.rise_bytes == 2 * batch.nbytes
 
 
 def test_data_that_stays_and_its_making_are_not_expected_again() -> None:
-    between = BetweenSteps(CPU, tally_for(CPU, ()))
+    loop_peaks = LoopPeaks(CPU, tally_for(CPU, ()))
     data = torch.cat([torch.zeros(100, 100), torch.zeros(100, 100)])
-    between.call_begins([data[:10]])
-    assert between.rise_bytes == 0
+    loop_peaks.call_begins([data[:10]])
+    assert loop_peaks.rise_bytes == 0
 
 
 def test_planning_and_steps_of_others_are_left_out() -> None:
-    between, other = BetweenSteps(CPU, tally_for(CPU, ())), BetweenSteps(CPU, tally_for(CPU, ()))
-    between.call_begins([])
-    between.step_begins(0, lambda: False, lambda: 0)
+    loop_peaks, other = LoopPeaks(CPU, tally_for(CPU, ())), LoopPeaks(CPU, tally_for(CPU, ()))
+    loop_peaks.call_begins([])
+    loop_peaks.step_begins(0, lambda: False, lambda: 0)
     takes(SAMPLE)
     with left_out():
         takes(4 * SAMPLE)
     other.call_begins([])
     takes(8 * SAMPLE)
-    between.call_begins([])
-    assert between.rise_bytes == SAMPLE
+    loop_peaks.call_begins([])
+    assert loop_peaks.rise_bytes == SAMPLE
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -1,6 +1,6 @@
-"""The memory of code between steps: it loads data, evaluates, trains models that are not fitted.
+"""The peaks of a training loop: of its steps, and of code between them.
 
-And the most that the steps themselves held, as a forecast of later ones.
+That code loads data, evaluates, and trains models that are not fitted.
 """
 
 from __future__ import annotations
@@ -10,34 +10,34 @@ from typing import Any
 
 import torch
 
-from tightfit.allocator import Meter, meter_for
+from tightfit.allocator import own_meter_for
 from tightfit.allocator.resident import is_part
 from tightfit.allocator.tally import CpuTally, Tally
-from tightfit.errors import TightfitError
 from tightfit.execution.guard import leave_out_of
 from tightfit.living import Living
 
 _LEARNED = 2  # steps whose peak is looked at
 
 
-class BetweenSteps:
-    """How far code between steps rises above the memory held as an optimizer begins to step.
+class LoopPeaks:
+    """The peaks of a loop: of its steps, and of code between them.
 
-    That code runs from there to the next call of anything that is fitted. Until it is seen, code
-    before the first call counts: the batch that it made, and as much again while it made it.
+    Code between steps runs from the step of an optimizer to the next call of anything fitted. It
+    rises above the memory held as it begins. Until it is measured, code before the first call
+    counts: the batch that it made, and as much again while it made it.
 
-    `tally`: counts memory, maybe since before there was anything fitted. `later_peak_bytes`: the
+    `tally`: counts memory, maybe since before there was anything fitted. `step_peak_bytes`: the
     most that a step has held so far, with the optimizers' state that was still to come; 0: none was
     seen to its end.
     """
 
     def __init__(self, device: torch.device, tally: Tally | None) -> None:
         self._tally = tally
-        self._meter = _own_meter(device)
+        self._meter = own_meter_for(device)
         self._expected_bytes = 0
         self._seen_bytes: int | None = None
         self._is_first = self._is_running = True
-        self.later_peak_bytes = self._steps = 0
+        self.step_peak_bytes = self._steps = 0
         self._held_bytes = self._begin_bytes = 0
         self._most_bytes = self._earlier_peak_bytes()
         _ALL.add(self)
@@ -45,12 +45,12 @@ class BetweenSteps:
 
     @property
     def rise_bytes(self) -> int:
-        """The most so far; 0 where one peak is for all readers, as on a GPU."""
+        """How far code between steps has risen; 0 where all code reads one peak, as on a GPU."""
         return self._expected_bytes if self._seen_bytes is None else self._seen_bytes
 
     @property
     def needed_bytes(self) -> int:
-        """The bytes that this code is likely to need while it runs; 0: it does not."""
+        """The bytes that code between steps will probably need; 0: it does not run now."""
         return self._held_bytes + self.rise_bytes if self._is_running else 0
 
     def step_begins(
@@ -67,7 +67,7 @@ class BetweenSteps:
         if self._steps < _LEARNED:
             self._steps += 1
             peak_bytes = held_bytes + self.take_peak() - self._meter.live_bytes()
-            self.later_peak_bytes = max(self.later_peak_bytes, peak_bytes + coming_bytes())
+            self.step_peak_bytes = max(self.step_peak_bytes, peak_bytes + coming_bytes())
         self._held_bytes, self._is_running = held_bytes, True
         self._begin_bytes = -1 if makes_state() else self._meter.live_bytes()
         self._meter.reset_peak()
@@ -111,13 +111,4 @@ class BetweenSteps:
             self._meter.reset_peak()
 
 
-def _own_meter(device: torch.device) -> Meter | None:
-    """Return a meter whose peak is its own; None where there is none."""
-    try:
-        meter = meter_for(device)
-    except TightfitError:
-        return None
-    return None if meter.shares_peak else meter
-
-
-_ALL: Living[BetweenSteps] = Living()
+_ALL: Living[LoopPeaks] = Living()
