@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tightfit.alternatives.assembling import Assembly
-from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.base import Extension, Implementation, OpView
 from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured
@@ -60,13 +60,13 @@ def with_way(function: Any, exactness: Any, batch: int = 2, size: int = 12) -> C
     op = next(op for op in step.graph.ops if op.target == "aten.silu")
     view = OpView(step, op)
     assembly = Assembly(step)
-    way = Way("silu.other", function, view.call.args, exactness=exactness)
-    assembly.add(op, Extension((way,)), EXACTNESS)
+    offer = Implementation("silu.other", function, view.call.args, exactness=exactness)
+    assembly.add(op, Extension((offer,)), EXACTNESS)
     return assembly.finished()
 
 
 def names(captured: Captured) -> set[str]:
-    return {way.name for op in captured.graph.ops for way in op.alternatives} - {"default"}
+    return {offer.name for op in captured.graph.ops for offer in op.alternatives} - {"default"}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_in_little_room_one_is_used_that_was_compared_whole_and_named_that_was_o
     captured = quick_costs(step, SILENT, room_bytes=room_kib << 10).captured
     assert ("silu.other" in names(captured)) is kept
     graph = captured.larger_budget_graph or captured.graph
-    assert ("silu.other" in {way.name for op in graph.ops for way in op.alternatives}) is named
+    assert ("silu.other" in {offer.name for op in graph.ops for offer in op.alternatives}) is named
 
 
 def test_elementwise_operators_are_compared_on_as_many_rows_as_there_is_room_for():

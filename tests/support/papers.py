@@ -190,7 +190,7 @@ def _advance(problem, stage, costs):
     for resident, before in costs.items():
         for chosen in subsets(again):
             order = [*sorted(chosen), stage]
-            ways = [problem.nodes[i].way(i == stage) for i in order]
+            ways = [problem.nodes[i].implementation(i == stage) for i in order]
             made = {v for w in ways for v in w.writes}
             cost = before + sum(way.cost_s for way in ways)
             if not _inputs_there(problem, order, ways, resident, stage):

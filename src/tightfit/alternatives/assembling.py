@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from torch import fx
 
-from tightfit.alternatives.base import Extension, Extra, Way
+from tightfit.alternatives.base import Extension, Extra, Implementation
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import base_of, storage_bytes
 from tightfit.graph.ir import Alternative, Choice, Exactness, Op, OpId, Value, ValueId
@@ -39,46 +39,48 @@ class Assembly:
         self._ahead: dict[OpId, list[_Added]] = {}
         self._linked: list[list[tuple[OpId, int]]] = []
 
-    def add(self, op: Op, extension: Extension, allowed: Sequence[Exactness]) -> tuple[Way, ...]:
-        """Add those ways of an extension that are exact enough; return them."""
-        linked = [way for _, way in extension.together]
-        if any(way.exactness not in allowed for way in linked):
+    def add(
+        self, op: Op, extension: Extension, allowed: Sequence[Exactness]
+    ) -> tuple[Implementation, ...]:
+        """Add those implementations that are exact enough; return them."""
+        linked = [offer for _, offer in extension.together]
+        if any(offer.exactness not in allowed for offer in linked):
             return ()
         compiles = all(extra.compiles for extra in extension.extras)
-        ways = tuple(
-            dataclasses.replace(way, compiles=way.compiles and compiles)
-            for way in extension.ways
-            if way.exactness in allowed and self._may_run(op, way)
+        offers = tuple(
+            dataclasses.replace(offer, compiles=offer.compiles and compiles)
+            for offer in extension.implementations
+            if offer.exactness in allowed and self._may_run(op, offer)
         )
         elsewhere = [pair for pair in extension.elsewhere if pair[1].exactness in allowed]
-        if not (ways or elsewhere):
+        if not (offers or elsewhere):
             return ()
-        offered = (*ways, *linked, *(way for _, way in elsewhere))
-        least = max((way.exactness for way in offered), key=allowed.index)
+        offered = (*offers, *linked, *(offer for _, offer in elsewhere))
+        least = max((offer.exactness for offer in offered), key=allowed.index)
         for extra in extension.extras:
             if extra.node not in self._value_of:
                 self._add_extra(extra, least)
-        for node, way in elsewhere:
-            both = dataclasses.replace(way, compiles=way.compiles and compiles)
+        for node, offer in elsewhere:
+            both = dataclasses.replace(offer, compiles=offer.compiles and compiles)
             self._append(self._number[node], (both,))
-        first = self._append(op.id, ways)
+        first = self._append(op.id, offers)
         if extension.together:
             pairs = [(op.id, first)]
-            for node, way in extension.together:
+            for node, offer in extension.together:
                 other = self._number[node]
-                pairs.append((other, self._append(other, (way,))))
+                pairs.append((other, self._append(other, (offer,))))
             self._linked.append(pairs)
         self._change_default(op.id, extension)
         for node in extension.optional:
             number = self._number[node]
             self._ops[number] = msgspec.structs.replace(self._ops[number], required=False)
-        return ways
+        return offers
 
-    def _append(self, op: OpId, ways: Sequence[Way]) -> int:
-        """Append further ways to an op; return the position of the first."""
+    def _append(self, op: OpId, offers: Sequence[Implementation]) -> int:
+        """Append implementations to an op; return the position of the first."""
         position = len(self._calls[op])
-        calls = [self._call(op, way) for way in ways]
-        alternatives = [self._alternative(w, c) for w, c in zip(ways, calls, strict=True)]
+        calls = [self._call(op, offer) for offer in offers]
+        alternatives = [self._alternative(w, c) for w, c in zip(offers, calls, strict=True)]
         old = self._ops[op]
         self._ops[op] = msgspec.structs.replace(
             old, alternatives=(*old.alternatives, *alternatives)
@@ -109,7 +111,7 @@ class Assembly:
             Choice(
                 branches=(
                     tuple((moved[op], 0) for op, _ in pairs),
-                    tuple((moved[op], way) for op, way in pairs),
+                    tuple((moved[op], offer) for op, offer in pairs),
                 )
             )
             for pairs in self._linked
@@ -183,42 +185,42 @@ class Assembly:
                 return f"reads {value.name}, which is gone once it is written back"
         return None
 
-    def _may_run(self, op: Op, way: Way) -> bool:
-        """Whether a way reads nothing that is gone by the time it may run."""
-        return op.pinned is not None or self._pin(self._reads((way.args, way.kwargs))) is None
+    def _may_run(self, op: Op, offer: Implementation) -> bool:
+        """Whether one reads nothing that is gone by the time it may run."""
+        return op.pinned is not None or self._pin(self._reads((offer.args, offer.kwargs))) is None
 
-    def _call(self, op: OpId, way: Way) -> Call:
+    def _call(self, op: OpId, offer: Implementation) -> Call:
         default = self._calls[op][0]
         outputs, is_tuple = default.outputs, default.is_tuple
-        if isinstance(way.outputs, int):
-            outputs, is_tuple = (outputs[way.outputs],), False
-        elif way.outputs is not None:
-            outputs, is_tuple = tuple(outputs[i] for i in way.outputs), True
+        if isinstance(offer.outputs, int):
+            outputs, is_tuple = (outputs[offer.outputs],), False
+        elif offer.outputs is not None:
+            outputs, is_tuple = tuple(outputs[i] for i in offer.outputs), True
         return Call(
-            way.function,
-            way.args,
-            way.kwargs,
+            offer.function,
+            offer.args,
+            offer.kwargs,
             outputs,
             is_tuple,
-            way.rests_on,
-            way.compiles,
-            way.stretches,
-            way.by_rows,
-            way.condition,
+            offer.rests_on,
+            offer.compiles,
+            offer.stretches,
+            offer.by_rows,
+            offer.condition,
         )
 
-    def _alternative(self, way: Way, call: Call) -> Alternative:
+    def _alternative(self, offer: Implementation, call: Call) -> Alternative:
         overwritten = None
-        if way.overwrites is not None:
-            overwritten = self._value_of[base_of(way.overwrites)]
+        if offer.overwrites is not None:
+            overwritten = self._value_of[base_of(offer.overwrites)]
         return Alternative(
-            name=way.name,
-            reads=self._reads((way.args, way.kwargs)),
+            name=offer.name,
+            reads=self._reads((offer.args, offer.kwargs)),
             writes=tuple(v for v in call.outputs if v is not None),
             overwrites=overwritten,
-            use=way.use,
-            exactness=way.exactness,
-            flops=way.flops,
+            use=offer.use,
+            exactness=offer.exactness,
+            flops=offer.flops,
         )
 
     def _reads(self, arguments: Any) -> tuple[ValueId, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tightfit.alternatives.base import Extension, OpView, Way, arguments_of
+from tightfit.alternatives.base import Extension, Implementation, OpView, arguments_of
 
 aten = torch.ops.aten
 
@@ -222,7 +222,7 @@ def attention(view: OpView) -> Extension | None:
         rests_on = () if forward is None else (forward,)
     return Extension(
         tuple(
-            Way(
+            Implementation(
                 f"attention.{kernel}",
                 function,
                 (kernel, *fixed, *tensors, *how),

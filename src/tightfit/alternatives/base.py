@@ -29,10 +29,10 @@ _MARGIN = 4  # times the least of a condition: later steps are to fulfil it, too
 
 
 @dataclass(frozen=True)
-class Way:
-    """One more way to compute an op."""
+class Implementation:
+    """One more implementation of an op: an alternative, before it is one of a graph."""
 
-    name: str  # such as ``"relu.from_bits"``: family and way
+    name: str  # such as ``"relu.from_bits"``: family and variety
     # function, args, kwargs: the call: tensors are given by nodes of the trace, or of an `Extra`
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -50,8 +50,8 @@ class Way:
     compiles: bool = True  # whether it is of use to a compiler, which would unroll a loop over rows
     # Floating-point operations, for modelled costs; None: as many as the default
     flops: int | None = None
-    # Of a way that runs on stretches of bounded size, element by element: a text that is equal for
-    # ways that compare and cost alike at any size
+    # Of one that runs on stretches of bounded size, element by element: a text that is equal for
+    # implementations that compare and cost alike at any size
     stretches: str = ""
     # Whether each row of its results, and of the default's, depends on the same row of the inputs
     # only, for any number of rows. Then results that are equal on some rows are equal on all.
@@ -68,30 +68,30 @@ class Extra:
     # function, args: the call, behind the last of the ops it reads
     function: Callable[..., Any]
     args: tuple[Any, ...]
-    node: fx.Node  # its result, in the arguments of a `Way`
+    node: fx.Node  # its result, in the arguments of a `Implementation`
     # Of a function that returns several tensors: a node for each
     results: tuple[fx.Node, ...] = ()
-    # Further arguments with which it makes the same, as exact as the least of the ways
+    # Further arguments with which it makes the same, as exact as the least of them
     others: tuple[tuple[Any, ...], ...] = ()
     flops: int = 0  # floating-point operations, for modelled costs
-    compiles: bool = False  # as for a `Way`
+    compiles: bool = False  # as for a `Implementation`
     before: fx.Node | None = None  # it runs ahead of this op of the trace instead
 
 
 @dataclass(frozen=True)
 class Extension:
-    """Further ways of computing one op."""
+    """Further implementations of one op."""
 
-    ways: tuple[Way, ...]  # other than the default
+    implementations: tuple[Implementation, ...]  # other than the default
     extras: tuple[Extra, ...] = ()  # their inputs that the trace does not make
     default_use: Literal["any", "first"] = "any"  # how the default may be used from now on
     unpins: bool = False  # whether the op may be recomputed now although its default may not
     # Operators that only the default reads: computed only if it is used
     optional: tuple[fx.Node, ...] = ()
-    # Ways that run instead of other ops if the first way runs, and only then
-    together: tuple[tuple[fx.Node, Way], ...] = ()
-    # Ways that may run instead of later ops, each by itself
-    elsewhere: tuple[tuple[fx.Node, Way], ...] = ()
+    # Those that run instead of other ops if the first runs, and only then
+    together: tuple[tuple[fx.Node, Implementation], ...] = ()
+    # Those that may run instead of later ops, each by itself
+    elsewhere: tuple[tuple[fx.Node, Implementation], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class OpView:
 
     captured: Captured  # the step, without alternatives
     op: Op
-    ways: tuple[Way, ...] = ()  # offered for it by other contributors so far
+    implementations: tuple[Implementation, ...] = ()  # offered for it by other contributors so far
     # Parameters as they are now, by placeholder; None: unknown, any may be far from zero
     present: Mapping[fx.Node, torch.Tensor] | None = None
 
@@ -171,15 +171,15 @@ class OpView:
             and value.size_bytes == written.size_bytes
         )
 
-    def fits_over(self, target: Any, way: Way) -> bool:
-        """Whether a way's result, of the default's geometry, fits over one of its arguments.
+    def fits_over(self, target: Any, offer: Implementation) -> bool:
+        """Whether a result, of the default's geometry, fits over one of its arguments.
 
         The argument has that geometry too, is all of its storage, and is read once.
         """
         if not isinstance(target, fx.Node) or base_of(target).op != "call_function":
             return False
         read: list[fx.Node] = []
-        fx.map_arg((way.args, way.kwargs), read.append)
+        fx.map_arg((offer.args, offer.kwargs), read.append)
         mine, other = self.node.meta["val"], target.meta["val"]
         same = (
             isinstance(other, torch.Tensor)  # and not a number

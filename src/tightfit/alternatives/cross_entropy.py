@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, OpView, Way, slices
+from tightfit.alternatives.base import Extension, Implementation, OpView, slices
 from tightfit.capture.nodes import base_of
 
 aten = torch.ops.aten
@@ -71,7 +71,7 @@ def fused_cross_entropy_gradient(view: OpView) -> Extension | None:
     if log_probabilities.meta["val"].dtype != precision:
         return None
     gradient, _, *rest = loss.args
-    fused = Way(
+    fused = Implementation(
         "cross_entropy.fused",
         cross_entropy_gradient,
         (gradient, log_probabilities, *rest, precision),
@@ -79,10 +79,10 @@ def fused_cross_entropy_gradient(view: OpView) -> Extension | None:
         compiles=False,
         by_rows=True,
     )
-    ways = [fused]
+    implementations = [fused]
     own = base_of(log_probabilities).op == "call_function"
     if own and view.may_take_over(log_probabilities):
-        ways.append(
+        implementations.append(
             dataclasses.replace(
                 fused,
                 name="cross_entropy.fused_over_log_probabilities",
@@ -90,4 +90,4 @@ def fused_cross_entropy_gradient(view: OpView) -> Extension | None:
                 overwrites=log_probabilities,
             )
         )
-    return Extension(tuple(ways), optional=(loss,))
+    return Extension(tuple(implementations), optional=(loss,))

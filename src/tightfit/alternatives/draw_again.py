@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tightfit.alternatives.base import Extension, OpView, Way, is_dense
+from tightfit.alternatives.base import Extension, Implementation, OpView, is_dense
 
 aten = torch.ops.aten
 
@@ -18,7 +18,7 @@ def draw_again(view: OpView) -> Extension | None:
     if not view.op.random_state_bytes or view.op.pinned is not None:
         return None
     call = view.call
-    again = Way("draw_again", call.function, call.args, call.kwargs, use="again")
+    again = Implementation("draw_again", call.function, call.args, call.kwargs, use="again")
     return Extension((again,), default_use="first")
 
 
@@ -39,5 +39,7 @@ def mask_again(view: OpView) -> Extension | None:
     if not view.runs_on_cpu or view.op.pinned is not None or not is_dense(value):
         return None
     args = (tuple(value.shape), tuple(value.stride()), 1 - view.call.args[1])
-    way = Way("dropout.mask_again", drawn, args, outputs=1, use="again", compiles=False)
-    return Extension((way,))
+    offer = Implementation(
+        "dropout.mask_again", drawn, args, outputs=1, use="again", compiles=False
+    )
+    return Extension((offer,))

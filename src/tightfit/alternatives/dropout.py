@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.base import Extension, Implementation, OpView
 from tightfit.alternatives.bits import bits_of, by_stretches, flat, packed, stretches, unpack
 from tightfit.alternatives.kernels import runs_on
 from tightfit.capture.operators.dropout import scaled_dropout
@@ -81,16 +81,16 @@ def dropout_gradient(view: OpView) -> Extension | None:
     if bits is None:
         return None
     args = (gradient, bits.node, bits.args[1], scale)
-    ways = [Way("dropout.from_bits", gradient_of_kept, args, rests_on=(forward,))]
+    offers = [Implementation("dropout.from_bits", gradient_of_kept, args, rests_on=(forward,))]
     if view.runs_on_cpu:  # a GPU's kernel makes nothing else
-        way = Way("dropout.in_stretches", gradient_in_stretches, view.call.args)
-        ways.append(way)
-        if view.fits_over(gradient, way):
+        offer = Implementation("dropout.in_stretches", gradient_in_stretches, view.call.args)
+        offers.append(offer)
+        if view.fits_over(gradient, offer):
             over = dataclasses.replace(
-                way,
+                offer,
                 name="dropout.in_stretches.over_argument_0",
                 function=gradient_in_stretches_,
                 overwrites=gradient,
             )
-            ways.append(over)
-    return Extension(tuple(ways), extras=(bits,))
+            offers.append(over)
+    return Extension(tuple(offers), extras=(bits,))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, OpView, Way, arguments_of
+from tightfit.alternatives.base import Extension, Implementation, OpView, arguments_of
 from tightfit.graph.ir import Exactness
 
 aten = torch.ops.aten
@@ -61,8 +61,8 @@ def softplus_gradient(view: OpView) -> Extension | None:
     if forward is None or beta <= 0:
         return None
     name, args = "softplus.from_output", (gradient, forward, beta)
-    way = Way(name, times_slope, args, exactness="rounding", rests_on=(forward,))
-    return Extension((way,))
+    offer = Implementation(name, times_slope, args, exactness="rounding", rests_on=(forward,))
+    return Extension((offer,))
 
 
 def _from_output(
@@ -75,5 +75,7 @@ def _from_output(
     if forward is None or forward.meta["val"].stride() != forward.args[0].meta["val"].stride():
         return None
     function, name = view.call.function, f"{family}.from_output"
-    way = Way(name, function, arguments(forward), exactness=exactness, rests_on=(forward,))
-    return Extension((way,))
+    offer = Implementation(
+        name, function, arguments(forward), exactness=exactness, rests_on=(forward,)
+    )
+    return Extension((offer,))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.base import Extension, Implementation, OpView
 from tightfit.alternatives.bits import bits_of, by_stretches, flat, packed, stretches, unpack
 
 aten = torch.ops.aten
@@ -45,5 +45,7 @@ def hardsigmoid_gradient(view: OpView) -> Extension | None:
     bits = bits_of(view, "hardsigmoid.bits", sloped, x, gradient)
     if bits is None:
         return None
-    way = Way("hardsigmoid.from_bits", slope_marked, (gradient, bits.node, bits.args[1]))
-    return Extension((way,), extras=(bits,))
+    offer = Implementation(
+        "hardsigmoid.from_bits", slope_marked, (gradient, bits.node, bits.args[1])
+    )
+    return Extension((offer,), extras=(bits,))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.base import Extension, Implementation, OpView
 from tightfit.capture.captured import Call
 
 aten = torch.ops.aten
@@ -142,20 +142,20 @@ IN_PLACE: dict[Any, tuple[Overwriter, ...]] = {
 
 
 def in_place(view: OpView) -> Extension | None:
-    """Offer each way of writing the op's result over an argument of the same geometry.
+    """Offer to write the op's result over an argument of the same geometry.
 
-    A way of another contributor, by the operator itself with other arguments, may run so too.
+    What another contributor offers, by the operator itself with other arguments, may run so too.
     """
     call = view.call
     if _is_sized_by_a_mask(call):
         return None
-    default = Way(view.op.target, call.function, call.args, call.kwargs)
-    found: list[Way] = []
-    for way in (default, *(w for w in view.ways if w.function is call.function)):
+    default = Implementation(view.op.target, call.function, call.args, call.kwargs)
+    found: list[Implementation] = []
+    for offer in (default, *(w for w in view.implementations if w.function is call.function)):
         for overwriter in IN_PLACE[view.node.target]:
-            target = _overwritable(view, way, overwriter)
+            target = _overwritable(view, offer, overwriter)
             if target is not None:
-                found.append(_over(way, overwriter, target))
+                found.append(_over(offer, overwriter, target))
     return Extension(tuple(found)) if found else None
 
 
@@ -166,32 +166,32 @@ def _is_sized_by_a_mask(call: Call) -> bool:
     return any(i is not None and i.meta["val"].dtype == torch.bool for i in call.args[1])
 
 
-def _overwritable(view: OpView, way: Way, overwriter: Overwriter) -> fx.Node | None:
+def _overwritable(view: OpView, offer: Implementation, overwriter: Overwriter) -> fx.Node | None:
     """Return the argument if its storage is the step's own, whole, and of the same geometry."""
-    target = way.args[overwriter.position] if len(way.args) > overwriter.position else None
-    if overwriter.swap and way.kwargs:
+    target = offer.args[overwriter.position] if len(offer.args) > overwriter.position else None
+    if overwriter.swap and offer.kwargs:
         return None
-    return target if view.fits_over(target, way) else None
+    return target if view.fits_over(target, offer) else None
 
 
-def _over(way: Way, overwriter: Overwriter, target: fx.Node) -> Way:
-    args, kwargs = way.args, dict(way.kwargs)
+def _over(offer: Implementation, overwriter: Overwriter, target: fx.Node) -> Implementation:
+    args, kwargs = offer.args, dict(offer.kwargs)
     if overwriter.keyword is not None:
         kwargs[overwriter.keyword] = target
     elif overwriter.swap:
         args = (args[1], args[0], *args[2:])
     return dataclasses.replace(
-        way,
-        name=f"{way.name}.over_argument_{overwriter.position}",
+        offer,
+        name=f"{offer.name}.over_argument_{overwriter.position}",
         function=overwriter.function,
         args=args,
         kwargs=kwargs,
         overwrites=target,
-        by_rows=overwriter.by_rows and _dimension(way, target) > 0,
+        by_rows=overwriter.by_rows and _dimension(offer, target) > 0,
     )
 
 
-def _dimension(way: Way, target: fx.Node) -> int:
+def _dimension(offer: Implementation, target: fx.Node) -> int:
     """Return along which dimension a softmax or its backward runs: its first number."""
-    given = next(argument for argument in way.args if isinstance(argument, int))
+    given = next(argument for argument in offer.args if isinstance(argument, int))
     return given % max(1, target.meta["val"].dim())

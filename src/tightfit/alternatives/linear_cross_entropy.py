@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, OpView, Way, slices
+from tightfit.alternatives.base import Extension, Implementation, OpView, slices
 from tightfit.capture.nodes import base_of, is_view
 
 aten = torch.ops.aten
@@ -109,7 +109,7 @@ def linear_cross_entropy(view: OpView) -> Extension | None:
         f"{name}.linear", loss_and_gradients, *fixed, sizes[0], others=others, flops=products
     )
     loss, total, *gradients = extra.results
-    way = Way(
+    offer = Implementation(
         f"{name}.by_rows",
         _taken,
         (loss, total),
@@ -123,7 +123,7 @@ def linear_cross_entropy(view: OpView) -> Extension | None:
     scaled = tuple(
         (
             maker,
-            Way(
+            Implementation(
                 f"{name}.scaled",
                 aten.mul_.Tensor,
                 (gradient, found.gradient),
@@ -136,7 +136,7 @@ def linear_cross_entropy(view: OpView) -> Extension | None:
         for maker, gradient in zip(makers, gradients, strict=True)
     )
     optional = (*found.forward, *found.backward)
-    return Extension((way,), extras=(extra,), optional=optional, together=scaled)
+    return Extension((offer,), extras=(extra,), optional=optional, together=scaled)
 
 
 def _found(view: OpView) -> _Found | None:

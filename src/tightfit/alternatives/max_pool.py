@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tightfit.alternatives.base import Extension, OpView, Way, arguments_of, slices
+from tightfit.alternatives.base import Extension, Implementation, OpView, arguments_of, slices
 from tightfit.alternatives.kernels import runs_on
 
 aten = torch.ops.aten
@@ -143,10 +143,10 @@ def max_pool_gradient(view: OpView) -> Extension | None:
     made_offsets = torch.empty_like(indices.meta["val"], dtype=torch.uint8)
     extra = view.extra("max_pool.offsets", offsets, indices, windows, made=made_offsets)
     args = (gradient, extra.node, windows, tuple(made.stride()), *arguments)
-    way = Way(
+    offer = Implementation(
         "max_pool.from_offsets", gradient_from_offsets, args, rests_on=(forward,), by_rows=True
     )
-    return Extension((way,), extras=(extra,))
+    return Extension((offer,), extras=(extra,))
 
 
 def _windows(

@@ -1,6 +1,6 @@
 """The table of operator alternatives: one file for each operator family, one line here.
 
-An entry is a function from an op of a captured step to further ways of computing it.
+An entry is a function from an op of a captured step to further implementations of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import fx
 
 from tightfit.alternatives.assembling import Assembly
 from tightfit.alternatives.attention import ATTENTION, attention
-from tightfit.alternatives.base import Contributor, OpView, Way
+from tightfit.alternatives.base import Contributor, Implementation, OpView
 from tightfit.alternatives.convolutions.by_images import (
     convolution_by_images,
     gradients_of_convolution_by_images,
@@ -58,8 +58,8 @@ class Entry:
     """A contributor, and the ops it is asked about."""
 
     contributor: Contributor  # from an `OpView` to an `Extension` or None
-    # The kind of its alternatives, for comparisons (MONeT, section 6.3). "again": ways to run an op
-    # once more that by itself runs only once; every comparison has them
+    # The kind of its alternatives, for comparisons (MONeT, section 6.3). "again": those to run an
+    # op once more that by itself runs only once; every comparison has them
     group: str
     operators: tuple[Any, ...] | None  # the ops it is asked about; None: all
     exactness: Exactness = "bitwise"  # of its alternatives; asked only where that is allowed
@@ -97,7 +97,7 @@ ENTRIES = (
     Entry(attention, "attention", ATTENTION, "rounding"),
     Entry(together, "together", TOGETHER),
     Entry(kept_in_fewer_bytes, "stash", None, "lossy"),
-    Entry(in_place, "inplace", tuple(IN_PLACE)),  # behind all whose ways may run in place too
+    Entry(in_place, "inplace", tuple(IN_PLACE)),  # behind all that may run in place too
     Entry(draw_again, "again", None),
     Entry(mask_again, "again", (aten.native_dropout.default, scaled_dropout)),
 )
@@ -130,7 +130,7 @@ def with_alternatives(
     allowed = EXACTNESS[: EXACTNESS.index(exactness) + 1]
     entries = _entries(group, allowed)
     for op, node in zip(captured.graph.ops, captured.nodes, strict=True):
-        offered: tuple[Way, ...] = ()
+        offered: tuple[Implementation, ...] = ()
         for entry in () if _takes_numbers(node) else entries:
             if entry.operators is not None and node.target not in entry.operators:
                 continue
@@ -147,4 +147,4 @@ def _takes_numbers(node: fx.Node) -> bool:
 
 def compilable(captured: Captured) -> Captured:
     """Return a step without alternatives that are of no use to a compiler."""
-    return captured.keeping(lambda op, way, call: call.compiles)
+    return captured.keeping(lambda op, offer, call: call.compiles)

@@ -10,7 +10,7 @@ import dataclasses
 
 import torch
 
-from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.base import Extension, Implementation, OpView
 from tightfit.alternatives.bits import bits_of, by_stretches, flat, packed, stretches, unpack
 from tightfit.alternatives.kernels import runs_on
 
@@ -76,9 +76,11 @@ def relu_gradient(view: OpView) -> Extension | None:
     if bits is None:
         return None
     args = (gradient, bits.node, bits.args[1])
-    way = Way("relu.from_bits", pass_marked, args, rests_on=(forward,))
-    ways = [way]
-    if view.fits_over(gradient, way):
+    offer = Implementation("relu.from_bits", pass_marked, args, rests_on=(forward,))
+    offers = [offer]
+    if view.fits_over(gradient, offer):
         name = "relu.from_bits.over_gradient"
-        ways.append(dataclasses.replace(way, name=name, function=pass_marked_, overwrites=gradient))
-    return Extension(tuple(ways), extras=(bits,))
+        offers.append(
+            dataclasses.replace(offer, name=name, function=pass_marked_, overwrites=gradient)
+        )
+    return Extension(tuple(offers), extras=(bits,))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, Extra, OpView, Way, is_dense
+from tightfit.alternatives.base import Extension, Extra, Implementation, OpView, is_dense
 from tightfit.alternatives.bits import bit_bytes, flat, pack, stretches, unpack
 from tightfit.capture.nodes import base_of, is_view
 
@@ -157,12 +157,16 @@ def _may_be_kept(view: OpView, node: fx.Node) -> bool:
     )
 
 
-def _reading(view: OpView, reader: fx.Node, node: fx.Node, again: Extra, kind: str) -> Way:
-    """Return the way of a backward op that reads the value made again."""
+def _reading(
+    view: OpView, reader: fx.Node, node: fx.Node, again: Extra, kind: str
+) -> Implementation:
+    """Return the implementation of a backward op that reads the value made again."""
     call = view.call_of(reader)
     args, kwargs = fx.map_arg((call.args, call.kwargs), _replacer(node, again.node))
     name = f"from_{kind}.{node.name}"
-    return Way(name, call.function, args, kwargs, exactness="lossy", rests_on=(view.node,))
+    return Implementation(
+        name, call.function, args, kwargs, exactness="lossy", rests_on=(view.node,)
+    )
 
 
 def _replacer(node: fx.Node, other: fx.Node) -> Callable[[fx.Node], fx.Node]:

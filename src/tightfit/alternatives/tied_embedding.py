@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.base import Extension, Implementation, OpView
 
 aten = torch.ops.aten
 
@@ -62,7 +62,7 @@ def folded_embedding_gradient(view: OpView) -> Extension | None:
         return None
     if other.target is not aten.embedding_dense_backward.default or len(other.users) != 1:
         return None
-    way = Way(
+    offer = Implementation(
         "tied_embedding.folded",
         add_embedding_gradient_,
         (total, *other.args),
@@ -70,4 +70,4 @@ def folded_embedding_gradient(view: OpView) -> Extension | None:
         rests_on=(other,),
         compiles=False,
     )
-    return Extension((way,), optional=(other,))
+    return Extension((offer,), optional=(other,))

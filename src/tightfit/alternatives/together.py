@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, OpView, Way, arguments_of, is_dense
+from tightfit.alternatives.base import Extension, Implementation, OpView, arguments_of, is_dense
 from tightfit.alternatives.norms.again import normalise_with_statistics, statistics_of
 from tightfit.capture.nodes import is_getitem
 
@@ -241,19 +241,19 @@ def together(view: OpView) -> Extension | None:
     value = view.node.meta["val"]
     if not view.runs_on_cpu or not value.is_floating_point() or not is_dense(value):
         return None
-    way = _way(view)
-    if way is None:
+    offer = _implementation(view)
+    if offer is None:
         return None
-    gradient = way.args[3]
-    if way.use == "again" or not view.fits_over(gradient, way):
-        return Extension((way,))
+    gradient = offer.args[3]
+    if offer.use == "again" or not view.fits_over(gradient, offer):
+        return Extension((offer,))
     over = dataclasses.replace(
-        way, name=f"{way.name}.over_argument_0", function=run_together_over, overwrites=gradient
+        offer, name=f"{offer.name}.over_argument_0", function=run_together_over, overwrites=gradient
     )
-    return Extension((way, over))
+    return Extension((offer, over))
 
 
-def _way(view: OpView) -> Way | None:
+def _implementation(view: OpView) -> Implementation | None:
     chain = _Chain(view)
     chain.add(view.node)
     links = tuple(chain.links)
@@ -261,7 +261,7 @@ def _way(view: OpView) -> Way | None:
         return None
     value = view.node.meta["val"]
     shape, strides = tuple(value.shape), tuple(value.stride())
-    return Way(
+    return Implementation(
         f"{view.op.target}.together_{len(links)}",
         run_together,
         (links, shape, strides, *chain.reads),

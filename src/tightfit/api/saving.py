@@ -63,7 +63,7 @@ def _alive_between(plan: Plan, graph: Graph) -> frozenset[ValueId]:
     alive: set[ValueId] = set()
     for step in plan.instructions:
         if isinstance(step, Compute):
-            alive.update(step.way(graph).writes)
+            alive.update(step.alternative_in(graph).writes)
         elif isinstance(step, Free):
             alive.discard(step.value)
         elif isinstance(step, HandOver):

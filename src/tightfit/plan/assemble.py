@@ -185,7 +185,7 @@ def _uses(graph: Graph, step: Step) -> tuple[Sequence[ValueId], Sequence[ValueId
     """The values a step reads, makes, and replaces."""
     match step:
         case Compute():
-            way = step.way(graph)
+            way = step.alternative_in(graph)
             return way.reads, way.writes, way.overwrites
         case Load(value):
             return (), (value,), None

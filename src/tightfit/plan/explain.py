@@ -176,5 +176,7 @@ def _modules(
 
 def _alternatives(plan: Plan, graph: Graph) -> tuple[tuple[str, int], ...]:
     first = {step.op: step for step in reversed(plan.computes)}
-    used = Counter(step.way(graph).name for step in first.values() if step.alternative > 0)
+    used = Counter(
+        step.alternative_in(graph).name for step in first.values() if step.alternative > 0
+    )
     return tuple(sorted(used.items()))

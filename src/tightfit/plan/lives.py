@@ -69,7 +69,7 @@ class _Lives:
     def compute(self, index: int, instruction: Compute) -> None:
         """An op writes values; those alive keep their place, and the new instance is temporary."""
         op = self._graph.ops[instruction.op]
-        way = instruction.way(self._graph)
+        way = instruction.alternative_in(self._graph)
         is_first = op.id not in self._computed
         self._computed.add(op.id)
         self._makers.update(dict.fromkeys(way.writes, op.id))

@@ -29,11 +29,11 @@ class Compute(_Tagged, frozen=True, tag="compute"):
     alternative: int = 0
     variant: int = 0
 
-    def way(self, graph: Graph) -> Alternative:
+    def alternative_in(self, graph: Graph) -> Alternative:
         return graph.ops[self.op].alternatives[self.alternative]
 
     def cost_s(self, graph: Graph) -> float:
-        return self.way(graph).variants[self.variant].cost_s
+        return self.alternative_in(graph).variants[self.variant].cost_s
 
 
 class Free(_Tagged, frozen=True, tag="free"):

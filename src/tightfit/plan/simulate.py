@@ -137,7 +137,7 @@ class _Memory:
 
     def _compute(self, index: int, instruction: Compute) -> int:
         op = self.graph.ops[instruction.op]
-        alternative = instruction.way(self.graph)
+        alternative = instruction.alternative_in(self.graph)
         variant = alternative.variants[instruction.variant]
         for value in alternative.reads:
             if value in self.arriving or value == alternative.overwrites:

@@ -67,7 +67,7 @@ def _slices(graph: Graph, plan: Plan, starts: list[float]) -> Iterator[dict[str,
             args={
                 "op": name_op(op),
                 "module": op.module,
-                "alternative": step.way(graph).name,
+                "alternative": step.alternative_in(graph).name,
                 "instruction": index,
             },
         )

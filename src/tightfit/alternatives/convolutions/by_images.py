@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, OpView, Way, slices
+from tightfit.alternatives.base import Extension, Implementation, OpView, slices
 from tightfit.capture.nodes import storage_bytes
 
 aten = torch.ops.aten
@@ -77,7 +77,7 @@ def convolution_by_images(view: OpView) -> Extension | None:
     where = tuple(value.shape), tuple(value.stride())
     return Extension(
         tuple(
-            Way(
+            Implementation(
                 f"convolution.by_images_{at_once}",
                 convolved_by_images,
                 (x, weight, bias, at_once, *where, *geometry),
@@ -96,7 +96,7 @@ def gradients_of_convolution_by_images(view: OpView) -> Extension | None:
         return None
     return Extension(
         tuple(
-            Way(
+            Implementation(
                 f"convolution.gradients_by_images_{at_once}",
                 gradients_by_images,
                 (gradient, x, weight, at_once, tuple(of_x.stride()), *rest),

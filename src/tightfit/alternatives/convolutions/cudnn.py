@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.base import Extension, Implementation, OpView
 
 CHOICES = {
     "fastest": (True, True, False),
@@ -47,8 +47,8 @@ def convolution_by_cudnn(view: OpView) -> Extension | None:
     if view.captured.graph.device.kind != "cuda" or not torch.backends.cudnn.is_available():
         return None
     names = ("deterministic",) if torch.are_deterministic_algorithms_enabled() else CHOICES
-    ways = (
-        Way(
+    implementations = (
+        Implementation(
             f"convolution.cudnn_{name}",
             under_settings,
             (view.call.function, CHOICES[name], *view.call.args),
@@ -57,4 +57,4 @@ def convolution_by_cudnn(view: OpView) -> Extension | None:
         )
         for name in names
     )
-    return Extension(tuple(ways))
+    return Extension(tuple(implementations))

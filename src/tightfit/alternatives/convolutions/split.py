@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.base import Extension, Implementation, OpView
 from tightfit.capture.nodes import base_of, storage_bytes
 
 aten = torch.ops.aten
@@ -114,7 +114,7 @@ def split_gradient(view: OpView) -> Extension | None:
     value = x.meta["val"]
     args = (of_weight, of_bias, gradient, tuple(value.shape), tuple(value.stride()), weight)
     outputs = (1, 0, 2) if mask[2] else (1, 0)
-    way = Way(
+    offer = Implementation(
         "convolution.split",
         gradient_of_input,
         (*args, *geometry),
@@ -122,7 +122,7 @@ def split_gradient(view: OpView) -> Extension | None:
         overwrites=of_weight,
         flops=flops,
     )
-    return Extension((way,), extras=(extra,))
+    return Extension((offer,), extras=(extra,))
 
 
 def _read_bytes(node: fx.Node) -> int:

@@ -1,7 +1,7 @@
 """BatchNorm computed again: without touching the running statistics.
 
-The first run updates running statistics, so it cannot simply run twice. Both ways below give
-bitwise the same output (whole_chain.md, section 3).
+The first run updates running statistics, so it cannot simply run twice. Both implementations
+below give bitwise the same output (whole_chain.md, section 3).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.base import Extension, Implementation, OpView
 
 aten = torch.ops.aten
 
@@ -86,16 +86,18 @@ def batch_norm_again(view: OpView) -> Extension | None:
         run = (train_with_own_statistics, (x, None, None, momentum, epsilon, precision))
     else:
         run = (aten._native_batch_norm_legit.no_stats, (x, weight, bias, True, momentum, epsilon))
-    ways = [Way("batch_norm.again", *run, outputs=(0, 1, 2), use="again")]
+    offers = [Implementation("batch_norm.again", *run, outputs=(0, 1, 2), use="again")]
     statistics = statistics_of(view, view.node)
     if statistics is not None:
         args = (x, weight, bias, *statistics)
         name = "batch_norm.from_statistics"
         rests_on = (view.node,)
-        ways.append(
-            Way(name, normalise_with_statistics, args, outputs=0, use="again", rests_on=rests_on)
+        offers.append(
+            Implementation(
+                name, normalise_with_statistics, args, outputs=0, use="again", rests_on=rests_on
+            )
         )
-    return Extension(tuple(ways), default_use="first", unpins=True)
+    return Extension(tuple(offers), default_use="first", unpins=True)
 
 
 def update_own_statistics(
@@ -125,5 +127,5 @@ def update_again(view: OpView) -> Extension | None:
     x, weight, bias, running_mean, _, momentum, epsilon = view.call.args
     args = (x, weight, bias, momentum, epsilon, running_mean.meta["val"].dtype)
     name = "batch_norm.update_again"
-    way = Way(name, update_own_statistics, args, outputs=(0, 1, 2, 3), use="again")
-    return Extension((way,), default_use="first", unpins=True)
+    offer = Implementation(name, update_own_statistics, args, outputs=(0, 1, 2, 3), use="again")
+    return Extension((offer,), default_use="first", unpins=True)

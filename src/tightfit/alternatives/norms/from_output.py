@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, OpView, Way, slices
+from tightfit.alternatives.base import Extension, Implementation, OpView, slices
 from tightfit.alternatives.kernels import runs_on
 from tightfit.capture.captured import FarFromZero
 
@@ -206,7 +206,7 @@ def _from_output(
     function: Callable[..., Any],
     arguments: Callable[[fx.Node], tuple[Any, ...]],
 ) -> Extension | None:
-    """Return a way whose arguments follow from the output, if that is precise enough."""
+    """Offer an implementation with arguments from the output, if that is precise enough."""
     output = None if forward is None else view.output_of(forward, 0)
     if forward is None or output is None or not view.may_rest_on_weights(*parameters):
         return None
@@ -215,7 +215,7 @@ def _from_output(
     if value.dtype not in _PRECISE or not value.numel() or not alike:
         return None
     weight, bias = parameters
-    way = Way(
+    offer = Implementation(
         f"{family}.from_output",
         function,
         arguments(output),
@@ -224,4 +224,4 @@ def _from_output(
         compiles=False,
         condition=None if weight is None else FarFromZero(weight, bias),
     )
-    return Extension((way,))
+    return Extension((offer,))

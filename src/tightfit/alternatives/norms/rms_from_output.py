@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, OpView, Way, slices
+from tightfit.alternatives.base import Extension, Implementation, OpView, slices
 from tightfit.capture.captured import FarFromZero
 
 aten = torch.ops.aten
@@ -87,12 +87,12 @@ def rms_norm_from_output(view: OpView) -> Extension | None:
             other = arguments[1 - position]
             is_power = view.node.target not in _PRODUCT
             if is_power or (isinstance(other, fx.Node) and _is_alike(other, value)):
-                return Extension((_way(normed, other, is_power=is_power),))
+                return Extension((_implementation(normed, other, is_power=is_power),))
     return None
 
 
-def _way(normed: _Normed, other: Any, *, is_power: bool) -> Way:
-    return Way(
+def _implementation(normed: _Normed, other: Any, *, is_power: bool) -> Implementation:
+    return Implementation(
         "rms_norm.from_output",
         power_of_normed if is_power else product_with_normed,
         (other, normed.output, normed.weight, normed.deviation),

@@ -151,7 +151,7 @@ def _as_schedule(problem: EngineProblem, cut: MovesGraph, steps: Sequence[Step])
         if step.op in seen:
             continue
         seen.add(step.op)
-        way = step.way(cut.graph)
+        way = step.alternative_in(cut.graph)
         reads = {problem.engine_values[v] for v in way.reads if v in problem.engine_values}
         writes = {problem.engine_values[v] for v in way.writes}
         position = problem.engine_ops[step.op]

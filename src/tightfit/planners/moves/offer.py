@@ -48,7 +48,7 @@ class MovesGraph:
             elif step.alternative < len(self.base.ops[op].alternatives):
                 steps.append(Compute(op, step.alternative, step.variant))
             else:
-                steps += [Load(value) for value in step.way(self.graph).writes]
+                steps += [Load(value) for value in step.alternative_in(self.graph).writes]
         return _with_stores(self.base, steps)
 
     def computes(self, steps: Iterable[Step]) -> list[Compute]:
@@ -208,7 +208,7 @@ def _with_stores(graph: Graph, steps: Sequence[Step]) -> list[Step]:
     kept: list[Step] = []
     for step in reversed(steps):
         if isinstance(step, Compute):
-            way = step.way(graph)
+            way = step.alternative_in(graph)
             wanted.update(dict.fromkeys(way.writes, "written"))
             wanted.update(dict.fromkeys(way.reads, "read"))
         elif isinstance(step, Load):
@@ -230,7 +230,7 @@ def _with_stores(graph: Graph, steps: Sequence[Step]) -> list[Step]:
         if isinstance(step, Load):
             gone.discard(step.value)
         elif isinstance(step, Compute):
-            way = step.way(graph)
+            way = step.alternative_in(graph)
             if way.overwrites is not None:
                 gone.add(way.overwrites)
             gone.difference_update(way.writes)

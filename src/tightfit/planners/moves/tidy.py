@@ -184,7 +184,7 @@ def _uses(graph: Graph, step: Instruction) -> tuple[ValueId, ...]:
     """The values that an instruction needs near, or makes, or frees."""
     match step:
         case Compute():
-            way = step.way(graph)
+            way = step.alternative_in(graph)
             return (*way.reads, *way.writes)
         case Store(value) | Free(value):
             return (value,)

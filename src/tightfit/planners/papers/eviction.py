@@ -130,7 +130,7 @@ class _Run:
         pending = [frontier]
         while pending:
             node = pending[-1]
-            way = self.problem.nodes[node].way(node == frontier)
+            way = self.problem.nodes[node].implementation(node == frontier)
             missing = next((v for v in way.reads if v not in self.resident), None)
             if missing is not None:
                 producer = self.problem.values[missing].producer
@@ -138,7 +138,9 @@ class _Run:
                 pending.append(producer)
                 continue
             nodes = self.problem.nodes
-            locked = frozenset(v for n in pending for v in nodes[n].way(n == frontier).reads)
+            locked = frozenset(
+                v for n in pending for v in nodes[n].implementation(n == frontier).reads
+            )
             made = self.problem.size(way.writes) + way.workspace_bytes
             if not self._make_room(made, locked):
                 return f"no value is left to evict before op {way.compute.op}"

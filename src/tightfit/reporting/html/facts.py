@@ -186,7 +186,7 @@ def _runs(
             again = step.op in seen
             plain = max(plain, held_plain.get(step.op, plain))  # a plan may put off an op
             seen.add(step.op)
-            name = -1 if step.alternative == 0 else names.number(step.way(graph).name)
+            name = -1 if step.alternative == 0 else names.number(step.alternative_in(graph).name)
             cost_s = float(f"{step.cost_s(graph):.3g}")
             rows.append((step.op, int(again), name, cost_s, result.during_bytes[index], plain[1]))
     return Runs(*zip(*rows, strict=True)) if rows else Runs((), (), (), (), (), ())

@@ -16,7 +16,7 @@ from tightfit.planners.papers.stages.scale import CAPACITY_UNITS
 def inputs_are_there(variables: Variables) -> None:
     """R[t,j] <= R[t,i] + S[t,i] for every input i of j (equation 1b)."""
     for (stage, node), column in variables.computed.items():
-        for value in variables.way(stage, node).reads:
+        for value in variables.implementation(stage, node).reads:
             if variables.is_forced(stage, value):
                 continue
             terms = [(column, 1.0)]
@@ -57,7 +57,7 @@ def used_memory(variables: Variables) -> None:
     for stage, nodes in enumerate(variables.nodes):
         carried = at_start.get(stage, [])
         for node in nodes:
-            way = variables.way(stage, node)
+            way = variables.implementation(stage, node)
             made = sum(sizes.get(value, 0.0) for value in way.writes)
             used = variables.used[stage, node]
             computed = variables.computed[stage, node]
@@ -72,7 +72,7 @@ def used_memory(variables: Variables) -> None:
 def workspace(variables: Variables) -> None:
     """U[t,k] + W_k R[t,k] <= budget: memory of a node while it runs (not in the paper)."""
     for (stage, node), used in variables.used.items():
-        needed = variables.units(variables.way(stage, node).workspace_bytes)
+        needed = variables.units(variables.implementation(stage, node).workspace_bytes)
         if needed:
             terms = [(used, 1.0), (variables.computed[stage, node], needed)]
             variables.builder.row(terms, upper=CAPACITY_UNITS, group=stage)

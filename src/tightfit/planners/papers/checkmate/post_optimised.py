@@ -51,7 +51,7 @@ def _cheaper(task: Task, computes: list[Compute], deadline: float) -> list[Compu
 
 def _cheaper_than(graph: Graph, compute: Compute, use: str) -> list[Compute]:
     op = graph.ops[compute.op]
-    own, now_s = compute.way(graph), compute.cost_s(graph)
+    own, now_s = compute.alternative_in(graph), compute.cost_s(graph)
     ways = [
         (variant.cost_s, Compute(op.id, number, index))
         for number, way in enumerate(op.alternatives)

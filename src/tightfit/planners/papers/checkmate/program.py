@@ -36,7 +36,7 @@ class CheckmateProgram:
     def computes(self, values: Floats) -> list[Compute]:
         """Return the computes of an integral solution in order (algorithm 1 without frees)."""
         return [
-            self.variables.way(stage, node).compute
+            self.variables.implementation(stage, node).compute
             for (stage, node), column in self.variables.computed.items()
             if values[column] > 0.5
         ]
@@ -72,7 +72,7 @@ class CheckmateProgram:
     def _read(self, stage: int, node: int, alive: set[ValueId]) -> bool:
         """Whether a computation is needed, walking backwards; if so, update the live values."""
         problem, is_first = self.variables.problem, self.variables.stages[stage].first == node
-        way = self.variables.way(stage, node)
+        way = self.variables.implementation(stage, node)
         made = {value for value in way.writes if problem.makes(node, is_first, value)}
         if not is_first and made.isdisjoint(alive):
             return False

@@ -61,9 +61,9 @@ class Variables(Scaled):
             self._add_freed(stage)
             self._add_used(stage)
 
-    def way(self, stage: int, node: int) -> Implementation:
+    def implementation(self, stage: int, node: int) -> Implementation:
         """How a node is computed in a stage: its first way at the frontier, else again."""
-        return self.problem.nodes[node].way(self.stages[stage].first == node)
+        return self.problem.nodes[node].implementation(self.stages[stage].first == node)
 
     @cached_property
     def nodes(self) -> list[list[int]]:
@@ -78,7 +78,7 @@ class Variables(Scaled):
         """For each stage, the nodes that may read each value in it, in order."""
         readers: list[dict[ValueId, list[int]]] = [{} for _ in self.stages]
         for stage, node in self.computed:
-            for value in self.way(stage, node).reads:
+            for value in self.implementation(stage, node).reads:
                 readers[stage].setdefault(value, []).append(node)
         return readers
 
@@ -95,7 +95,7 @@ class Variables(Scaled):
         producer = self.problem.values[value].producer
         if producer is None or (stage, producer) not in self.computed:
             return None
-        written = value in self.way(stage, producer).writes
+        written = value in self.implementation(stage, producer).writes
         return self.computed[stage, producer] if written else None
 
     def source(self, stage: int, value: ValueId) -> int | None:
@@ -141,9 +141,9 @@ class Variables(Scaled):
 
     def _add_freed(self, stage: int) -> None:
         first = self.stages[stage].first
-        frontier = () if first is None else self.way(stage, first).reads
+        frontier = () if first is None else self.implementation(stage, first).reads
         for node in self.nodes[stage][:-1]:
-            way = self.way(stage, node)
+            way = self.implementation(stage, node)
             made = way.writes if len(way.writes) > 1 else ()
             for value in dict.fromkeys((*way.reads, *made)):
                 stored = self.problem.values[value]

@@ -85,7 +85,7 @@ def recompute(problem: Staged, residency: Sequence[int], *, ahead: bool = True) 
     for stage in range(len(problem.nodes)):
         starts = rows[stage + 1] & ~resident if ahead else 0
         chosen, made = _stage_nodes(problem, stage, resident, starts)
-        computes += [problem.nodes[node].way(node == stage).compute for node in chosen]
+        computes += [problem.nodes[node].implementation(node == stage).compute for node in chosen]
         resident = rows[stage + 1] & (resident | made | forced[stage + 1])
     return computes
 
@@ -104,7 +104,7 @@ def _stage_nodes(problem: Staged, stage: int, resident: int, starts: int) -> tup
         if chosen and chosen[-1] == node:
             continue
         chosen.append(node)
-        way = problem.nodes[node].way(node == stage)
+        way = problem.nodes[node].implementation(node == stage)
         for value in way.writes:
             if problem.makes(node, node == stage, value):
                 made |= 1 << value
@@ -184,7 +184,7 @@ def without_waste(problem: Staged, computes: Sequence[Compute]) -> list[Compute]
         }
         if is_first or made & needed:
             needed.difference_update(made)
-            needed.update(problem.nodes[node].way(is_first).reads)
+            needed.update(problem.nodes[node].implementation(is_first).reads)
             useful.append(compute)
     useful.reverse()
     return useful

@@ -58,7 +58,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     is_forward: bool
     program: int
 
-    def way(self, is_first: bool) -> Implementation:
+    def implementation(self, is_first: bool) -> Implementation:
         """The way that serves the first computation, or a later one where there is any."""
         if is_first:
             return self.first
@@ -179,14 +179,14 @@ def staged(task: Task, order: Sequence[OpId] = ()) -> Staged:
 
 def usable_again(graph: Graph, order: Sequence[Compute]) -> set[ValueId]:
     """The values a later computation may read: made by nodes, or constant and never replaced."""
-    made = {v for compute in order for v in compute.way(graph).writes}
+    made = {v for compute in order for v in compute.alternative_in(graph).writes}
     given = {v.id for v in graph.values if v.is_constant or v.role == "tangent"}
     return (made | given) - {v.replaces for v in graph.values if v.replaces is not None}
 
 
 def _node(graph: Graph, compute: Compute, usable: set[ValueId]) -> Node:
     op = graph.ops[compute.op]
-    if compute.way(graph).overwrites is not None:
+    if compute.alternative_in(graph).overwrites is not None:
         raise BadInput(
             f"the only first implementation of op {op.id} ({op.target}) in "
             f"{op.module or 'the model'} that this planner may use writes over its input. "
@@ -333,7 +333,7 @@ def without_choice(graph: Graph, problem: Staged) -> Graph:
 
 
 def _alternative(graph: Graph, way: Implementation, use: Use) -> Alternative:
-    chosen = way.compute.way(graph)
+    chosen = way.compute.alternative_in(graph)
     return msgspec.structs.replace(
         chosen, use=use, variants=(chosen.variants[way.compute.variant],)
     )
