@@ -13,13 +13,7 @@ from tightfit.allocator.tally import free_before_refusals
 from tightfit.capture.handed import GraphArguments
 from tightfit.capture.side_effects.generators import GeneratorStates, generators_of
 from tightfit.capture.trace.garbage import fewer_collections
-from tightfit.errors import (
-    BadInput,
-    InfeasibleBudget,
-    OpaqueChanged,
-    OpaqueVaries,
-    no_plan_fits,
-)
+from tightfit.errors import BadInput, InfeasibleBudget, OpaqueChanged, OpaqueVaries, no_plan_fits
 from tightfit.execution.attach import own_methods
 from tightfit.execution.guard import Guard, StepPeaks, left_out
 from tightfit.execution.run_state import RunState
