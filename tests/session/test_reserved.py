@@ -166,7 +166,7 @@ def test_the_loop_ends_within_three_rounds(share: float, kept: float, noise: lis
             if needed > limit:
                 retries, needed = retries + 1, allocated
             reserved = max(needed, reserved) if not retries else needed
-            step.look(AllocatorState(allocated, reserved, retries))
+            step.note(AllocatorState(allocated, reserved, retries))
         fragmentation.learn(step, limit, is_whole=True)
     assert fragmentation.rounds <= 3
     assert 0 <= fragmentation.left_bytes < limit

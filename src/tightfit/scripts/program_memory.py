@@ -183,7 +183,7 @@ def _tensors_of(
 ) -> list[torch.Tensor]:
     """Return the parameters, buffers, gradients and optimizer state that exist."""
     optimizers = Optimizers(modules, optimizer, granularity_of(device.type))
-    optimizers.look()
+    optimizers.find()
     parameters = [p for m in modules.values() for p in m.parameters()]
     held = [*parameters, *(b for m in modules.values() for b in m.buffers())]
     held += [p.grad for p in parameters if p.grad is not None]

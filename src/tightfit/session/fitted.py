@@ -175,7 +175,7 @@ class Fitted:
         if (wrapper := tools.active_wrapper()) is not None:
             self.join_replicas(wrapper)
         self._resolve_budget()
-        self.account.optimizers.look()
+        self.account.optimizers.find()
         limits = self._limits()
         is_used = self.is_used
         if not is_used:

@@ -35,10 +35,10 @@ _State = Literal["free", "resting", "running"]
 class Account:
     """Counts the memory that a fitted callable holds between its steps: the only place that does.
 
-    `modules`: the modules whose parameters it uses. `optimizer`: holds them; others are found.
-    `tally`: has counted bytes given out before; None: counting begins now. `device`: the GPU that
-    holds anything of the modules, else the CPU. `replicas`: the DistributedDataParallel around.
-    `optimizers`, `since`, `loop_peaks`: those that hold any of the parameters; the loop around.
+    `modules`: the modules whose parameters it uses. `optimizer`: the user's; others are found.
+    `tally`: has counted allocated bytes before; None: counting begins now. `device`: the GPU that
+    holds anything of the modules, else the CPU. `replicas`: the DistributedDataParallel around it.
+    `optimizers`: those that hold any of the parameters. `since`, `loop_peaks`: the training loop.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Account:
         """
         if not self._trains:
             return 0
-        self.optimizers.look()
+        self.optimizers.find()
         new_bytes = self.new_gradient_bytes(_parameters_of(counted_elsewhere))
         return new_bytes + self.coming_state_bytes(counted_elsewhere)
 
@@ -148,7 +148,7 @@ class Account:
     ) -> HeldAtCall:
         """Return the memory held now, at the begin of a call.
 
-        Where as many bytes are given out as the last time, nothing is looked up again.
+        Where as many bytes are allocated as the last time, nothing is counted again.
 
         `inputs`: of the call; tensors among them count for it. `sharing`: of callables within the
         same budget.
@@ -160,7 +160,7 @@ class Account:
         if not _LIMITERS.are_only(self):
             others = (k for k in _LIMITERS.now() if k is not self)
             running = sum(k._state == "running" for k in others)
-        known = self.optimizers.has_state(), self.optimizers.looked
+        known = self.optimizers.has_state(), self.optimizers.searches
         key = given, input_bytes, len(sharing), *known, running
         if given is None or self._known is None or self._known[0] != key:
             self._known = key, self._looked_up(inputs, sharing)
@@ -266,24 +266,24 @@ class Account:
             self.lift_limit()
             return
         self._count_before()
-        self._turn("running" if self._state == "running" else "resting")
+        self._change_state("running" if self._state == "running" else "resting")
 
     def enforce(self) -> None:
         """A step begins: its budget is all for it; others with their own budgets do not matter."""
         if self._tally is None or self._limit_bytes is None:
             return
         self._recount_before()
-        self._turn("running")
+        self._change_state("running")
 
     def rest(self) -> None:
         """No step is running any more: refuse requests above all budgets together."""
-        self._turn("free" if self._limit_bytes is None else "resting")
+        self._change_state("free" if self._limit_bytes is None else "resting")
 
     def lift_limit(self) -> None:
         """Refuse nothing until a step begins or ends."""
-        self._turn("free")
+        self._change_state("free")
 
-    def _turn(self, state: _State) -> None:
+    def _change_state(self, state: _State) -> None:
         self._state = state
         tally = self._tally
         if tally is not None and _LIMITERS.are_only(self):

@@ -33,13 +33,13 @@ class AllocatorStep:
         """The share of reserved bytes that was not given out when that mattered."""
         return self._lost
 
-    def look(self, now: AllocatorState) -> None:
+    def note(self, now: AllocatorState) -> None:
         """Note the allocator's state during the step; best before each large request."""
         if self.retries == 0:
             if now.retries > self._counted:
-                self._lose(self._last)
+                self._note_loss(self._last)
             elif now.reserved_bytes > self.reserved_bytes:
-                self._lose(now)
+                self._note_loss(now)
         self.end(now)
         self._last = now
 
@@ -48,7 +48,7 @@ class AllocatorStep:
         self._counted = now.retries
         self.reserved_bytes = max(self.reserved_bytes, now.reserved_bytes)
 
-    def _lose(self, at: AllocatorState | None) -> None:
+    def _note_loss(self, at: AllocatorState | None) -> None:
         if at is not None and at.reserved_bytes > 0:
             self._lost = 1 - at.allocated_bytes / at.reserved_bytes
 

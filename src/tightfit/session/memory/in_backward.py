@@ -24,7 +24,7 @@ from tightfit.session.memory.optimizers import after_every_step, before_every_st
 from tightfit.torch_private.engine import hooks_of_gradient
 
 _LARGE = 2  # times a stretch: the least workspace of steps that are taken in stretches
-_LOOKS = 2  # calls at which it is looked for gradient scalers
+_SCALER_SEARCHES = 2  # calls at which gradient scalers are searched
 
 
 class StepsInBackward:
@@ -49,7 +49,7 @@ class StepsInBackward:
         self._settings: list[dict[str, Any]] | None = None  # with which parameters were stepped
         self._group_numbers: dict[int, int] = {}
         self._announced = False
-        self._looked = 0
+        self._scaler_searches = 0
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self.stretch(parameter)  # tried now: within a limit there may be no room for it
@@ -253,8 +253,8 @@ class StepsInBackward:
         return [(name, p) for name, p in found if p is not None]
 
     def _refuse_scalers(self) -> None:
-        if self._looked < _LOOKS:
-            self._looked += 1
+        if self._scaler_searches < _SCALER_SEARCHES:
+            self._scaler_searches += 1
             if any(s.is_enabled() for s in alive(subclasses_of(torch.amp.GradScaler))):
                 self._refuse(
                     "there is a GradScaler, which looks for infinities in all gradients before "

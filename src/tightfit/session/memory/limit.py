@@ -199,7 +199,7 @@ class Limit:
         optimizers = self._account.optimizers
         if limiter is None or optimizers.steps_in_backward(optimizer):
             return
-        if optimizers.meet(optimizer):
+        if optimizers.note(optimizer):
             skipped = optimizers.note_gradients(optimizer)
             refuse_step(self._name, self._account, optimizer, skipped, limiter, self._needed_bytes)
             self._has_stepped = True

@@ -16,7 +16,7 @@ from tightfit.allocator.tally import CpuTally, Tally
 from tightfit.execution.guard import leave_out_of
 from tightfit.living import Living
 
-_LEARNED = 2  # steps whose peak is looked at
+_LEARNED = 2  # steps whose peak is measured
 
 
 class LoopPeaks:
@@ -59,7 +59,7 @@ class LoopPeaks:
         """Note that an optimizer of the parameters steps.
 
         `held_bytes`: all that counts against the limit now. `makes_state`: returns whether this
-        step makes the optimizer's state: then the code after it is not looked at. `coming_bytes`:
+        step makes the optimizer's state: then the code after it is not measured. `coming_bytes`:
         returns the state to come of all optimizers within the limit.
         """
         if self._meter is None or self._is_running:

@@ -40,8 +40,7 @@ class Optimizers:
     """The optimizers that hold any of some modules' parameters.
 
     `given`: that which the user has named; others are found when they exist. `granularity_bytes`:
-    the unit that the device's allocator rounds to. `looked`: how often it was looked for optimizers
-    in vain.
+    the unit that the device's allocator rounds to. `searches`: how often optimizers were searched.
     """
 
     def __init__(
@@ -52,8 +51,8 @@ class Optimizers:
         self._known: list[weakref.ref[Any]] = []
         self._given = given
         self._steps: InBackward | None = None
-        self._trains_ours: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        self.looked = 0
+        self._holds_ours: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self.searches = 0
         self._needs: weakref.WeakKeyDictionary[Any, tuple[Any, StepNeeds | None]] = (
             weakref.WeakKeyDictionary()
         )
@@ -74,28 +73,28 @@ class Optimizers:
                 found.append(optimizer)
         return found
 
-    def look(self) -> None:
-        """Look for optimizers among all objects, at the first two calls of a step.
+    def find(self) -> None:
+        """Find optimizers among all objects, at the first two calls of a step.
 
         Later ones make themselves known when they are to step.
         """
-        if self.looked < 2 and not self._now():
-            self.looked += 1
+        if self.searches < 2 and not self._now():
+            self.searches += 1
             own, kinds = self._own(), subclasses_of(torch.optim.Optimizer)
             for found in alive(kinds):
                 if _holds_any(found, own):
-                    self._note(found)
+                    self._add(found)
 
-    def meet(self, optimizer: Any) -> bool:
+    def note(self, optimizer: Any) -> bool:
         """Note an optimizer that is to step; return whether it holds any of the parameters."""
-        is_ours = self._trains_ours.get(optimizer)
+        is_ours = self._holds_ours.get(optimizer)
         if is_ours is None:
-            is_ours = self._trains_ours[optimizer] = _holds_any(optimizer, self._own())
+            is_ours = self._holds_ours[optimizer] = _holds_any(optimizer, self._own())
             if is_ours:
-                self._note(optimizer)
+                self._add(optimizer)
         return is_ours
 
-    def _note(self, optimizer: Any) -> None:
+    def _add(self, optimizer: Any) -> None:
         groups = optimizer.param_groups  # a wrapper shows those of its optimizer
         if all(other.param_groups is not groups for other in self):
             self._known.append(weakref.ref(optimizer))
@@ -160,7 +159,7 @@ class Optimizers:
         parameters whose copies are counted elsewhere where copies are assumed.
         """
         if not self._now():
-            return self._copies_bytes(counted_parameters) if self.looked < 2 else 0
+            return self._copies_bytes(counted_parameters) if self.searches < 2 else 0
         elsewhere = set(map(id, counted))
         waiting = [o for o in self if id(o) not in elsewhere and not any(o.state.values())]
         return sum(self._predicted_bytes(optimizer, device) for optimizer in waiting)

@@ -175,7 +175,7 @@ class Reserved(DefaultAddresses):
     def turn(self, instruction: int) -> None:
         """Read the allocator's state before an instruction."""
         if self._step is not None:
-            self._step.look(self._state())
+            self._step.note(self._state())
 
     def pause(self) -> None:
         """Do nothing."""
