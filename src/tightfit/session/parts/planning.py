@@ -389,8 +389,8 @@ class StepPlans:
     def _needed_as_before(self, part: Part, held_bytes: int) -> int:
         """Return the least peak of a step like the last, as far as that is known.
 
-        If more is held as a part begins than by the plans that have run, modules of its class to
-        come are expected to hold as much more as those before it.
+        More may be held as a part begins than by the plans that have run. Then later modules of its
+        class are expected to hold as much more as those before it.
         """
         ledger = self._ended
         if ledger is None or part not in ledger.parts:
