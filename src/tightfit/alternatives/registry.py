@@ -123,15 +123,20 @@ def with_alternatives(
     of `GROUPS`. `present`: parameters for which `Captured.conditions` are checked
     in every step; None: conditions are taken to hold, as for a plan that is not run. Raises
     `BadInput` for an unknown group; lists the known ones.
+
+    Where gradients come with strides that were not traced, operators on them have no alternatives:
+    the result of an alternative has the strides of the trace, and kernels that read it may round
+    otherwise.
     """
     if group not in GROUPS:
         raise BadInput(f"no alternatives are called {group!r} (known: {', '.join(GROUPS)})")
     assembly = Assembly(captured)
     allowed = EXACTNESS[: EXACTNESS.index(exactness) + 1]
     entries = _entries(group, allowed)
+    fixed = captured.joint.backward if captured.joint.other_strides else set[fx.Node]()
     for op, node in zip(captured.graph.ops, captured.nodes, strict=True):
         offered: tuple[Implementation, ...] = ()
-        for entry in () if _takes_numbers(node) else entries:
+        for entry in () if node in fixed or _takes_numbers(node) else entries:
             if entry.operators is not None and node.target not in entry.operators:
                 continue
             extension = entry.contributor(OpView(captured, op, offered, present))

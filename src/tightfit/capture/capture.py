@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from tightfit.allocator.resident import granularity_of
@@ -47,7 +49,7 @@ def capture(
     _refuse_foreign_parameters(joint)
     _refuse_sparse(joint)
     _refuse_shared_memory(call, joint)
-    joint = normalise(joint)
+    joint = replace(normalise(joint), other_strides=call.other_strides)
     if stepper is not None:
         joint = taking_steps(joint, call.modules, stepper)
     return lift(joint, device_of(call), name, _tied(call, joint))

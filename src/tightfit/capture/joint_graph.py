@@ -61,6 +61,8 @@ class JointGraph:
     checkpoints: Checkpoints  # of `torch.utils.checkpoint`, which its forward goes through
     # Gradients that a step of the optimizer takes inside, as `gradients` without a hand-over
     stepped: tuple[tuple[fx.Node, int], ...] = ()
+    # Whether gradients of outputs come with other strides than were traced, those of the outputs
+    other_strides: bool = False
 
     @property
     def takes_numbers(self) -> bool:
@@ -90,6 +92,11 @@ class JointGraph:
     def unread(self) -> frozenset[int]:
         """The positions of placeholders that nothing reads: members of modules of other graphs."""
         return frozenset(i for i, node in enumerate(self.placeholders) if not node.users)
+
+    @property
+    def backward(self) -> set[fx.Node]:
+        """The gradients of outputs, and all that is computed from any of them."""
+        return self.made_from_gradients({index for _, index in self.tangents})
 
     def made_from_gradients(self, outputs: Set[int]) -> set[fx.Node]:
         """Return the gradients of some outputs, and all that is computed from any of them.

@@ -25,6 +25,8 @@ class TracedCall:
     loss_alone: bool = False
     # Whether numbers that it reads and only computes with become inputs of the step
     numbers: bool = False
+    # Whether gradients of its outputs come with other strides than the outputs have
+    other_strides: bool = False
 
     @property
     def leaves(self) -> list[Any]:

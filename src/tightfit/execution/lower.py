@@ -59,6 +59,8 @@ class Program:
     kept: tuple[int, ...] = ()
     # Placeholders whose gradients are sums that can go on where those of other calls ended
     sums: frozenset[int] = frozenset()
+    # Whether gradients of outputs must have the strides that were traced
+    fixes_strides: bool = False
 
 
 def lower(
@@ -279,7 +281,13 @@ class _Lowering:
             MappingProxyType(names),
             tuple(self.writer.backward.last_reads),
             frozenset(first.position for first in self.first_sums.values()),
+            self._fixes_strides(),
         )
+
+    def _fixes_strides(self) -> bool:
+        """Whether any operator on gradients runs by an alternative, which fixes its strides."""
+        others = [self.captured.nodes[s.op] for s in self.plan.computes if s.alternative]
+        return bool(others) and not self.captured.joint.backward.isdisjoint(others)
 
     def _source(self) -> str:
         joint, writer = self.captured.joint, self.writer

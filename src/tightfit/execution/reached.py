@@ -16,7 +16,9 @@ class Reached:
 
     `backwards`: how many have begun. `is_retained`: whether the last of them keeps the graph.
     `missing`, `unplanned`: the outputs without a gradient that were planned to have a gradient in
-    the last backward, and those with a gradient that were not.
+    the last backward, and those with a gradient that were not. `in_other_strides`: whether
+    gradients had other strides than were traced. `needs_other_plan`: whether the plan of the call
+    does not serve the last backward.
     """
 
     def __init__(self) -> None:
@@ -24,6 +26,7 @@ class Reached:
         self.is_retained = False
         self.missing: tuple[int, ...] = ()
         self.unplanned: tuple[int, ...] = ()
+        self.in_other_strides = self.needs_other_plan = False
         self._planned: frozenset[int] = frozenset()
         self._outputs = 0
         self._before: frozenset[int] = frozenset()
@@ -53,6 +56,10 @@ class Reached:
         self.unplanned = tuple(
             [i for i, g in grad_outputs.items() if g is not None and i not in planned]
         )
+        self.needs_other_plan = bool(self.unplanned)
+
+    def note_other_strides(self, *, needs_other_plan: bool) -> None:
+        self.in_other_strides, self.needs_other_plan = True, needs_other_plan
 
     def has_freed(self, reads: Callable[[], Freed]) -> bool:
         """Whether an earlier backward has freed anything that a backward reads."""

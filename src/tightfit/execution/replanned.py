@@ -114,8 +114,9 @@ def refuse_others(
 def tangent(gradient: torch.Tensor | None, meta: torch.Tensor) -> torch.Tensor:
     """Return the gradient of an output; zeros where there is none.
 
-    It may have any strides (an expanded scalar, say): the same kernels then run as in eager.
-    Conjugation and negation are put off where the traced gradient puts them off, and only there.
+    It may have any strides (an expanded scalar, say), but for plans that fix them: the same kernels
+    then run as in eager. Conjugation and negation are put off where the traced gradient puts them
+    off, and only there.
     """
     if gradient is None:
         sizes = meta.shape, meta.stride()
@@ -127,6 +128,27 @@ def tangent(gradient: torch.Tensor | None, meta: torch.Tensor) -> torch.Tensor:
         is_put_off = meta.is_conj()
         gradient = gradient.conj_physical().conj() if is_put_off else gradient.resolve_conj()
     return gradient
+
+
+def has_other_strides(gradient: torch.Tensor | None, meta: torch.Tensor) -> bool:
+    """Whether the gradient of an output has other strides than were traced.
+
+    An expanded number has none: what is computed of it and a tensor takes the strides of that.
+    """
+    if gradient is None or gradient.layout is not torch.strided:
+        return False
+    sizes = zip(meta.shape, gradient.stride(), meta.stride(), strict=True)
+    pairs = [(own, traced) for n, own, traced in sizes if n > 1]
+    return any(own for own, _ in pairs) and any(own != traced for own, traced in pairs)
+
+
+def with_strides(gradient: torch.Tensor | None, meta: torch.Tensor) -> torch.Tensor | None:
+    """Return a gradient of an output with the strides that were traced."""
+    if not has_other_strides(gradient, meta):
+        return gradient
+    assert gradient is not None
+    sizes = meta.shape, meta.stride()
+    return torch.empty_strided(*sizes, dtype=meta.dtype, device=meta.device).copy_(gradient)
 
 
 def unplanned(output: int, why: str = "") -> PlanMismatch:

@@ -27,7 +27,14 @@ from tightfit.execution.chain import Chained, chained, goes_on_through
 from tightfit.execution.changing import ChangingBuffers, LateReads, Unchanged
 from tightfit.execution.lower import Program
 from tightfit.execution.reached import Reached
-from tightfit.execution.replanned import grouped, refuse_others, tangent, unplanned
+from tightfit.execution.replanned import (
+    grouped,
+    has_other_strides,
+    refuse_others,
+    tangent,
+    unplanned,
+    with_strides,
+)
 from tightfit.execution.returned import (
     InnerParts,
     Returned,
@@ -225,12 +232,14 @@ class Run(Chained):
             return
         self._check_startable(with_copies=True)
         unplanned = self._note_gradients(by_position)
+        if not (unplanned or runner.joint.other_strides):
+            self._note_strides(by_position)
         if not self.reached.is_retained:
             self.reached.frees(reads, runner.saved_reads.may_follow if self._repeatable else None)
         if not unplanned:
             runner.look_at_views(self._tell, by_position)
         saved, self.saved = self.saved, None  # nothing frees them from now on
-        if unplanned or saved is None:
+        if self.reached.needs_other_plan or saved is None:
             del saved
             self._check_startable()
             self._start_rerun(by_position, node)
@@ -367,6 +376,27 @@ class Run(Chained):
         )
         return self.reached.unplanned
 
+    def _note_strides(self, by_position: dict[int, torch.Tensor | None]) -> None:
+        """Note gradients with other strides than were traced; plan again if the plan fixes them.
+
+        Where the call cannot run again, they are copied, and the user is told.
+        """
+        runner, repeatable = self.runner, self._repeatable
+        if not any(has_other_strides(by_position.get(i), meta) for i, meta in runner.tangents):
+            return
+        is_fixed = runner.program.fixes_strides
+        may_repeat = is_fixed and repeatable is not None and repeatable.may_free()
+        self.reached.note_other_strides(needs_other_plan=may_repeat)
+        if may_repeat or not is_fixed:
+            return
+        self._tell(
+            f"the gradient of an output of {runner.captured.graph.name} has other strides than the "
+            "output, and its plan takes the strides of the output: gradients are copied, and last "
+            "bits may differ. Return the output as the loss reads it (contiguous, say)"
+        )
+        for i, meta in runner.tangents:
+            by_position[i] = with_strides(by_position.get(i), meta)
+
     def _refuse(self, late: tuple[int, ...]) -> None:
         self.state = RunState.REFUSED
         self.on_start(self)
@@ -384,14 +414,14 @@ class Run(Chained):
                 "its backward and for what came before that. The backward begins with its "
                 "forward, run once more"
             )
-        self.state = RunState.REPLANNED if reached.unplanned else RunState.ONCE_MORE
+        self.state = RunState.REPLANNED if reached.needs_other_plan else RunState.ONCE_MORE
         self.saved = self.unchanged = None
         self.on_start(self)
         groups = runner.program.groups
         grad_outputs = {i: g for i, g in by_position.items() if g is not None}
         by_position.clear()
         try:
-            if reached.unplanned:
+            if reached.needs_other_plan:
                 found = repeatable.replanned(grad_outputs)
                 refuse_others(found, groups, reached.unplanned)
                 self.generator = ([found.get(p) for p in group] for group in groups or ((),))
@@ -403,8 +433,8 @@ class Run(Chained):
                 self.generator = grouped(coming, groups)
         except BaseException as error:
             why = "The backward runs the forward of the call again."
-            if reached.unplanned:
-                why = "A loss took an output that was planned to have no gradient."
+            if reached.needs_other_plan:
+                why = "The gradients of its outputs are other than planned for."
             self._fail(error, why)
             raise
         self._end_with_backward()

@@ -103,7 +103,8 @@ class PartRepeater:
         if not _have_the_same_placeholders(call.kind, step.kind):
             late = step.captured.joint.detached - call.kind.captured.joint.detached
             raise unplanned(min(late, default=0), "an input is used differently")
-        announce(f"{part.name}: an output that had no gradient before has one: planned again")
+        reason = _OTHER_STRIDES if call.kind.captured.joint.other_strides else _OTHER_GRADIENTS
+        announce(f"{part.name}: {reason}: planned again")
         return self._planned(part, call.kind)
 
     def planned_once_more(self, step: PartStep, inputs: list[Any]) -> Planned:
@@ -138,6 +139,10 @@ class PartRepeater:
             f"backward is to run a part of {self.name} again, and the model is gone, or fitted "
             "again. Way out: call it again"
         )
+
+
+_OTHER_GRADIENTS = "an output that had no gradient before has one"
+_OTHER_STRIDES = "gradients of outputs have other strides than the outputs"
 
 
 class _Measured(Planned):

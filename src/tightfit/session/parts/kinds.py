@@ -125,6 +125,7 @@ class KnownCalls(RepeatedCalls):
         self._detached: dict[Any, frozenset[int]] = {}
         self._output_gradients = OutputGradients()
         self._called: dict[Any, Part] = {}
+        self._other_strides: set[Any] = set()  # graphs whose gradients come so
 
     def __len__(self) -> int:
         """Return how many kinds of calls are known."""
@@ -153,6 +154,7 @@ class KnownCalls(RepeatedCalls):
             given.kwargs,
             detached_outputs=detached,
             numbers=takes_numbers(part.function, given.args),
+            other_strides=key[1] in self._other_strides,
         )
         captured, repeated = captured_by_uses(lambda call: self._capture(call, part.name), traced)
         graph = captured.graph
@@ -183,6 +185,9 @@ class KnownCalls(RepeatedCalls):
     def learn_outputs(self, part: Part, key: Any, run: Run) -> None:
         """Note which outputs of a call have received no gradient, or did though planned without."""
         self.note_backward(key)
+        if run.reached.in_other_strides:
+            self._other_strides.add(key[1])
+            self._known.pop(key, None)
         if run.reached.unplanned:
             self._detached[key] = self._detached.get(key, frozenset()) - run.reached.used
             self._known.pop(key, None)

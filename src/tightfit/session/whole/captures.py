@@ -46,6 +46,7 @@ class Captures(RepeatedCalls):
         assert isinstance(callee.function, HandedGraphs)
         self._graphs = GraphCalls(callee.function)
         self._deciding: set[Any] = set()  # signatures of calls of which no number can be an input
+        self._other_strides: set[Any] = set()  # signatures of calls whose gradients come so
         self._misses: Counter[Any] = Counter()  # calls in a row with other numbers
 
     def __iter__(self) -> Iterator[Specialisation]:
@@ -143,6 +144,7 @@ class Captures(RepeatedCalls):
             detached_outputs=self._detached.get(key, frozenset()),
             loss_alone=not self._takes_more,
             numbers=numbers,
+            other_strides=key in self._other_strides,
         )
 
     def capture(
@@ -153,7 +155,11 @@ class Captures(RepeatedCalls):
         `room_bytes`: memory for measuring costs while a step waits for it; None: no step waits.
         """
         neighbour = self._neighbour(key)
-        call = dataclasses.replace(call, detached_outputs=self._detached.get(key, frozenset()))
+        call = dataclasses.replace(
+            call,
+            detached_outputs=self._detached.get(key, frozenset()),
+            other_strides=key in self._other_strides,
+        )
         postpones = neighbour is None and may_postpone(options)
         pricing = Pricing(
             neighbour,
@@ -200,6 +206,8 @@ class Captures(RepeatedCalls):
             return None
         known = max(alike, key=lambda spec: spec[:2])[2]
         self._detached.setdefault(key, self._detached.get(known, frozenset()))
+        if known in self._other_strides:
+            self._other_strides.add(key)
         return max(self._by_signature[known], key=lambda spec: spec.used).captured.graph
 
     # -- freeing -------------------------------------------------------------------------------
@@ -219,6 +227,11 @@ class Captures(RepeatedCalls):
     def learn_outputs(self, spec: Specialisation, run: Run) -> None:
         """Note which outputs have received gradients; drop a step that was captured for others."""
         self.note_backward(spec.key)
+        if run.reached.in_other_strides:
+            self._other_strides.add(spec.key)
+            self.forget(spec)
+            announce(_OTHER_STRIDES.format(self.callee.name))
+            return
         used, unused = run.reached.used, run.reached.unused
         if not unused and spec.received == used:
             return  # as in the step before
@@ -233,6 +246,12 @@ class Captures(RepeatedCalls):
         self.forget(spec)
         if unused:
             announce(f"output(s) {sorted(unused)} receive no gradient: planning without them")
+
+
+_OTHER_STRIDES = (
+    "{}: gradients of outputs have other strides than the outputs; planned again, without "
+    "alternatives for operators that read them"
+)
 
 
 def _fulfils(captured: Captured, inputs: list[Any]) -> bool:

@@ -280,8 +280,10 @@ class WholeSteps:
         self.guard.abandon()
         spec = self._capture(unfit.key, given, waits=True)
         planned = self.last = self._planned(spec, self.captures.inputs(spec, given))
-        name = self.callee.name
-        announce(f"{name}: an output that had no gradient before has one: planned again")
+        if not spec.captured.joint.other_strides:
+            announce(
+                f"{self.callee.name}: an output that had no gradient before has one: planned again"
+            )
         return planned.runner
 
     def _planned_once_more(self, spec: Specialisation, inputs: list[Any]) -> Runner:

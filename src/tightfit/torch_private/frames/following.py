@@ -27,6 +27,7 @@ from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._dynamo.variables.user_defined import UserDefinedTupleVariable
 
+from tightfit.torch_private.frames.resumed import ending_frames_at_breaks
 from tightfit.torch_private.patches import Patch
 
 
@@ -52,6 +53,7 @@ def following_for_plans() -> Iterator[None]:
     """Have Dynamo follow as plans need it."""
     with (
         _derivatives_inside(),
+        ending_frames_at_breaks(),
         _other_handlers(_ending_at_derivatives),
         _CALL_OF_CONTEXT.by(_ending_at_changed_inputs),
         _CALL_OF_LOGGER.by(_saying_once),
