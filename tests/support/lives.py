@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from benchmarks.training_loops.run import Life
 
-__all__ = ["assert_trained_alike"]
-
 
 def assert_trained_alike(plain: Life, fitted: Life) -> None:
     """Assert the same losses and parameters, and that no more was held than the budget."""

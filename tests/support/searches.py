@@ -7,8 +7,6 @@ from torch import nn
 from tightfit.execution.attach import attached
 from tightfit.progress import Silent
 
-__all__ = ["InterruptedAt", "wait_for_searches"]
-
 
 def wait_for_searches(model: nn.Module) -> None:
     """Wait until no better plan is searched: what is found is the same, but not the moment."""
