@@ -19,8 +19,7 @@ from benchmarks.documents import table
 from benchmarks.graph_files import read_graph_folder
 from benchmarks.rows import BenchmarkPage, Row
 from tightfit.graph.ir import Graph
-from tightfit.layout.of_plan import blocks_of_plan
-from tightfit.layout.pack import pack
+from tightfit.layout.pack import blocks_of_plan, pack
 from tightfit.plan.assemble import assemble, keep_everything
 from tightfit.planners.base import Task
 from tightfit.planners.orders.least_peak import LeastPeak, least_peak

@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from tightfit.session.memory import account
@@ -50,6 +51,17 @@ def alone() -> None:
     """Let models that earlier tests have left limit nothing: budgets of several are one limit."""
     for left in list(account._LIMITERS):
         left.keep_to(None)
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Dynamo remembers compiled frames for a whole process: a test begins without any.
+
+    After many compilations of one class it leaves its forward alone, whoever asked.
+    """
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

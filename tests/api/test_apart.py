@@ -98,7 +98,7 @@ def test_what_plain_pytorch_does_is_done_and_what_it_refuses_is_refused(
 
     plain = live(trained, Run(None, steps=4, small=True, costs="unit"))
     fitted = live(trained, Run(plain.whole_bytes, steps=4, small=True, costs="unit"))
-    assert_trained_alike(fitted, plain)
+    assert_trained_alike(plain, fitted)
 
 
 def test_what_runs_again_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:

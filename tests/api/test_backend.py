@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,10 @@ from torch import Tensor, nn
 from tightfit.allocator import measure_peak
 from tightfit.errors import BadInput, InfeasibleBudget
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's own doing
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute"),  # Dynamo's own doing
+]
 
 OPTIONS: dict[str, Any] = {"costs": "unit", "cache": False, "limits": (1.0, 0.05)}
 
@@ -36,13 +39,6 @@ class Net(nn.Module):
         if self.is_broken:
             torch._dynamo.graph_break()
         return self.head(self.tail(x).mean((2, 3)))
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def trained(model: nn.Module, function: Callable[[Tensor], Tensor]) -> list[Tensor]:

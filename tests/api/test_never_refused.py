@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import tightfit
 from benchmarks.training_loops import LIFETIMES, Life, Loop, Run, live, loop_named
 from benchmarks.training_loops.drawn import drawn_loop
+from support.lives import assert_trained_alike
 from tightfit.errors import InfeasibleBudget
 from tightfit.plan.plan import Outcome
 from tightfit.session import stages
@@ -33,12 +34,6 @@ def lives(loop: Callable[[Run], None]) -> tuple[Life, Life]:
 def within(loop: Callable[[Run], None], budget_bytes: int) -> Life:
     gc.collect()
     return live(loop, Run(budget_bytes, steps=STEPS, small=True, cache=False))
-
-
-def assert_trained_alike(plain: Life, fitted: Life) -> None:
-    assert fitted.error == ""
-    assert (fitted.losses, fitted.parameters) == (plain.losses, plain.parameters)
-    assert fitted.budget_bytes is not None and fitted.largest_bytes <= fitted.budget_bytes
 
 
 @pytest.mark.parametrize("loop", LIFETIMES.values(), ids=lambda loop: loop.name)

@@ -71,7 +71,7 @@ def test_bits_and_budget_from_the_first_step_on(dropout: float, norm: bool, capf
 
     plain = lived(None)
     fitted = lived(int(0.9 * plain.whole_bytes))
-    assert_trained_alike(fitted, plain)
+    assert_trained_alike(plain, fitted)
     assert capfd.readouterr().err.count("an output that had no gradient before") == 1
 
 

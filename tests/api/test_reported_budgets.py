@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import tightfit
 from api.test_decisions import plans_of
 from benchmarks.training_loops import LIFETIMES, Life, Run, live
+from support.lives import assert_trained_alike
 from support.searches import wait_for_searches
 from tightfit.errors import BudgetExceeded, InfeasibleBudget, TightfitError
 from tightfit.units import parse_bytes
@@ -29,12 +30,6 @@ def lived(
     gc.collect()
     run = Run(budget_bytes, steps=steps, small=False, **({"cache": False} | more))
     return live(loop, run)
-
-
-def assert_trained_alike(plain: Life, fitted: Life) -> None:
-    assert fitted.error == ""
-    assert (fitted.losses, fitted.parameters) == (plain.losses, plain.parameters)
-    assert fitted.budget_bytes is not None and fitted.largest_bytes <= fitted.budget_bytes
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.papers import chain
+from support.searches import InterruptedAt
 from tightfit.cli import main
 from tightfit.cli.app import app
 from tightfit.graph.io import save_graph
@@ -80,19 +81,10 @@ def test_a_planner_for_chains_gives_a_row_that_says_why_it_refuses() -> None:
 
 
 def test_an_interruption_keeps_the_rows_that_are_there() -> None:
-    class Interrupting:
-        def start(self, title: str, total: int | None = None, **limits: float | None) -> None: ...
-
-        def update(self, done: int, note: str = "") -> None:
-            if done:
-                raise KeyboardInterrupt
-
-        def stop(self) -> None: ...
-
     task = Task(graph=chain([2, 4, 1]), budget_bytes=9)
     jobs = ["gist", *["checkmate"] * 5]
     before = set(threading.enumerate())
-    rows = compare([task], jobs, Limits(seconds=5, workers=1), Interrupting())
+    rows = compare([task], jobs, Limits(seconds=5, workers=1), InterruptedAt(1))
     assert 1 <= len(rows) <= len(jobs)
     assert len(set(threading.enumerate()) - before) < len(jobs)
 

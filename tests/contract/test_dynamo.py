@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,12 +21,7 @@ from tightfit.torch_private.frames.leaves import HAS_LEAVES
 from tightfit.torch_private.frames.values import following_values, follows_values
 from tightfit.torch_private.releases import DERIVATIVES, LEAVES, RELEASE, VALUES
 
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def test_the_table_of_releases_says_what_is_here() -> None:

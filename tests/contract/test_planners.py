@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from support.graphs import training_graphs
 from support.planning import EVERY_PLANNER
+from support.searches import InterruptedAt
 from tightfit.errors import BadInput
 from tightfit.graph import Alternative, Graph, Op, Segment, Value, Variant, validate_graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
@@ -113,19 +114,9 @@ def test_the_same_limits_give_the_same_plan(planner: str) -> None:
 
 
 def test_an_interruption_ends_with_the_best_so_far(planner: str) -> None:
-    class Interrupting:
-        def start(self, title: str, total: int | None = None, **limits: float | None) -> None:
-            pass
-
-        def update(self, done: int, note: str = "") -> None:
-            raise KeyboardInterrupt
-
-        def stop(self) -> None:
-            pass
-
     graph = graph_for(planner)
     task = Task(graph=graph, budget_bytes=budget_of_ratio(graph, 0.6))
-    check_outcome(plan_with(planner, task, BRIEF, Interrupting()), task)
+    check_outcome(plan_with(planner, task, BRIEF, InterruptedAt(0)), task)
 
 
 def test_the_time_limit_is_kept(planner: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,19 +17,14 @@ from tightfit.allocator import meter_for
 from tightfit.errors import BadInput
 from tightfit.integrations import inductor
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 WIDTH, BATCH = 64, 1024
 REMAT = "torch._functorch._activation_checkpointing.remat_using_tags_for_fwd_loss_bwd_graph_pass"
 CLASSES = torch.arange(BATCH) % 8
-
-
-@pytest.fixture(autouse=True)
-def compiled_anew() -> Iterator[None]:
-    """After many compilations of one class Dynamo leaves its forward alone, whoever asked."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def network(*, dropout: float = 0.0) -> nn.Sequential:

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from support.graphs import compute_lists, training_graphs
 from tightfit.layout.blocks import largest_load
-from tightfit.layout.of_plan import blocks_of_plan
-from tightfit.layout.pack import pack
+from tightfit.layout.pack import blocks_of_plan, pack
 from tightfit.plan import simulate
 from tightfit.plan.assemble import assemble
 

@@ -11,8 +11,6 @@ from tightfit.eviction.policies.registry import POLICIES
 from tightfit.eviction.replayed import Replayed, Rules
 from tightfit.eviction.simulator import Simulator
 
-__all__ = ["against"]
-
 
 def against(policy: str, budget: int, nodes: int) -> tuple[int, int]:
     """Return how many operators a policy computes, and one who knows the program beforehand.

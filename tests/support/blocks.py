@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from tightfit.layout.blocks import Block
 
-__all__ = ["TRACES", "crowded_blocks", "lowest_height", "perfect_packings", "some_blocks"]
-
 _ROOT = Path(__file__).parents[2]
 _FOLDERS = [parent / "shared/data/blocks" for parent in (_ROOT.parent, _ROOT.parent.parent)]
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["Errors", "browser", "chromium", "opened"]
-
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 

@@ -9,8 +9,6 @@ import torch
 
 from tightfit.execution.reached import Reached
 
-__all__ = ["Call", "reached"]
-
 
 @dataclass(eq=False)
 class Call:

@@ -11,8 +11,6 @@ from tightfit.capture.nodes import flat_outputs
 from tightfit.torch_private import core as private
 from tightfit.torch_private.wrappers import facts_of
 
-__all__ = ["described"]
-
 
 def described(step: Captured) -> list[Any]:
     """Return all that a captured step is, but for the identity of its nodes."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from tightfit.graph import Alternative, Graph, Op, Segment, Value, Variant, validate_graph
 
-__all__ = ["Layer", "chain_graph", "graph_of_layers"]
-
 
 @dataclass(frozen=True)
 class Layer:

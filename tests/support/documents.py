@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["DOCS", "example_of"]
-
 DOCS = Path(__file__).parents[2] / "docs"
 
 

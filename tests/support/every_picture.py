@@ -11,8 +11,6 @@ from tightfit.reporting.pictures.layout import Rectangle, layout_picture
 from tightfit.reporting.pictures.policies import PolicyCurve, policies_picture
 from tightfit.reporting.pictures.ways import MeasuredWay, WaysOfOp, ways_picture
 
-__all__ = ["every_picture"]
-
 
 def every_picture(suffix: str) -> list[bytes]:
     """Return one of each kind."""

@@ -6,8 +6,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tightfit
 
-__all__ = ["EvictEverything"]
-
 
 class EvictEverything(TorchDispatchMode):
     """Takes the memory of everything that can be computed again, before every operator."""

@@ -31,8 +31,6 @@ from tightfit.session.memory.surroundings import root_gradient_bytes
 from tightfit.session.options import make_options
 from tightfit.session.stages import capture_step
 
-__all__ = ["LINK", "Step", "check_peak", "one_move", "random_moves", "step_of"]
-
 LINK = Far(capacity_bytes=1 << 30, store_bytes_per_s=1e9, load_bytes_per_s=1e9)
 
 

@@ -22,8 +22,6 @@ from tightfit.errors import BadInput, TightfitError
 from tightfit.torch_private.core import pytree
 from tightfit.torch_private.releases import DERIVATIVES, Since
 
-__all__ = ["REFUSED", "SUPPORTED", "UNCOMPILED", "Refused", "trained"]
-
 
 def _old_weight_norm() -> nn.Module:
     """Return a layer with the norm that PyTorch no longer recommends, and many models have."""

@@ -18,8 +18,6 @@ from support.models import OUTSIDE, PARTLY, SEVERAL, Case
 from support.wrapped import Wrapped, case, image, squares
 from tightfit.torch_private.releases import CAUGHT_ERRORS
 
-__all__ = ["FOLLOWED", "pruned"]
-
 
 class SparseWords(nn.Module):
     """Words whose gradient is sparse."""

@@ -6,8 +6,6 @@ from tightfit.allocator import CpuMeter
 from tightfit.allocator.caching import AllocatorState
 from tightfit.session.memory.account import Account
 
-__all__ = ["Fragmenting"]
-
 
 class Fragmenting:
     """Whatever is given out, it has reserved more: by a share of the most that came since it began.

@@ -16,8 +16,6 @@ from tightfit.dynamic.room import CudaRoom
 from tightfit.dynamic.runtime import Runtime
 from tightfit.torch_private.gpu import allocator_settings
 
-__all__ = ["RoomOnStandIn", "stand_in"]
-
 Result = TypeVar("Result")
 
 _TOTAL_BYTES = 80 << 30

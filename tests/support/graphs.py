@@ -20,8 +20,6 @@ from tightfit.graph import (
 )
 from tightfit.plan import Compute
 
-__all__ = ["compute_lists", "training_graphs", "two_layers"]
-
 
 def two_layers() -> Graph:
     """A step of two linear layers with a ReLU between them; sizes are easy to add up."""

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from tightfit.planners.child import run_in_child
 
-__all__ = ["beat", "beat_below", "hang"]
-
 
 def hang(payload: bytes, report: Callable[[bytes], None]) -> None:
     """Report what was received, then sleep for longer than any test runs."""

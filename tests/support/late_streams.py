@@ -20,8 +20,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from tightfit.execution.far.pinned import PinnedMemory, PinnedStep
 
-__all__ = ["ORDERS", "LateStreams", "WatchedStep", "at_random", "pinned_memory"]
-
 _UNDEFINED = 0xCD  # in memory that a load has not filled yet
 
 Clock = dict[str, int]

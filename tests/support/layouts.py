@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-__all__ = ["OnePixel", "TransposedNorm"]
-
 
 class TransposedNorm(nn.Module):
     """BatchNorm over features that lie last; the storage of its loss is that of the outputs."""

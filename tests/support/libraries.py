@@ -15,8 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.real_models import untrained
 from support.training import Net
 
-__all__ = ["LIBRARIES", "WARNINGS", "Library"]
-
 WARNINGS = (
     "ignore:.gradient_checkpointing. is deprecated:FutureWarning:transformers.training_args",
     "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning:transformers.modeling_utils",

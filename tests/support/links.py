@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from tightfit.plan import Far
 
-__all__ = ["LinkState"]
-
 Waits = tuple[tuple[int, float], ...]
 
 

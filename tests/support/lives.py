@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from benchmarks.training_loops.run import Life
 
-__all__ = ["assert_trained_alike"]
 
-
-def assert_trained_alike(fitted: Life, plain: Life) -> None:
+def assert_trained_alike(plain: Life, fitted: Life) -> None:
     """Assert the same losses and parameters, and that no more was held than the budget."""
     assert not fitted.error
     assert fitted.losses == plain.losses and fitted.parameters == plain.parameters

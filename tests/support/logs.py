@@ -18,8 +18,6 @@ from tightfit.eviction.log.instructions import (
     Result,
 )
 
-__all__ = ["DATA", "call", "linear_network", "programs"]
-
 _ROOT = Path(__file__).resolve().parents[2]
 _PLACES = [parent / "shared/data" for parent in (_ROOT.parent, _ROOT.parent.parent)]
 

@@ -8,8 +8,6 @@ import mmap
 import multiprocessing
 from collections.abc import Callable, Iterator
 
-__all__ = ["fresh_process", "held_pages", "in_a_fresh_process"]
-
 
 @contextlib.contextmanager
 def fresh_process() -> Iterator[Callable[[Callable[[], None]], None]]:

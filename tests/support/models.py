@@ -15,9 +15,6 @@ import tightfit
 from support.layouts import OnePixel, TransposedNorm
 from tightfit.torch_private.releases import LEAVES, Since
 
-__all__ = ["CASES", "EXECUTED", "OUTSIDE", "PARTLY", "PLANNED", "SEVERAL", "Case", "Tied"]
-
-
 PLANNED = "by one plan"
 SEVERAL = "by a plan for each of several graphs"
 PARTLY = "partly outside of plans"

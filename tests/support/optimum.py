@@ -17,8 +17,6 @@ from tightfit.graph import Alternative, Graph, Op, Segment, Value, Variant, vali
 from tightfit.graph.ir import CONSTANT_ROLES
 from tightfit.graph.liveness import computed_ops
 
-__all__ = ["optimal_overhead", "small_graphs"]
-
 State = tuple[int, frozenset[int], tuple[int, ...], bool]
 
 

@@ -17,8 +17,6 @@ from support.shortest import shortest
 from tightfit.graph import Alternative, Graph, Op, Segment, Value, Variant, validate_graph
 from tightfit.plan import Far
 
-__all__ = ["least_time_s", "random_graph"]
-
 
 def random_graph(seed: int, count: int) -> Graph:
     """Return a connected DAG of one-output ops; the second half reads what the first made."""

@@ -6,8 +6,6 @@ import heapq
 
 from tightfit.graph import Graph
 
-__all__ = ["least_peak_of_any_order"]
-
 
 def least_peak_of_any_order(graph: Graph) -> int:
     """Return the least peak in bytes over the orders that a step may run in.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-__all__ = ["points_in", "texts_in"]
-
 _SVG = "{http://www.w3.org/2000/svg}"
 _POINTS = "points: "
 

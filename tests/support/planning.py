@@ -9,8 +9,6 @@ import pytest
 from benchmarks.training import let_search_end
 from tightfit.planners.registry import PLANNERS
 
-__all__ = ["EVERY_PLANNER", "planners_called"]
-
 EVERY_PLANNER = tuple(
     name
     for entry in PLANNERS.values()

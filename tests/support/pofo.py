@@ -16,8 +16,6 @@ from support.links import LinkState
 from support.shortest import shortest
 from tightfit.plan import Far
 
-__all__ = ["least_time_of_chain_s"]
-
 
 def least_time_of_chain_s(layers: Sequence[Layer], budget_bytes: int, far: Far) -> float:
     """Return the least time of a step of `support.chains.graph_of_layers`; ``inf`` if none fits."""

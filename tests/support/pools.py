@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from tightfit.allocator.cuda_arena_memory import ArenaMemoryState
 
-__all__ = ["Block", "FakeArenaMemory", "FakePool"]
-
 SMALL, GRANULARITY = 1 << 20, 512
 
 

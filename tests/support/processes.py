@@ -17,8 +17,6 @@ from types import ModuleType
 
 import torch.distributed as dist
 
-__all__ = ["end_rank", "in_group", "run_ranks"]
-
 _TESTS = Path(__file__).parents[1]
 
 

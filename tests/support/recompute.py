@@ -7,8 +7,6 @@ import random
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Compute
 
-__all__ = ["recompute_at_random"]
-
 
 def recompute_at_random(
     graph: Graph, generator: random.Random, share: float = 0.3

@@ -7,8 +7,6 @@ import torch
 
 from tightfit.torch_private.releases import Since
 
-__all__ = ["needs", "why_not_here"]
-
 
 def why_not_here(since: Since) -> str:
     """Return why something cannot be tested here, if it cannot."""

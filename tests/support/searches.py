@@ -1,12 +1,11 @@
-"""Searches for better plans, which go on while a model trains."""
+"""Searches for plans: those that go on while a model trains, and an interruption of others."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from tightfit.execution.attach import attached
-
-__all__ = ["wait_for_searches"]
+from tightfit.progress import Silent
 
 
 def wait_for_searches(model: nn.Module) -> None:
@@ -15,3 +14,14 @@ def wait_for_searches(model: nn.Module) -> None:
     for shape in () if fitted is None else fitted.specialisations:
         for search in shape.searches.values():
             search.wait()
+
+
+class InterruptedAt(Silent):
+    """A progress of a user who interrupts as soon as so many pieces of work are done."""
+
+    def __init__(self, done: int) -> None:
+        self._done = done
+
+    def update(self, done: int, note: str = "") -> None:
+        if done >= self._done:
+            raise KeyboardInterrupt

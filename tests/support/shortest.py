@@ -7,8 +7,6 @@ import math
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
-__all__ = ["shortest"]
-
 State = TypeVar("State", bound=Hashable)
 
 

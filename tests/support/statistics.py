@@ -10,8 +10,6 @@ import torch
 from tightfit.allocator import CpuMeter, CudaMeter, Meter
 from tightfit.execution import guard as guarding
 
-__all__ = ["OnePeak", "steps_metered_as_on_a_gpu"]
-
 
 class OnePeak:
     """The part of torch.cuda that a meter uses.

@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-__all__ = ["WAYS", "Fit", "Net", "batches"]
-
 Fit = Callable[[nn.Module, "torch.optim.Optimizer | None"], nn.Module]
 """Fits a model, or leaves it plain: a way calls it where a user would call `tightfit.fit`."""
 

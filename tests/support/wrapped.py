@@ -11,8 +11,6 @@ from torch import nn
 from support.models import PLANNED, Case
 from tightfit.torch_private.releases import Since
 
-__all__ = ["Wrapped", "case", "image", "squares"]
-
 
 class Wrapped(nn.Module):
     """A linear layer, then a function of the module, its output and the other inputs."""

@@ -8,8 +8,6 @@ from torch import nn
 
 from support.models import PARTLY, SEVERAL, Case
 
-__all__ = ["WRITING"]
-
 
 class MaskedLinear(nn.Linear):
     """Masks its weight for good, as the convolutions of PixelCNN do."""

@@ -8,8 +8,7 @@ from pathlib import Path
 from tightfit.errors import BadInput
 from tightfit.files import write_atomically
 from tightfit.graph.ir import Graph
-from tightfit.layout.of_plan import blocks_of_plan
-from tightfit.layout.pack import pack
+from tightfit.layout.pack import blocks_of_plan, pack
 from tightfit.layout.packers.base import PackingLimits
 from tightfit.plan.plan import Plan
 from tightfit.reporting.html.facts import BudgetPoint, Measured

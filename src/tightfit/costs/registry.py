@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from tightfit.costs.flops import with_flops_costs
 from tightfit.costs.machines import MACHINES
 from tightfit.costs.roofline import on_machine, with_roofline_costs
 from tightfit.costs.variants import price
 from tightfit.errors import BadInput
-from tightfit.graph.ir import Graph
+from tightfit.graph.ir import Alternative, Graph, Op
+
+_FLOPS_PER_SECOND = 1e12
+_ELEMENT_BYTES = 4
 
 COST_SOURCES: dict[str, str] = {
     "unit": "every op costs 1",
@@ -40,7 +42,7 @@ def with_costs(graph: Graph, source: str) -> Graph:
     if source == "unit":  # Griewank and Walther (2000), Chen et al. (2016)
         return price(graph, lambda op, alternative: 1.0, source)
     if source == "flops":
-        return with_flops_costs(graph)
+        return _in_flops(graph)
     if source == "cpu":
         from tightfit.costs.measured.this_cpu import this_cpu
 
@@ -48,3 +50,17 @@ def with_costs(graph: Graph, source: str) -> Graph:
     if source in MACHINES:
         return on_machine(graph, source, MACHINES[source])
     raise BadInput(f"no modelled costs are called {source!r} (known: {', '.join(COST_SOURCES)})")
+
+
+def _in_flops(graph: Graph) -> Graph:
+    """Return the graph with costs in FLOP, as seconds of a machine that does 1e12 in a second.
+
+    Checkmate's search for the largest batch has such costs. Every op costs at least one operation
+    for each 4 bytes that it writes, and at least one in all.
+    """
+
+    def cost(op: Op, alternative: Alternative) -> float:
+        elements = graph.bytes_of(alternative.writes) // _ELEMENT_BYTES
+        return max(op.flops_of(alternative), elements, 1) / _FLOPS_PER_SECOND
+
+    return price(graph, cost, "flops")

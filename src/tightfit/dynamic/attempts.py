@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tightfit.allocator.refusals import is_refusal
 from tightfit.dynamic.contents import tensors_in
 from tightfit.dynamic.draws import Drawn
 from tightfit.dynamic.operators import Operator
-from tightfit.dynamic.room import RetryingRoom, is_refusal
+from tightfit.dynamic.room import RetryingRoom
 from tightfit.torch_private.storages import storage_of
 
 _MOST_KNOWN = 4096

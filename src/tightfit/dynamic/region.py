@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer
 
+from tightfit.allocator.refusals import budget_exceeded, is_refusal
 from tightfit.dynamic.core import Core
 from tightfit.dynamic.ledger import Ledger, OnlineReport
 from tightfit.dynamic.native.compiling import BeingCompiled, CoreUnavailable, ForLaterReleases
@@ -19,8 +20,6 @@ from tightfit.dynamic.pool import Candidates, Pool
 from tightfit.dynamic.room import (
     Room,
     allocated_bytes,
-    budget_exceeded,
-    is_refusal,
     room_on,
     storages_alive,
 )

@@ -10,23 +10,11 @@ from typing import TypeVar
 import torch
 
 from tightfit.allocator.alive import alive
-from tightfit.allocator.refusals import budget_exceeded, is_refusal, refused_bytes, unless_refused
+from tightfit.allocator.refusals import is_refusal, refused_bytes, unless_refused
 from tightfit.allocator.resident import granularity_of, storages_of
 from tightfit.allocator.tally import CpuTally, CudaTally, Refusals
 from tightfit.torch_private.storages import new_memory
 from tightfit.units import rounded_up
-
-__all__ = [
-    "CallingRoom",
-    "CudaRoom",
-    "RetryingRoom",
-    "Room",
-    "allocated_bytes",
-    "budget_exceeded",
-    "is_refusal",
-    "room_on",
-    "storages_alive",
-]
 
 Result = TypeVar("Result")
 _CPU = torch.device("cpu")

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tightfit.allocator.refusals import is_refusal
 from tightfit.dynamic.attempts import Attempts, Given, HasBegun
 from tightfit.dynamic.contents import Contents, NotPlain, tensors_in
 from tightfit.dynamic.core import Core
@@ -25,7 +26,7 @@ from tightfit.dynamic.noted import Noted
 from tightfit.dynamic.operators import Operator, operator_of
 from tightfit.dynamic.pool import Pool
 from tightfit.dynamic.repeater import Repeater
-from tightfit.dynamic.room import RetryingRoom, Room, is_refusal
+from tightfit.dynamic.room import RetryingRoom, Room
 from tightfit.dynamic.settled import Settled
 from tightfit.torch_private import core as private
 from tightfit.torch_private import engine

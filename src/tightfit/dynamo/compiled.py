@@ -8,7 +8,6 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
 from tightfit.capture.exclusive import CAPTURE_LOCK
@@ -20,7 +19,7 @@ from tightfit.dynamo.frame_cache import FrameCache
 from tightfit.dynamo.guards import Unguarded
 from tightfit.dynamo.one_ops import OneOps
 from tightfit.dynamo.outside import Outside
-from tightfit.errors import BadInput, CaptureError
+from tightfit.errors import CaptureError
 from tightfit.torch_private import dynamo as private
 
 
@@ -141,8 +140,6 @@ class Compiled:
         follower: Following,
         kept: FrameCache | None = None,
     ) -> None:
-        if not private.follows_in_place():
-            raise BadInput(f"tightfit needs PyTorch 2.11 or later; here is {torch.__version__}")
         self._function = function
         self._name = name
         self._hand_over = hand_over

@@ -8,11 +8,19 @@ from collections.abc import Iterable
 from tightfit.errors import BadInput, InvalidLayout
 from tightfit.graph.ir import Graph
 from tightfit.layout.blocks import CPU_ALIGNMENT_BYTES, Block, Layout, Packed, largest_load
-from tightfit.layout.of_plan import blocks_of_plan
 from tightfit.layout.packers.base import PackingLimits
 from tightfit.layout.packers.registry import DEFAULT_PACKER, PACKERS
 from tightfit.layout.validate import validate_layout
+from tightfit.plan.lives import lives_of
 from tightfit.plan.plan import Plan
+
+
+def blocks_of_plan(graph: Graph, plan: Plan) -> tuple[Block, ...]:
+    """Return the blocks of a valid plan: its lives, numbered in their order."""
+    return tuple(
+        Block(number, life.lower, life.upper, life.size_bytes)
+        for number, life in enumerate(lives_of(graph, plan))
+    )
 
 
 def pack_plan(graph: Graph, plan: Plan) -> Packed:

@@ -24,8 +24,6 @@ from tightfit.torch_private import core as private
 
 Results: TypeAlias = dict[ValueId, torch.Tensor]
 
-_ZERO_EVERY = 7  # so many drawn numbers are zero: there ways of computing differ first
-
 
 class Trial:
     """Tensors for the arguments of some ops of a step.
@@ -105,7 +103,7 @@ class Trial:
             return value
         whole = fake.untyped_storage().nbytes() // fake.itemsize
         flat = torch.empty(whole, dtype=fake.dtype, device=fake.device)
-        draw_normal(flat, seed=zlib.crc32(node.name.encode()), zero_every=_ZERO_EVERY)
+        draw_normal(flat, seed=zlib.crc32(node.name.encode()))
         if self._condition is not None:
             self._condition.enforce(node, flat)
         return flat.as_strided(fake.shape, fake.stride(), 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
@@ -11,11 +12,14 @@ import runpy
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import torch
+from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -26,7 +30,6 @@ from tightfit.scripts.answers import RecordedAnswers, RepeatedAnswers
 from tightfit.scripts.calls import OutermostCalls
 from tightfit.scripts.fitter import Fitter
 from tightfit.scripts.job import CannotProve, EnoughSteps, Job
-from tightfit.scripts.optimizers import each_new_optimizer
 from tightfit.scripts.program_memory import ProgramMemory
 from tightfit.scripts.record import Ended, Failure, Generator, Line, Record, Step
 from tightfit.scripts.replaced_functions import replaced_functions
@@ -58,7 +61,7 @@ class _Run:
             around.callback(self._remove_hook)
             around.enter_context(replaced_functions(self._fitter, answers, is_plain=is_plain))
             around.enter_context(OutermostCalls(self._before_call))
-            around.enter_context(each_new_optimizer(self._fitter.on_new_optimizer))
+            around.enter_context(_each_new_optimizer(self._fitter.on_new_optimizer))
             output = around.enter_context(contextlib.closing(_output(self._record_line)))
             around.enter_context(contextlib.redirect_stdout(output))
             code, failure = _run_program(self._job)
@@ -183,3 +186,15 @@ def main(path: str) -> None:
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     _Run(job).run()
+
+
+def _each_new_optimizer(call: Callable[[Any], None]) -> AbstractContextManager[Any]:
+    """Return a context in which a function is called with each optimizer that is made."""
+    original = Optimizer.__init__
+
+    @functools.wraps(original)
+    def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        call(optimizer)
+
+    return mock.patch.object(Optimizer, "__init__", init)

@@ -40,7 +40,6 @@ from tightfit.torch_private.frames.leaves import (
     ArgumentsKnown,
     as_leaves,
     asking,
-    invoke_leaf_function,
     is_leaf_call,
     leaf_of,
     noted,
@@ -78,11 +77,6 @@ _CONFIGURATION = {
     "enable_dynamo_decompositions": False,  # with other rounding: `add_(x, alpha=2)` before 2.13
     "record_runtime_overhead": False,  # which costs as much as the guards of a small graph
 }
-
-
-def follows_in_place() -> bool:
-    """Whether this PyTorch has all that `compiled` takes, as 2.11 does."""
-    return invoke_leaf_function is not None
 
 
 def compiled(

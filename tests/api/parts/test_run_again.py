@@ -113,7 +113,7 @@ def test_every_backward_has_the_bits_of_plain_pytorch(
 
     plain = lived(None)
     fitted = lived(plain.whole_bytes)
-    assert_trained_alike(fitted, plain)
+    assert_trained_alike(plain, fitted)
 
 
 # -- a backward that is differentiated itself -------------------------------------------------

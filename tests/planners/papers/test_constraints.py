@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -297,17 +296,9 @@ def test_a_program_with_a_forward_op_after_a_backward_op_is_refused() -> None:
     graph = chain([1, 1])
     problem = staged(Task(graph=graph, budget_bytes=5))
     nodes = (*problem.nodes[2:], *problem.nodes[:2])
-    backwards: Callable[[], object] = lambda: build_monet(  # noqa: E731
-        type(problem)(
-            nodes=nodes,
-            values=problem.values,
-            capacity_bytes=problem.capacity_bytes,
-            crossings=problem.crossings,
-        ),
-        single_implementations(problem),
-    )
+    backwards = msgspec.structs.replace(problem, nodes=nodes)
     with pytest.raises(ValueError, match="forward op follows a backward op"):
-        backwards()
+        build_monet(backwards, single_implementations(problem))
 
 
 def test_keeping_everything_is_a_schedule_without_recomputation() -> None:

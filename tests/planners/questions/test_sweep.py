@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from support.papers import chain
+from support.searches import InterruptedAt
 from tightfit.errors import BadInput
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.compare import ComparisonRow
@@ -33,17 +34,8 @@ def untimed(rows: tuple[ComparisonRow, ...]) -> list[ComparisonRow]:
 
 
 def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    class Impatient:
-        def start(self, title: str, total: int | None = None, **limits: float | None) -> None: ...
-
-        def update(self, done: int, note: str = "") -> None:
-            if done == 2:
-                raise KeyboardInterrupt
-
-        def stop(self) -> None: ...
-
     with pytest.raises(KeyboardInterrupt):
-        sweep(jobs(), tmp_path, progress=Impatient())
+        sweep(jobs(), tmp_path, progress=InterruptedAt(2))
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert len(kept) == 2
     rows = sweep(jobs(), tmp_path)

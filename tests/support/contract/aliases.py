@@ -11,8 +11,6 @@ from torch import nn
 from support.contract.inputs import complex_data, data, every_other_conjugated, given, inner, leaf
 from support.contract.outputs import Net, OutputCase
 
-__all__ = ["ALIASES"]
-
 Function = Callable[..., Any]
 
 

@@ -13,8 +13,6 @@ from support.contract.aliases import net
 from support.contract.inputs import data, inner, leaf
 from support.contract.outputs import Net, OutputCase, of_first
 
-__all__ = ["BACKWARDS"]
-
 
 def result(s: Net, x: torch.Tensor) -> Any:
     """Return one output."""

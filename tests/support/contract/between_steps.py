@@ -20,8 +20,6 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from support.contract.changes import Change, ChangeCase, Changing
 from support.contract.outputs import Net
 
-__all__ = ["BETWEEN_STEPS"]
-
 
 def body(s: Net, x: torch.Tensor) -> torch.Tensor:
     """Compute what most cases compute."""

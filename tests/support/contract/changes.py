@@ -20,8 +20,6 @@ from support.contract.facts import Fact, gradients, leaves, looked_at, same, sta
 from support.contract.outputs import weighted
 from support.contract.verdicts import Outcome, Raised, compared, worst
 
-__all__ = ["ChangeCase", "Changing", "has_effect", "judged_changes"]
-
 STEPS_EACH = 2
 
 

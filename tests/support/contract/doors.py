@@ -11,8 +11,6 @@ from torch import nn
 
 import tightfit
 
-__all__ = ["DOORS", "Call", "Door", "asked_door", "fitted", "plain"]
-
 Call = Callable[..., Any]
 Door = Callable[[nn.Module, str], Call]
 """Takes a module and a budget; returns what is called in the module's place."""

@@ -13,8 +13,6 @@ from support.contract.shapes import SHAPES
 from support.contract.shared_inputs import SHARED_INPUTS
 from support.contract.surroundings import SURROUNDINGS
 
-__all__ = ["CHANGES", "OUTPUTS"]
-
 OUTPUTS: tuple[OutputCase, ...] = (
     *SHAPES,
     *ALIASES,

@@ -10,18 +10,6 @@ import numpy
 import torch
 from torch import nn
 
-__all__ = [
-    "ANYTHING",
-    "Fact",
-    "bits",
-    "gradients",
-    "leaves",
-    "leaves_of_history",
-    "looked_at",
-    "same",
-    "state_of",
-]
-
 Fact = tuple[str, Any]
 """Where it was seen, and what."""
 

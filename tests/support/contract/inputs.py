@@ -8,17 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = [
-    "Inputs",
-    "complex_data",
-    "data",
-    "every_other_conjugated",
-    "given",
-    "inner",
-    "leaf",
-    "two",
-]
-
 Inputs = Callable[[nn.Module], tuple[Any, ...]]
 
 

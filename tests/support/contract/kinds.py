@@ -14,8 +14,6 @@ from support.contract.aliases import net
 from support.contract.inputs import data, given, inner, leaf
 from support.contract.outputs import Net, OutputCase
 
-__all__ = ["KINDS"]
-
 
 @dataclasses.dataclass
 class Output:

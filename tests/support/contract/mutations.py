@@ -12,8 +12,6 @@ from support.contract.aliases import net
 from support.contract.inputs import data, inner, leaf
 from support.contract.outputs import Net, OutputCase
 
-__all__ = ["MUTATIONS"]
-
 Change = Callable[[torch.Tensor], Any]
 
 

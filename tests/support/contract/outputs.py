@@ -28,8 +28,6 @@ from support.contract.facts import (
 from support.contract.inputs import Inputs, data, given
 from support.contract.verdicts import Outcome, Raised, Verdict, compared, worst
 
-__all__ = ["Net", "OutputCase", "judged", "of_first", "weighted"]
-
 ONE = given(data)
 STEPS = 3
 MOST_CHANGED = 4

@@ -18,8 +18,6 @@ from torch.utils.checkpoint import (
 
 from support.contract.outputs import Net, OutputCase, of_first
 
-__all__ = ["SHAPES"]
-
 
 def net(name: str, function: Callable[..., Any], **options: Any) -> OutputCase:
     """Return a case of a function of `Net` and a batch."""

@@ -10,8 +10,6 @@ import torch
 from support.contract.inputs import Inputs, data, inner, leaf
 from support.contract.outputs import Net, OutputCase
 
-__all__ = ["SHARED_INPUTS"]
-
 
 def shared(name: str, inputs: Inputs, function: Callable[..., Any] | None = None) -> OutputCase:
     """Return a case of inputs that share memory."""

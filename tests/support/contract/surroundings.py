@@ -18,8 +18,6 @@ from support.contract.changes import Change, ChangeCase, Changing, one_batch
 from support.contract.outputs import Net
 from support.precision import default_dtype
 
-__all__ = ["SURROUNDINGS"]
-
 
 class WritesBuffer(Net):
     """Reads one buffer before and after it writes another."""

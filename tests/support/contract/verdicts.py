@@ -15,17 +15,6 @@ import torch
 from support.contract.facts import Fact, same
 from tightfit.errors import TightfitError
 
-__all__ = [
-    "RECORD",
-    "Outcome",
-    "Raised",
-    "Verdict",
-    "check_against_record",
-    "compared",
-    "recorded",
-    "worst",
-]
-
 RECORD = Path(__file__).parents[2] / "contract" / "verdicts.json"
 """For each door and battery the cases that are not right, and why: a case left out is right."""
 _MOST_CHARACTERS = 160

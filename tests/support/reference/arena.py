@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from tightfit.units import rounded_up
 
-__all__ = ["Arena"]
-
 _GRANULARITY_BYTES = 512
 """Sizes are rounded up to this, as GPU allocators round."""
 

@@ -30,8 +30,6 @@ from tightfit.eviction.replayed import (
 )
 from tightfit.eviction.simulator import Simulator
 
-__all__ = ["simulate_in_python"]
-
 
 def simulate_in_python(
     simulator: Simulator,

@@ -6,8 +6,6 @@ from collections import Counter
 
 from tightfit.eviction.replayed import Moment, MomentKind, Replayed, Status
 
-__all__ = ["Ledger", "Stopped", "Stored"]
-
 
 class Stopped(Exception):
     """The replay cannot go on."""

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from support.reference.state import Ledger, Stored
 from tightfit.eviction.classes import Classes
 
-__all__ = ["StoredTerms"]
-
 
 class StoredTerms:
     """Looks at storages by their numbers, and counts how many it looks at.

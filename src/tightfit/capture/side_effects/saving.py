@@ -17,7 +17,7 @@ _WAY_OUT = (
 )
 
 
-def refuse_saving_hooks(name: str) -> None:
+def refuse_saving_hooks() -> None:
     """Refuse a call within hooks that decide how tensors are saved for backward.
 
     Raises `CaptureError`: names the kind of the hooks.
@@ -25,6 +25,6 @@ def refuse_saving_hooks(name: str) -> None:
     pack = private.saving_hook()
     if pack:
         raise CaptureError(
-            f"{name} is fitted and called within hooks on saved tensors ({pack}): "
+            f"the call is fitted and called within hooks on saved tensors ({pack}): "
             f"planned gradients would differ from those with the hooks. {_WAY_OUT}"
         )

@@ -141,7 +141,7 @@ def trace(
     """
     trail = ModuleTrail(call.modules)
     regions = CastRegions()
-    refuse_saving_hooks("the call")
+    refuse_saving_hooks()
     with explained(trail), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         leaves = call.leaves

@@ -28,6 +28,7 @@ _CALM_S = 20e-6
 _FEWEST_REPEATS = 3
 _MOST_REPEATS = 9
 _DRAWN = 65_521  # random numbers of synthetic contents; a prime: rows differ
+_ZERO_EVERY = 7  # so many drawn numbers are zero: there ways of computing differ first
 _SHORT_RUNS = 3
 _MOST_DISTURBED = 3  # runs of a call in each of which another thread took or freed memory
 
@@ -320,15 +321,11 @@ def _repeat(drawn: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     return flat
 
 
-def draw_normal(flat: torch.Tensor, *, seed: int, zero_every: int = 0) -> None:
-    """Fill a flat tensor with numbers of both signs; the global generators do not move.
-
-    One of `zero_every` numbers is zero, if that is given.
-    """
+def draw_normal(flat: torch.Tensor, *, seed: int) -> None:
+    """Fill a flat tensor with numbers of both signs; the global generators do not move."""
     generator = torch.Generator(flat.device).manual_seed(seed)
     drawn = torch.randn(min(len(flat), _DRAWN), generator=generator, device=flat.device)
-    if zero_every:
-        drawn[zero_every - 1 :: zero_every] = 0
+    drawn[_ZERO_EVERY - 1 :: _ZERO_EVERY] = 0
     if len(flat):
         _repeat(drawn, flat)
 

@@ -19,7 +19,7 @@ import torch
 
 from tightfit.errors import BadInput
 from tightfit.execution.far.copier import Copier, reading, writing
-from tightfit.execution.far.cuda_streams import CudaStreams
+from tightfit.execution.far.pinned import CudaStreams
 from tightfit.files import cache_folder, write_atomically
 
 _MEASURED_BYTES = 32 << 20  # at a time

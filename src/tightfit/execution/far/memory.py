@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from tightfit.errors import BadInput
-from tightfit.execution.far.cuda_streams import CudaStreams
 from tightfit.execution.far.file import FileStep
 from tightfit.execution.far.offload import Offload
-from tightfit.execution.far.pinned import PinnedMemory, PinnedStep
+from tightfit.execution.far.pinned import CudaStreams, PinnedMemory, PinnedStep
 from tightfit.execution.far.step import FarStep
 
 

@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -29,29 +29,39 @@ Event: TypeAlias = Any
 Pair: TypeAlias = tuple[Event, Event]
 
 
-class Streams(Protocol):
+class CudaStreams:
     """The streams of a device: that of its operators, and one for copies in each direction."""
 
-    stores: Stream
-    loads: Stream
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.stores: Stream = torch.cuda.Stream(device)
+        self.loads: Stream = torch.cuda.Stream(device)
 
     def current(self) -> Stream:
         """Return the stream that operators of this thread are in now."""
+        return torch.cuda.current_stream(self._device)
 
     def mark(self, stream: Stream, *, is_timed: bool = False) -> Event:
         """Return an event: all that is in a stream so far has run."""
+        event = torch.cuda.Event(enable_timing=is_timed)
+        event.record(stream)
+        return event
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Let what comes next in a stream wait for an event."""
+        stream.wait_event(event)
 
     def copy(self, stream: Stream, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy in a stream."""
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
 
     def pinned(self, size: int) -> torch.Tensor:
         """Return bytes of the host that a stream copies to and from by itself."""
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def seconds(self, begin: Event, end: Event) -> float | None:
         """Return the time between two timed events; None: it is not known yet."""
+        return begin.elapsed_time(end) / 1e3 if end.query() else None
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ class PinnedMemory:
     `size_bytes`: how much a step may hold.
     """
 
-    def __init__(self, size_bytes: int, streams: Streams) -> None:
+    def __init__(self, size_bytes: int, streams: CudaStreams) -> None:
         self.size_bytes = size_bytes
         self.streams = streams
         self.chunk_bytes = min(_CHUNK_BYTES, 1 << max(0, size_bytes - 1).bit_length())
@@ -108,7 +118,7 @@ class PinnedMemory:
 class Waits:
     """How long operators have waited for copies, read once the device has got there."""
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: CudaStreams) -> None:
         self._streams = streams
         self._pending: deque[tuple[Pair, ...]] = deque(maxlen=_MOST_PENDING)
         self._last_s = 0.0

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from tightfit._core import _engine
 from tightfit.layout.blocks import Block
 
 
@@ -26,6 +27,23 @@ class Placement(msgspec.Struct, frozen=True):
 
 Packer: TypeAlias = Callable[[tuple[Block, ...], PackingLimits], Placement]
 """Places blocks whose sizes are positive and rounded; the layout is validated afterwards."""
+
+
+def core_packer(name: str) -> Packer:
+    """Return a packer of the C++ core, which releases the interpreter lock while it packs."""
+
+    def pack(blocks: tuple[Block, ...], limits: PackingLimits) -> Placement:
+        offsets, proven_bytes = _engine.pack(
+            name,
+            [block.lower for block in blocks],
+            [block.upper for block in blocks],
+            [block.size_bytes for block in blocks],
+            limits.seconds,
+            limits.seed,
+        )
+        return Placement(tuple(offsets), proven_bytes)
+
+    return pack
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):

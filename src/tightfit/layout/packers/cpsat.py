@@ -14,8 +14,7 @@ import msgspec
 
 from tightfit.errors import MissingExtra
 from tightfit.layout.blocks import Block, largest_load
-from tightfit.layout.packers.base import PackingLimits, Placement
-from tightfit.layout.packers.core import core_packer
+from tightfit.layout.packers.base import PackingLimits, Placement, core_packer
 from tightfit.planners.child import run_in_child
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tightfit.layout.packers.base import Registration
-from tightfit.layout.packers.core import core_packer
+from tightfit.layout.packers.base import Registration, core_packer
 from tightfit.layout.packers.cpsat import pack_by_constraints
 from tightfit.layout.packers.mip.packer import pack_by_program
 

@@ -64,33 +64,28 @@ def run_anytime(
     limits: Limits,
     progress: Progress,
     *,
-    alternatives: bool = True,
     seeds: Sequence[PooledSchedule] = (),
 ) -> AnytimeResult:
-    """As `plan_anytime`, with further knowledge.
-
-    `alternatives`: False: first computations use the default alternatives. `seeds`: schedules of
-    the same graph and traced order at another budget.
-    """
+    """As `plan_anytime`; `seeds`: schedules of the graph in traced order, at another budget."""
     started = time.perf_counter()
     easy = fits_without_recomputation(task, limits, started)
     least = None
     if easy is None and not task.keeps_order and len(task.graph.ops) <= MOST_ORDERED:
         least = order_for(task, limits)
         easy = order_only(task, least, limits, started)
-    if easy is not None and (easy.status == "optimal" or not alternatives):
+    if easy is not None and easy.status == "optimal":
         return _at_once(easy)
     if easy is None:
         proof = _prove_infeasible(task, least, started)
         if proof is not None:
             return _at_once(proof)
-    problem = build_problem(task, alternatives=alternatives)
+    problem = build_problem(task)
     small = solve_small(task, problem, limits, started)
     if small is not None and small.plan is None:
-        small = _solve_small_in_others(task, least, limits, started, alternatives=alternatives)
+        small = _solve_small_in_others(task, least, limits, started)
     if small is not None:
         return _at_once(_better(small, easy))
-    orders = _Orders(task, limits, progress, started, alternatives=alternatives)
+    orders = _Orders(task, limits, progress, started)
     with contextlib.suppress(KeyboardInterrupt), shown(progress, "plan", at_most_s=limits.seconds):
         orders.run(problem, seeds, least)
     return AnytimeResult(_better(orders.outcome(), easy), orders.first, orders.schedules())
@@ -116,14 +111,14 @@ def _in_other_orders(
 
 
 def _solve_small_in_others(
-    task: Task, least: LeastPeak | None, limits: Limits, started: float, *, alternatives: bool
+    task: Task, least: LeastPeak | None, limits: Limits, started: float
 ) -> Outcome | None:
     """Return the optimum in the first other order that has a plan, the traced one having none.
 
     If none has, the proof that no order has; None if the problem in some order is too large.
     """
     for order, _, other in _in_other_orders(task, least):
-        found = solve_small(other, build_problem(other, alternatives=alternatives), limits, started)
+        found = solve_small(other, build_problem(other), limits, started)
         if found is None:
             return None
         if found.plan is not None:
@@ -173,14 +168,11 @@ class _Order:
 class _Orders:
     """The searches of one or two orders, and their results."""
 
-    def __init__(
-        self, task: Task, limits: Limits, progress: Progress, started: float, *, alternatives: bool
-    ) -> None:
+    def __init__(self, task: Task, limits: Limits, progress: Progress, started: float) -> None:
         self.task = task
         self.limits = limits
         self.progress = progress
         self.started = started
-        self.alternatives = alternatives
         self.tried: list[_Order] = []
         self.first: FirstPlan | None = None
 
@@ -232,8 +224,7 @@ class _Orders:
         if len(self.task.graph.ops) > MOST_SEARCHED:
             return []
         for ops, name, task in _in_other_orders(self.task, least):
-            problem = build_problem(task, alternatives=self.alternatives)
-            search = self._start(name, ops, task, problem)
+            search = self._start(name, ops, task, build_problem(task))
             add_greedy_plan(search)
             searches.append(search)
         return searches

@@ -10,8 +10,8 @@ import math
 
 from tightfit._core import _engine
 from tightfit.graph.ir import ValueId
-from tightfit.planners.anytime.kcut.moving import Movable
 from tightfit.planners.anytime.kcut.program import CutProgram, cut_program
+from tightfit.planners.anytime.kcut.variables import Movable
 from tightfit.planners.anytime.relaxation import relaxed
 from tightfit.planners.base import Task
 from tightfit.planners.engine.build import build_problem
@@ -60,7 +60,7 @@ class MovesBound:
             self._learn(model, solution)
         if solution.values is None:
             return None
-        return frozenset(self.values[value] for value in model.away(solution, 0))
+        return frozenset(self.values[value] for value in model.away(solution))
 
     def _learn(self, model: CutProgram, solution: Solution) -> None:
         bound = math.inf

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tightfit.graph.changes import need_before_changes
 from tightfit.graph.ir import Graph, Op, OpId
 from tightfit.graph.liveness import producers, readers
-from tightfit.planners.orders.fixed import keeps_its_place
+from tightfit.planners.orders.problem import keeps_its_place
 
 
 def frees_early(graph: Graph) -> tuple[OpId, ...]:

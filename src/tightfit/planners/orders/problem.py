@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from tightfit._core import _engine
 from tightfit.graph.changes import need_before_changes
-from tightfit.graph.ir import Gradients, Op, OpId, SegmentId, ValueId
+from tightfit.graph.ir import Gradients, Graph, Op, OpId, SegmentId, ValueId
 from tightfit.graph.liveness import computed_ops, extra_bytes, producers, readers, tangents
 from tightfit.planners.base import Task
-from tightfit.planners.orders.fixed import keeps_its_place
 
 _CROSSING = -1
 
@@ -37,6 +36,20 @@ class StepOrders:
     def to_graph(self, order: list[int]) -> tuple[OpId, ...]:
         """Return an order as ops of the graph."""
         return tuple(self.ops[op] for op in order if self.ops[op] != _CROSSING)
+
+
+def keeps_its_place(graph: Graph, op: Op) -> bool:
+    """Return whether an op keeps its traced order with the others of its kind in its segment.
+
+    Ops that draw random numbers do, and pinned ops, which may have effects. Pinned ops that make a
+    gradient or change a constant need not: nothing else has the same effect. On a CUDA device
+    graphs do not say which ops draw: there the whole forward pass keeps its order.
+    """
+    if graph.device.kind == "cuda" and graph.segments[op.segment].phase == "forward":
+        return True
+    made = (graph.values[v] for way in op.alternatives for v in way.writes)
+    gives = any(value.fate == "handed_over" for value in made)
+    return op.random_state_bytes > 0 or (op.pinned is not None and not gives and not op.changes)
 
 
 def step_orders(task: Task) -> StepOrders:

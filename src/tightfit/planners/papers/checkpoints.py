@@ -29,47 +29,18 @@ def forward_bytes(problem: Staged, node: int) -> int:
 def articulation_points(problem: Staged) -> list[int]:
     """Return the forward nodes whose removal disconnects the forward pass (undirected).
 
-    Depth-first search with low links (Tarjan), as in Checkmate, section 5.1.1.
+    As in Checkmate, section 5.1.1.
     """
-    neighbours = _forward_neighbours(problem)
-    found: set[int] = set()
-    order: dict[int, int] = {}
-    low: dict[int, int] = {}
-    for root in neighbours:
-        if root in order:
-            continue
-        order[root] = low[root] = len(order)
-        children = 0
-        stack = [(root, -1, iter(neighbours[root]))]
-        while stack:
-            node, parent, rest = stack[-1]
-            following = next(rest, None)
-            if following is None:
-                stack.pop()
-                if parent >= 0:
-                    low[parent] = min(low[parent], low[node])
-                    if parent != root and low[node] >= order[parent]:
-                        found.add(parent)
-                    children += parent == root
-            elif following not in order:
-                order[following] = low[following] = len(order)
-                stack.append((following, node, iter(neighbours[following])))
-            elif following != parent:
-                low[node] = min(low[node], order[following])
-        if children > 1:
-            found.add(root)
-    return sorted(found)
+    import networkx
 
-
-def _forward_neighbours(problem: Staged) -> dict[int, list[int]]:
-    neighbours: dict[int, set[int]] = {node: set() for node in forward_nodes(problem)}
-    for node in neighbours:
-        for value in problem.nodes[node].first.reads:
-            producer = problem.values[value].producer
-            if producer in neighbours:
-                neighbours[producer].add(node)
-                neighbours[node].add(producer)
-    return {node: sorted(near) for node, near in neighbours.items()}
+    nodes = forward_nodes(problem)
+    producers = {
+        node: [problem.values[value].producer for value in problem.nodes[node].first.reads]
+        for node in nodes
+    }
+    edges = [(p, node) for node, read in producers.items() for p in read if p in producers]
+    graph = networkx.Graph(edges)
+    return sorted(networkx.articulation_points(graph))
 
 
 def checkpoint_schedule(problem: Staged, checkpoints: Collection[int]) -> list[Compute]:

@@ -9,17 +9,14 @@ from typing import Any
 
 from torch import fx, nn
 from torch._dynamo import trace_rules
+from torch._higher_order_ops.invoke_leaf_function import (
+    _retrieve_module_by_index,
+    invoke_leaf_function,
+)
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from tightfit.torch_private.frames.follower import Given
 
-try:
-    from torch._higher_order_ops.invoke_leaf_function import (
-        _retrieve_module_by_index,
-        invoke_leaf_function,
-    )
-except ImportError:  # PyTorch before 2.11 has no leaves
-    invoke_leaf_function = None
 HAS_LEAVES = "input_spec" in inspect.signature(type(invoke_leaf_function).__call__).parameters
 """Whether a graph says how a leaf's arguments nest: not before 2.12. There leaves end a graph."""
 

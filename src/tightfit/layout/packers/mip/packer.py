@@ -7,8 +7,7 @@ import math
 import numpy as np
 
 from tightfit.layout.blocks import Block
-from tightfit.layout.packers.base import PackingLimits, Placement
-from tightfit.layout.packers.core import core_packer
+from tightfit.layout.packers.base import PackingLimits, Placement, core_packer
 from tightfit.layout.packers.mip.constraints import FAMILIES
 from tightfit.layout.packers.mip.variables import Variables
 from tightfit.layout.packers.pairs import colliding_pairs, compacted

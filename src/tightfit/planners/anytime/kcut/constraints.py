@@ -142,7 +142,7 @@ def optional_values_cost(variables: Variables, k: int) -> None:
 
 
 def residency_has_a_source(variables: Variables, k: int) -> None:
-    """X[k,v] <= X[k-1,v] + A[k-1,v] + R[k-1,i] for the op i that makes v (3)."""
+    """X[k,v] <= X[k-1,v] + R[k-1,i] for the op i that makes v (3)."""
     if k == 0:
         return
     relaxed, previous = variables.relaxed, variables.cuts[k - 1]
@@ -193,12 +193,14 @@ def _sources(variables: Variables, k: int, value: int) -> Terms:
 
 def _held_at(variables: Variables, k: int, value: int) -> Terms:
     """Whether a cut holds a value, here or in far memory; counted against its readers."""
-    held = variables.resident, variables.away
-    return [(columns[k, value], -1.0) for columns in held if (k, value) in columns]
+    held = [variables.resident.get((k, value))]
+    if variables.moving is not None:
+        held.append(variables.moving.away.get(value))
+    return [(column, -1.0) for column in held if column is not None]
 
 
 def later_inputs_are_there(variables: Variables, k: int) -> None:
-    """Y[k,j] <= R[k,j] + Y[k+1,j] (6) and Y[k,j] <= X[k,v] + A[k,v] + Y[k,i] (7): each cut alone.
+    """Y[k,j] <= R[k,j] + Y[k+1,j] (6) and Y[k,j] <= X[k,v] + Y[k,i] (7): each cut alone.
 
     They hold anyway; they tie the windows together and tighten the relaxation.
     """

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tightfit.planners.anytime.kcut.constraints import FAMILIES
-from tightfit.planners.anytime.kcut.link import LINK_FAMILIES
-from tightfit.planners.anytime.kcut.moving import Movable
-from tightfit.planners.anytime.kcut.variables import COST_UNITS, Allowed, Variables
+from tightfit.planners.anytime.kcut.link import limit_moves
+from tightfit.planners.anytime.kcut.variables import COST_UNITS, Allowed, Movable, Variables
 from tightfit.planners.anytime.relaxation import RelaxedProblem
 from tightfit.planners.solvers import LinearProgram, Solution, grains, within_reach
 
-Key = TypeVar("Key", bound=tuple[int, ...])
+Key = TypeVar("Key", bound=int | tuple[int, ...])
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,10 @@ class CutProgram:
         """The values alive at cut k in a solution."""
         return {v for cut, v in _set_in(solution, self.variables.resident) if cut == k}
 
-    def away(self, solution: Solution, k: int) -> set[int]:
-        """The values in far memory at cut k in a solution."""
-        return {v for cut, v in _set_in(solution, self.variables.away) if cut == k}
+    def away(self, solution: Solution) -> set[int]:
+        """The values in far memory at the cut in a solution, where values may be moved."""
+        assert self.variables.moving is not None
+        return set(_set_in(solution, self.variables.moving.away))
 
 
 def _set_in(solution: Solution, columns: Mapping[Key, int]) -> list[Key]:
@@ -64,13 +64,14 @@ def cut_program(
     `budget_bytes`: the engine's budget (constants subtracted). `cuts`: ops of the engine,
     ascending. `allowed`: per window the ops that may be computed again in it (None: all); a
     restriction makes the optimum no bound, but a good seed of large graphs. `movable`: values that
-    may be moved to far memory; None: none.
+    may be moved to far memory, in a program with one cut; None: none.
     """
     variables = Variables(relaxed, budget_bytes, cuts, allowed, movable)
-    families = FAMILIES if movable is None else (*FAMILIES, *LINK_FAMILIES)
     for k in range(len(variables.cuts)):
-        for family in families:
+        for family in FAMILIES:
             family(variables, k)
+    if variables.moving is not None:
+        limit_moves(variables, variables.moving)
     sizes = [s for value, s in enumerate(relaxed.problem.sizes) if relaxed.rewritable[value]]
     found = [variables.units(grain) for grain in grains(sizes, budget_bytes)]
     program = within_reach(variables.builder.build(), found)

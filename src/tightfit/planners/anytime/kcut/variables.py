@@ -7,10 +7,10 @@ optional op may run late or not at all: a cut there looks at values resident in 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import TypeVar
 
-from tightfit.planners.anytime.kcut.moving import Movable, MoveColumns, waits_of
+from tightfit.plan.plan import Far
 from tightfit.planners.anytime.relaxation import RelaxedProblem
 from tightfit.planners.solvers import ProgramBuilder
 
@@ -23,8 +23,31 @@ COST_UNITS = 100.0
 Allowed = Sequence[Collection[int] | None]
 """Per window the ops that may be computed again in it (None: all)."""
 
+_PIECES = 8  # of the time before the cut, and after it
+_LONGEST = 1e9  # wait, in the program's unit: no plan is ever as long
 
 Columns = TypeVar("Columns")
+
+
+@dataclass(frozen=True)
+class Movable:
+    """The values that may be moved, and the link."""
+
+    far: Far  # far memory
+    values: frozenset[int]  # values of the engine that may be away
+
+
+@dataclass(frozen=True)
+class MoveColumns:
+    """The further columns of a program with far memory, which has one cut."""
+
+    far: Far  # far memory
+    # By value: it is in far memory only while the cut's op runs, and will be loaded
+    away: Mapping[int, int]
+    # The time of the step that no op accounts for, before the cut and after it: the op at whose
+    # first computation a piece begins, and the column
+    waits_before: tuple[tuple[int, int], ...]
+    waits_after: tuple[tuple[int, int], ...]
 
 
 def at_cut(columns: Mapping[tuple[int, int], Columns], k: int) -> list[tuple[int, Columns]]:
@@ -37,18 +60,18 @@ class Variables:
 
     `budget_bytes`: the engine's budget (constants subtracted). `cuts`: ops of the engine,
     ascending. `allowed`: None: every op may be computed again in every window. `movable`: values
-    that may be away at a cut, in far memory. `resident` (dict of (cut, value) to column): the value
-    is alive while the cut's op runs. `computed` (dict of (window, op) to column): the op runs in
-    the window. `later` (dict of (cut, op) to column): the op runs at the cut or at any time after
-    it; in the last window that is `computed`. `chosen` (dict of (op, alternative) to column): the
-    first computation takes the alternative; only where alternatives read differently. For an
+    that may be away at the one cut, in far memory. `resident` (dict of (cut, value) to column): the
+    value is alive while the cut's op runs. `computed` (dict of (window, op) to column): the op runs
+    in the window. `later` (dict of (cut, op) to column): the op runs at the cut or at any time
+    after it; in the last window that is `computed`. `chosen` (dict of (op, alternative) to column):
+    the first computation takes the alternative; only where alternatives read differently. For an
     optional op before the first cut it means that the op has run by this alternative. `branches`:
     for each of the linked choices: which branch is taken. `chosen_again` (dict of (window, op,
     alternative) to column): an op that runs again in the window does so by the alternative, at
     least once; only where alternatives read differently. `running` (dict of (cut, alternative) to
     list of (column, bytes)): how the cut's op runs, and the bytes of its results and workspace
     then. Only for a required op with several variants of which the cheaper need more bytes.
-    `made_before`: an optional op before the first cut has run. `moving`: values away at the cuts,
+    `made_before`: an optional op before the first cut has run. `moving`: values away at the cut,
     and the time that no other column accounts for. `extra_costs` (list of (column, cost)): costs of
     all columns except `computed` and `moving`. `constant`: cost of the required first computations
     before the first cut.
@@ -84,20 +107,12 @@ class Variables:
             self._add_chosen_again(k)
         for k in range(len(self.cuts) - 1):
             self._add_later(k)
-        self.moving: MoveColumns | None = None
-        if movable is not None:
-            waits = waits_of(self.builder, relaxed.ops, self.cuts)
-            self.moving = MoveColumns(movable.far, MappingProxyType(self._away(movable)), waits)
+        self.moving = None if movable is None else self._moving(movable)
         self.constant = sum(
             self.cost(relaxed.first_cost[op])
             for op in range(self.cuts[0])
             if relaxed.problem.required[op]
         )
-
-    @property
-    def away(self) -> Mapping[tuple[int, int], int]:
-        """For a cut and a value that may be moved: it is far away while the cut's op runs."""
-        return {} if self.moving is None else self.moving.away
 
     def units(self, size_bytes: int) -> float:
         """Bytes in the program's unit."""
@@ -139,16 +154,22 @@ class Variables:
             elif useful:
                 self.resident[k, value] = self.builder.binary()
 
-    def _away(self, movable: Movable) -> dict[tuple[int, int], int]:
-        """For values that may be moved and that something reads from a cut on."""
-        relaxed = self.relaxed
-        away: dict[tuple[int, int], int] = {}
-        for k, cut in enumerate(self.cuts):
-            for value in sorted(movable.values - self._needed_at(cut)):
-                made = relaxed.problem.producers[value] < cut
-                if made and relaxed.last_reader[value] >= cut and not relaxed.kept(value, cut):
-                    away[k, value] = self.builder.binary()
-        return away
+    def _moving(self, movable: Movable) -> MoveColumns:
+        """Add waits, and that values are away that may be moved and that something reads later."""
+        relaxed, (cut,) = self.relaxed, self.cuts
+        before, after = self._waits(0, cut), self._waits(cut, relaxed.ops)
+        away: dict[int, int] = {}
+        for value in sorted(movable.values - self._needed_at(cut)):
+            made = relaxed.problem.producers[value] < cut
+            if made and relaxed.last_reader[value] >= cut and not relaxed.kept(value, cut):
+                away[value] = self.builder.binary()
+        return MoveColumns(movable.far, away, before, after)
+
+    def _waits(self, first: int, end: int) -> tuple[tuple[int, int], ...]:
+        """Add a wait for each piece of a stretch of the step."""
+        starts = sorted({first + (end - first) * k // _PIECES for k in range(_PIECES)})
+        add = self.builder.real
+        return tuple((op, add(lower=0.0, upper=_LONGEST, cost=1.0)) for op in starts)
 
     def _needed_at(self, cut: int) -> set[int]:
         """The values that the first computation of a cut's op surely reads."""

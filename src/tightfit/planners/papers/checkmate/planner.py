@@ -1,29 +1,41 @@
-"""The planners on Checkmate's program: exact, warm-started, and rounded."""
+"""The planners on Checkmate's program: exact, warm-started, and rounded.
+
+Rounding has two phases (section 4 of the conference paper). Phase one rounds S: above one half, or
+at random with S as the probability. Phase two computes the least R for it.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
+import numpy as np
 
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import NO_PLAN_HERE, Bound, finish, no_plan, simulated
 from tightfit.planners.papers.checkmate.program import CheckmateProgram, build_program
-from tightfit.planners.papers.checkmate.rounding import ROUNDING_SHARE, rounded_schedules
 from tightfit.planners.papers.checkmate.variables import frontier_stages, split_stages
 from tightfit.planners.papers.stages.easy import begin
 from tightfit.planners.papers.stages.scale import COST_UNITS, describe, objective_of, overhead_of
 from tightfit.planners.papers.stages.schedule import recompute, residency_of, without_waste
-from tightfit.planners.papers.stages.staged import Stage, Staged, staged, without_choice
+from tightfit.planners.papers.stages.staged import (
+    Residency,
+    Stage,
+    Staged,
+    staged,
+    without_choice,
+)
 from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.planners.solvers import Solution, SolveOptions, solve, solve_by_rows
+from tightfit.planners.solvers.program import Floats
 from tightfit.progress import Progress
 
 _SOURCE = "checkmate's program (its own search space)"
 _DRAWS = 100
+_ROUNDING_SHARE = 0.9  # of the budget for the relaxation that is rounded: rounding uses more
 _BORROWED_SHARE = 0.3
 _BRANCHING_SHARE = 0.8
 
@@ -76,7 +88,7 @@ def plan_checkmate_rounding(task: Task, limits: Limits, progress: Progress) -> O
     if easy is not None:
         return easy
     search = _Search(task, problem, frontier_stages(problem), limits, progress, started)
-    capacity = int(ROUNDING_SHARE * problem.capacity_bytes)
+    capacity = int(_ROUNDING_SHARE * problem.capacity_bytes)
     reserved = msgspec.structs.replace(problem, capacity_bytes=capacity)
     tightened = build_program(reserved, search.stages)
     search.round_relaxation(tightened, search.solve_relaxation(tightened), _DRAWS)
@@ -156,7 +168,7 @@ class _Search:
         if solution.values is None or any(stage.first is None for stage in self.stages):
             return
         rows = model.residency(solution.values)
-        for computes in rounded_schedules(self.problem, rows, draws=draws, seed=self.limits.seed):
+        for computes in _rounded(self.problem, rows, draws=draws, seed=self.limits.seed):
             self.consider(computes)
             if self.seconds_left < 0:
                 break
@@ -222,3 +234,20 @@ class _Search:
             bound_source=self.bound_source,
             note=NO_PLAN_HERE if infeasible else "",
         )
+
+
+def _rounded(
+    problem: Staged, residency: Floats, *, draws: int, seed: int
+) -> Iterator[list[Compute]]:
+    """Yield the deterministic rounding of S, then `draws` random ones.
+
+    `residency` (n + 1, values): S of the relaxation.
+    """
+    yield recompute(problem, _bit_sets(residency > 0.5))
+    generator = np.random.default_rng(seed)
+    for _ in range(draws):
+        yield recompute(problem, _bit_sets(generator.random(residency.shape) < residency))
+
+
+def _bit_sets(chosen: np.ndarray) -> Residency:
+    return [sum(1 << value for value in np.nonzero(row)[0].tolist()) for row in chosen]
