@@ -287,3 +287,47 @@ class _Sparse(nn.Module):
 
     def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
         return torch.spmm(edges, self.second(torch.spmm(edges, self.first(x)).relu()))
+
+
+class _InnerSteps(nn.Module):
+    """Weights of inner steps are computed of gradients, which Python frees (meta-learning)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(128, 128) / 16)
+        self.scale = nn.Parameter(torch.ones(128))
+
+    @torch._dynamo.disable
+    def gradient(self) -> Tensor:
+        return torch.randn(128, 128) / 16
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.scale
+        loss = x.sum()
+        for _ in range(6):
+            loss = loss + self.taken(x)
+        return loss + self.penalty()
+
+    @torch._dynamo.disable
+    def penalty(self) -> Tensor:
+        """Holds most of all, when the gradients are long gone."""
+        return torch.randn(512, 128).sum()
+
+    def taken(self, x: Tensor) -> Tensor:
+        weight = self.weight - 0.1 * self.gradient()
+        torch._dynamo.graph_break()
+        return (x @ weight).square().mean()
+
+
+def test_inputs_that_no_plan_keeps_make_room() -> None:
+    """In the first step each part holds its inputs, as its forward may be run again."""
+
+    def loop(run: Run) -> None:
+        model = _InnerSteps()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run.fit(model, optimizer=optimizer)
+        for _ in range(run.steps):
+            run.step(model(torch.randn(4, 128)), optimizer)
+        run.trained(model)
+
+    assert_trained_alike(*lives(loop))

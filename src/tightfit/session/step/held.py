@@ -31,6 +31,7 @@ class HeldInputs:
         self._written: Set[int] = frozenset()
         self._spec = given.spec
         self._makers: dict[int, tuple[weakref.ref[Run], int]] = {}
+        self._only_in_case: set[int] = set()  # held for a repetition that may never come
         for place, x in enumerate(given.inputs):
             if getattr(x, "grad_fn", None) is not None and (made := made_by(x)) is not None:
                 self._makers[place] = weakref.ref(made[0]), made[1]
@@ -43,13 +44,16 @@ class HeldInputs:
         that no call can make again: ``"none"``, ``"data"`` (without a history) or ``"all"``.
         """
         given = self._split()
-        own = {self._places[leaf] for leaf in kept}
+        own = planned = {self._places[leaf] for leaf in kept}
         self._written = {self._places[leaf] for leaf in written}
         for place in self._places if others != "none" else ():
             x = given.inputs[place]
             if place not in self._makers and isinstance(x, torch.Tensor):
-                own |= {place} if others == "all" or x.grad_fn is None else set()
-        own -= self._written
+                own = own | ({place} if others == "all" or x.grad_fn is None else set())
+        own = own - self._written
+        self._only_in_case = own - planned if others == "data" else set()
+        if self._only_in_case:
+            _RETAINED.add(self)
         self._inputs = [
             weakref.ref(x) if isinstance(x, torch.Tensor) and place not in own else x
             for place, x in enumerate(given.inputs)
@@ -66,6 +70,7 @@ class HeldInputs:
 
     def hold_all(self) -> None:
         """Hold all inputs; those that other calls can make again only as long as there is room."""
+        self._only_in_case = set()
         if self._given is None:
             for place in self._places:
                 there = self._present_inputs()[place]
@@ -75,10 +80,10 @@ class HeldInputs:
             _RETAINED.add(self)
 
     def release(self) -> None:
-        """Free inputs that other calls can make again."""
+        """Free inputs that other calls can make again, or that are held just in case."""
         if self._given is not None:
             self._split()
-        for place in self._makers:
+        for place in (*self._makers, *self._only_in_case):
             x = self._inputs[place]
             self._inputs[place] = weakref.ref(x) if isinstance(x, torch.Tensor) else x
 
@@ -110,7 +115,7 @@ class HeldInputs:
 
 
 _RETAINED: weakref.WeakSet[HeldInputs] = weakref.WeakSet()
-"""Inputs of calls that may have a further backward, some of which other calls can make again."""
+"""Inputs of calls that may be repeated: some can be made again, or may never be needed."""
 
 
 def release_retained() -> None:
