@@ -107,6 +107,18 @@ def test_a_step_counter_is_no_part_of_a_chain() -> None:
     assert outcome.overhead == 0.0
 
 
+def test_revolve_takes_a_step_whose_forward_is_a_counter() -> None:
+    values = [
+        Value(id=0, name="counter", size_bytes=8, role="buffer"),
+        Value(id=1, name="counted", size_bytes=8, fate="written_back", replaces=0),
+        Value(id=2, name="tangent", size_bytes=4, role="tangent", segment=1),
+        Value(id=3, name="gradient", size_bytes=4, fate="gradient"),
+    ]
+    graph = graph_of(values, [op(0, [0], [1]), op(1, [2], [3], segment=1)])
+    task = Task(graph=graph, budget_bytes=peak_bytes(graph))
+    assert plan_with("griewank", task, Limits(seconds=5)).overhead == 0.0
+
+
 def test_gist_keeps_halves_until_the_backward_and_runs_a_relu_in_place() -> None:
     """0 makes x, 1 is a ReLU over it, 2 halves of that, 3 reads it, 4 widens them for 5."""
     sizes = [8, 8, 4, 8, 8, 8]

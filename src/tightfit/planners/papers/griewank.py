@@ -74,7 +74,7 @@ def revolve_schedule(problem: Staged, places: int) -> list[Compute]:
     """
     forward = forward_nodes(problem)
     step_of = {node: step for step, node in enumerate(forward)}
-    held = held_checkpoints(len(forward), places)
+    held = held_checkpoints(len(forward), places) or [frozenset()]  # a step of backward only
     start = next((i for i, n in enumerate(problem.nodes) if not n.is_forward), len(problem.nodes))
     groups = _reversed_steps(problem, start)
     rows = forced_residency(problem)
