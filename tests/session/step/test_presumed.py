@@ -19,6 +19,7 @@ def ranges(draw: st.DrawFn) -> KeptRange:
 
 @given(st.lists(ranges(), min_size=1, max_size=4), st.integers(0, 100), st.integers(0, 10_000))
 @example([KeptRange(0, 93, 0)], 0, 63)
+@example([KeptRange(0, 1, 0), KeptRange(0, 10, 0)], 0, 1)
 def test_calls_keep_as_much_as_there_is_room_for(calls, base, limit) -> None:
     named = dict(enumerate(calls))
     fraction = common_fraction(named, base, limit)
@@ -31,7 +32,9 @@ def test_calls_keep_as_much_as_there_is_room_for(calls, base, limit) -> None:
     else:
         assert presumed_step([*named], shared, base).peak_of(shared) <= limit
         kept, kept_more = ([each.saved_bytes for each in held] for held in (shared, more))
-        assert presumed_step([*named], more, base).peak_of(more) > limit or kept_more == kept
+        rounding = len(calls)  # each keeps whole bytes
+        peak = presumed_step([*named], more, base).peak_of(more)
+        assert peak > limit - rounding or kept_more == kept
 
 
 @given(st.lists(ranges(), min_size=1, max_size=4), st.integers(0, 10_000))
