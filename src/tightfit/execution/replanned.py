@@ -137,18 +137,22 @@ def has_other_strides(gradient: torch.Tensor | None, meta: torch.Tensor) -> bool
     """
     if gradient is None or gradient.layout is not torch.strided:
         return False
+    least = 1 if meta.dim() in _DIMENSIONS_OF_FORMATS else 2
     sizes = zip(meta.shape, gradient.stride(), meta.stride(), strict=True)
-    pairs = [(own, traced) for n, own, traced in sizes if n > 1]
+    pairs = [(own, traced) for n, own, traced in sizes if n >= least]
     return any(own for own, _ in pairs) and any(own != traced for own, traced in pairs)
 
 
-def with_strides(gradient: torch.Tensor | None, meta: torch.Tensor) -> torch.Tensor | None:
-    """Return a gradient of an output with the strides that were traced."""
-    if not has_other_strides(gradient, meta):
-        return gradient
-    assert gradient is not None
-    sizes = meta.shape, meta.stride()
-    return torch.empty_strided(*sizes, dtype=meta.dtype, device=meta.device).copy_(gradient)
+_DIMENSIONS_OF_FORMATS = (4, 5)
+"""Of tensors with a memory format, which kernels read from strides, those of one element too."""
+
+
+def laid_out(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """Return a tensor with the strides that a program takes."""
+    if tensor.stride() == tuple(strides):
+        return tensor
+    kind = {"dtype": tensor.dtype, "device": tensor.device}
+    return torch.empty_strided(shape, strides, **kind).copy_(tensor)
 
 
 def unplanned(output: int, why: str = "") -> PlanMismatch:

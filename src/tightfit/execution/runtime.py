@@ -30,10 +30,10 @@ from tightfit.execution.reached import Reached
 from tightfit.execution.replanned import (
     grouped,
     has_other_strides,
+    laid_out,
     refuse_others,
     tangent,
     unplanned,
-    with_strides,
 )
 from tightfit.execution.returned import (
     InnerParts,
@@ -395,7 +395,9 @@ class Run(Chained):
             "bits may differ. Return the output as the loss reads it (contiguous, say)"
         )
         for i, meta in runner.tangents:
-            by_position[i] = with_strides(by_position.get(i), meta)
+            gradient = by_position.get(i)
+            if gradient is not None and has_other_strides(gradient, meta):
+                by_position[i] = laid_out(gradient, meta.shape, meta.stride())
 
     def _refuse(self, late: tuple[int, ...]) -> None:
         self.state = RunState.REFUSED

@@ -26,6 +26,7 @@ from tightfit.execution.compiled.tracing import (
     trace_program,
 )
 from tightfit.execution.lower import Program, write_back
+from tightfit.execution.replanned import laid_out
 from tightfit.torch_private import inductor as private
 from tightfit.torch_private.core import storage_key
 
@@ -160,11 +161,11 @@ class _Backward:
         self, saved: list[torch.Tensor], tangents: list[torch.Tensor]
     ) -> Iterator[list[torch.Tensor]]:
         """Run on kept values and the outputs' gradients, both emptied; yield gradients."""
-        laid_out = [_laid_out(t, *to) for t, to in zip(tangents, self.layouts, strict=True)]
+        ready = [laid_out(t, *to) for t, to in zip(tangents, self.layouts, strict=True)]
         tangents.clear()
-        values = dict(zip(self.placeholders, [*saved, *laid_out, *self.constants], strict=True))
+        values = dict(zip(self.placeholders, [*saved, *ready, *self.constants], strict=True))
         saved.clear()
-        laid_out.clear()
+        ready.clear()
         for piece, run, names, last in zip(
             self.pieces, self.runs, self.gradients, self.last_use, strict=True
         ):
@@ -192,12 +193,3 @@ def _owned(traced: TracedProgram) -> set[str]:
 
 def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
     return [node for node in module.graph.nodes if node.op == "placeholder"]
-
-
-def _laid_out(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-    """Return the tensor with the strides the kernels were compiled for."""
-    if tensor.stride() == tuple(stride):
-        return tensor
-    return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(
-        tensor
-    )
