@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -353,3 +356,36 @@ def test_a_program_that_steps_in_backward_is_proven_without_gradients(
     assert proof.verdict == "proven", proof
     with pytest.raises(BadInput, match="clip_grad_norm"):
         proof_of(text.replace("KEYWORD", "clip_grad_norm=1.0"), budget=None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not end children so")
+def test_a_killed_proof_leaves_no_process_behind(tmp_path: Path) -> None:
+    script, noted = tmp_path / "sleeps.py", tmp_path / "process"
+    script.write_text(
+        "import os, pathlib, time\n"
+        f"pathlib.Path({os.fspath(noted)!r}).write_text(str(os.getpid()))\n"
+        "time.sleep(600)\n"
+    )
+    call = (
+        f"from tightfit.cli import main; main(['prove', {os.fspath(script)!r}, '--budget', '1GiB'])"
+    )
+    proof = subprocess.Popen([sys.executable, "-c", call], stderr=subprocess.DEVNULL)
+    _wait_until(lambda: noted.exists() and noted.read_text())
+    proof.send_signal(signal.SIGKILL)
+    proof.wait()
+    _wait_until(lambda: not _runs(int(noted.read_text())))
+
+
+def _wait_until(condition: Callable[[], Any]) -> None:
+    until_s = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+
+
+def _runs(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import io
 import os
 import random
 import runpy
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -182,10 +184,20 @@ def _random_states() -> dict[str, str]:
 
 def main(path: str) -> None:
     """Run a job that is stored in a file."""
+    _end_with_parent()
     job = msgspec.json.decode(Path(path).read_bytes(), type=Job)
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     _Run(job).run()
+
+
+def _end_with_parent() -> None:
+    """Have Linux end this process with the one that started it, also if that is killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_PR_SET_PDEATHSIG = 1
 
 
 def _each_new_optimizer(call: Callable[[Any], None]) -> AbstractContextManager[Any]:
