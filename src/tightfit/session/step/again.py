@@ -23,7 +23,7 @@ from tightfit.execution.replanned import Planned, gradients_at_once, gradients_i
 from tightfit.execution.runtime import Run
 from tightfit.progress import announce
 from tightfit.session.step.autocast import AutocastState
-from tightfit.session.step.held import HeldInputs, StandIn
+from tightfit.session.step.held import HeldInputs, Others, StandIn
 from tightfit.torch_private import tools
 from tightfit.torch_private.core import caches_parametrizations
 from tightfit.torch_private.releases import DERIVATIVES
@@ -122,8 +122,9 @@ class RepeatableCall(Generic[_Step]):
         `kept`, `written`: the flattened inputs that the plan keeps, and that it writes.
         """
         owner = self._owner()
-        others = "data" if owner.may_repeat(self._step) else "none"
-        self._given.hold_only(kept, written, "all" if owner.is_repeated(self._step) else others)
+        others: Others = "in case" if owner.may_repeat(self._step) else "none"
+        others = "always" if owner.is_repeated(self._step) else others
+        self._given.hold_only(kept, written, others)
 
     def retained(self) -> None:
         """Hold the inputs that still exist: a further backward may come."""

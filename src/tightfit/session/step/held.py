@@ -14,7 +14,7 @@ from tightfit.capture.handed import GraphArguments
 from tightfit.execution.chain import made_by
 from tightfit.execution.runtime import Run
 
-Others: TypeAlias = Literal["none", "data", "all"]
+Others: TypeAlias = Literal["none", "in case", "always"]
 StandIn: TypeAlias = Callable[[Any, Run, int], Any]
 """A function of an input (None if it is gone), the call that made it, and the number of the output.
 
@@ -40,18 +40,17 @@ class HeldInputs:
         """Hold only some of the tensors among the inputs from now on.
 
         `kept`: the flattened inputs that the plan keeps. `written`: those that the call writes;
-        they are not held, as their history may contain the call. `others`: which to hold of those
-        that no call can make again: ``"none"``, ``"data"`` (without a history) or ``"all"``.
+        they are not held, as their history may contain the call. `others`: whether to hold those
+        that no call can make again: ``"none"``, all of them ``"always"``, or ``"in case"`` there is
+        room.
         """
         given = self._split()
-        own = planned = {self._places[leaf] for leaf in kept}
+        planned = {self._places[leaf] for leaf in kept}
         self._written = {self._places[leaf] for leaf in written}
-        for place in self._places if others != "none" else ():
-            x = given.inputs[place]
-            if place not in self._makers and isinstance(x, torch.Tensor):
-                own = own | ({place} if others == "all" or x.grad_fn is None else set())
-        own = own - self._written
-        self._only_in_case = own - planned if others == "data" else set()
+        tensors = {p for p in self._places if isinstance(given.inputs[p], torch.Tensor)}
+        further = tensors - planned - self._makers.keys() if others != "none" else set[int]()
+        own = (planned | further) - self._written
+        self._only_in_case = further - self._written if others == "in case" else set()
         if self._only_in_case:
             _RETAINED.add(self)
         self._inputs = [
