@@ -31,21 +31,31 @@ def test_only_what_a_plan_keeps_is_held() -> None:
     assert held.now() is None
 
 
-def test_data_is_held_where_nothing_is_known_of_calls_like_it() -> None:
+def test_inputs_are_held_in_case_a_call_is_repeated_until_they_are_released() -> None:
     arguments = given()
     x, hidden = (weakref.ref(tensor) for tensor in arguments.args[:2])
     held = HeldInputs(arguments)
-    held.hold_only(frozenset(), frozenset(), "data")
+    held.hold_only(frozenset(), frozenset(), "in case")
     del arguments
     gc.collect()
-    assert x() is not None and hidden() is None
+    assert x() is not None and hidden() is not None and held.now() is not None
+    held.release()
+    assert x() is None and hidden() is None and held.now() is None
+
+
+def test_inputs_that_a_backward_will_need_are_not_released() -> None:
+    held = HeldInputs(given())
+    held.hold_only(frozenset(), frozenset(), "in case")
+    held.hold_all()
+    held.release()
+    assert held.now() is not None
 
 
 def test_what_a_call_writes_into_is_never_held() -> None:
     arguments = given()
     hidden = weakref.ref(arguments.args[1])
     held = HeldInputs(arguments)
-    held.hold_only({1}, {1}, "all")
+    held.hold_only({1}, {1}, "always")
     held.hold_all()
     del arguments
     gc.collect()
