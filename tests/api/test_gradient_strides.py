@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.training_loops import Life, Run, live
+from support.lives import assert_trained_alike
 
 _STEPS = 4
 
@@ -64,11 +65,6 @@ def _within(loop: Callable[[Run], None], budget_bytes: int) -> Life:
     return live(loop, Run(budget_bytes, steps=_STEPS, small=True, cache=False))
 
 
-def _assert_trained_alike(plain: Life, fitted: Life) -> None:
-    assert fitted.error == ""
-    assert (fitted.losses, fitted.parameters) == (plain.losses, plain.parameters)
-
-
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_gradients_are_those_of_plain_pytorch(model: str, loss: str) -> None:
@@ -82,11 +78,11 @@ def test_gradients_are_those_of_plain_pytorch(model: str, loss: str) -> None:
 
     gc.collect()
     plain = live(loop, Run(None, steps=_STEPS, small=True))
-    _assert_trained_alike(plain, _within(loop, 2 * plain.whole_bytes))
+    assert_trained_alike(plain, _within(loop, 2 * plain.whole_bytes))
     tight = _within(loop, plain.whole_bytes * 4 // 5)
     for _ in range(4):
         if not tight.error:
             break
         assert tight.advised_bytes is not None
         tight = _within(loop, tight.advised_bytes)
-    _assert_trained_alike(plain, tight)
+    assert_trained_alike(plain, tight)

@@ -379,10 +379,11 @@ class Run(Chained):
     def _note_strides(self, by_position: dict[int, torch.Tensor | None]) -> None:
         """Note gradients with other strides than were traced; plan again if the plan fixes them.
 
-        Where the call cannot run again, they are copied, and the user is told.
+        Where the call cannot run again, they are copied, and a message says so.
         """
         runner, repeatable = self.runner, self._repeatable
-        if not any(has_other_strides(by_position.get(i), meta) for i, meta in runner.tangents):
+        found = [(i, m) for i, m in runner.tangents if has_other_strides(by_position.get(i), m)]
+        if not found:
             return
         is_fixed = runner.program.fixes_strides
         may_repeat = is_fixed and repeatable is not None and repeatable.may_free()
@@ -394,10 +395,10 @@ class Run(Chained):
             "output, and its plan takes the strides of the output: gradients are copied, and last "
             "bits may differ. Return the output as the loss reads it (contiguous, say)"
         )
-        for i, meta in runner.tangents:
-            gradient = by_position.get(i)
-            if gradient is not None and has_other_strides(gradient, meta):
-                by_position[i] = laid_out(gradient, meta.shape, meta.stride())
+        for i, meta in found:
+            gradient = by_position[i]
+            assert gradient is not None
+            by_position[i] = laid_out(gradient, meta.shape, meta.stride())
 
     def _refuse(self, late: tuple[int, ...]) -> None:
         self.state = RunState.REFUSED
@@ -405,7 +406,7 @@ class Run(Chained):
         raise unplanned(late[0])
 
     def _start_rerun(self, by_position: dict[int, torch.Tensor | None], node: Any) -> None:
-        """Run the call again: outputs have gradients that were to have none, or others before."""
+        """Run the call again: its plan does not serve, or other outputs had gradients before."""
         runner, repeatable, reached = self.runner, self._repeatable, self.reached
         if repeatable is None:
             self._refuse(reached.unplanned)

@@ -11,6 +11,9 @@ from tightfit.execution.reached import Reached
 from tightfit.graph.ir import ValueId
 from tightfit.graph.liveness import eager_peak_bytes
 
+OTHER_GRADIENTS = "an output that had no gradient before has one"
+OTHER_STRIDES = "gradients of outputs have other strides than the outputs"
+
 _SURE = 3  # steps
 _MUCH = 0.01  # of the time of a step, or of the bytes it holds
 

@@ -19,6 +19,7 @@ from tightfit.execution.replanned import Planned, unplanned
 from tightfit.execution.returned import Returned
 from tightfit.execution.runtime import Runner
 from tightfit.progress import announce
+from tightfit.session.outputs import OTHER_GRADIENTS, OTHER_STRIDES
 from tightfit.session.parts.kinds import Kind, KnownCalls, Part, PartCall
 from tightfit.session.parts.planning import StepPlans
 from tightfit.session.step.observed import LedgerWriter
@@ -103,7 +104,7 @@ class PartRepeater:
         if not _have_the_same_placeholders(call.kind, step.kind):
             late = step.captured.joint.detached - call.kind.captured.joint.detached
             raise unplanned(min(late, default=0), "an input is used differently")
-        reason = _OTHER_STRIDES if call.kind.captured.joint.other_strides else _OTHER_GRADIENTS
+        reason = OTHER_STRIDES if call.kind.captured.joint.other_strides else OTHER_GRADIENTS
         announce(f"{part.name}: {reason}: planned again")
         return self._planned(part, call.kind)
 
@@ -139,10 +140,6 @@ class PartRepeater:
             f"backward is to run a part of {self.name} again, and the model is gone, or fitted "
             "again. Way out: call it again"
         )
-
-
-_OTHER_GRADIENTS = "an output that had no gradient before has one"
-_OTHER_STRIDES = "gradients of outputs have other strides than the outputs"
 
 
 class _Measured(Planned):

@@ -19,7 +19,7 @@ from tightfit.progress import announce
 from tightfit.session.callee import Callee
 from tightfit.session.checkpoints import announce_checkpoints
 from tightfit.session.options import Options
-from tightfit.session.outputs import OutputGradients
+from tightfit.session.outputs import OTHER_STRIDES, OutputGradients
 from tightfit.session.stages import Pricing, capture_step
 from tightfit.session.step.repeated import RepeatedCalls
 from tightfit.session.whole.postponed import may_postpone
@@ -230,7 +230,10 @@ class Captures(RepeatedCalls):
         if run.reached.in_other_strides:
             self._other_strides.add(spec.key)
             self.forget(spec)
-            announce(_OTHER_STRIDES.format(self.callee.name))
+            announce(
+                f"{self.callee.name}: {OTHER_STRIDES}; planned again, without alternatives for "
+                "operators that read them"
+            )
             return
         used, unused = run.reached.used, run.reached.unused
         if not unused and spec.received == used:
@@ -246,12 +249,6 @@ class Captures(RepeatedCalls):
         self.forget(spec)
         if unused:
             announce(f"output(s) {sorted(unused)} receive no gradient: planning without them")
-
-
-_OTHER_STRIDES = (
-    "{}: gradients of outputs have other strides than the outputs; planned again, without "
-    "alternatives for operators that read them"
-)
 
 
 def _fulfils(captured: Captured, inputs: list[Any]) -> bool:

@@ -27,6 +27,7 @@ from tightfit.session.memory.account import Account
 from tightfit.session.memory.double_backward import DoubleBackwardSteps, NeedsLessEagerly
 from tightfit.session.memory.surroundings import with_slack
 from tightfit.session.options import Options
+from tightfit.session.outputs import OTHER_GRADIENTS
 from tightfit.session.report import Report
 from tightfit.session.step.again import RepeatableCall
 from tightfit.session.whole.again import StepRepeater
@@ -281,9 +282,7 @@ class WholeSteps:
         spec = self._capture(unfit.key, given, waits=True)
         planned = self.last = self._planned(spec, self.captures.inputs(spec, given))
         if not spec.captured.joint.other_strides:
-            announce(
-                f"{self.callee.name}: an output that had no gradient before has one: planned again"
-            )
+            announce(f"{self.callee.name}: {OTHER_GRADIENTS}: planned again")
         return planned.runner
 
     def _planned_once_more(self, spec: Specialisation, inputs: list[Any]) -> Runner:
