@@ -27,7 +27,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from tightfit.errors import InfeasibleBudget, TightfitError
+from tightfit.allocator.refusals import budget_exceeded, is_refusal
+from tightfit.errors import BudgetExceeded, InfeasibleBudget, TightfitError
 from tightfit.scripts.answers import RecordedAnswers, RepeatedAnswers
 from tightfit.scripts.calls import OutermostCalls
 from tightfit.scripts.fitter import Fitter
@@ -138,6 +139,10 @@ def _failure(error: Exception, script: str) -> Failure:
     kind = type(error).__name__
     if isinstance(error, InfeasibleBudget):
         return Failure(kind, str(error), "budget", error.budget_bytes, error.minimum_bytes)
+    exceeded = budget_exceeded(error, f"{kind}:") if is_refusal(error) else error
+    if isinstance(exceeded, BudgetExceeded):
+        numbers = exceeded.budget_bytes, exceeded.measured_bytes
+        return Failure(kind, str(exceeded), "budget", *numbers)
     if isinstance(error, TightfitError):
         return Failure(kind, str(error), "program" if isinstance(error, CannotProve) else "step")
     return Failure(kind, explain_error(error, script).removeprefix(f"{kind}: "))

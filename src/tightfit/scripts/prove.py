@@ -82,7 +82,8 @@ def prove_script(
     steps to compare; a program that takes more is stopped before the next. `threads`: of PyTorch.
     `**keywords`: of `tightfit.fit`, such as planner, costs and cache, for a program that fits
     nothing itself. Raises `BadInput` if there is no such program, it takes no optimizer step, or
-    it ends in an error without tightfit, too. Raises `InfeasibleBudget` if no plan fits the budget.
+    it ends in an error without tightfit, too. Raises `InfeasibleBudget` if the budget is refused,
+    before a plan is made or during a step.
     """
     if not Path(script).is_file():
         raise BadInput(f"there is no script {script}")
@@ -223,7 +224,7 @@ def _end_of(record: Record) -> Ended:
 
 
 def _raise_refusal(failure: Failure | None) -> None:
-    """Raise the error of a program that cannot be proven, or of a budget that no plan fits."""
+    """Raise the error of a program that cannot be proven, or whose budget is too small."""
     if failure is None:
         return
     if failure.refuses == "program":

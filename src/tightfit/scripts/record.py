@@ -39,9 +39,9 @@ class Failure(msgspec.Struct, frozen=True):
 
     kind: str  # the class
     message: str
-    # "program": a `CannotProve`; "budget": an `InfeasibleBudget`; "step": another error of tightfit
+    # "program": a `CannotProve`; "budget": the budget is too small; "step": another of tightfit
     refuses: Literal["program", "budget", "step", ""] = ""
-    # of an `InfeasibleBudget`:
+    # where the budget is too small: the budget, and one that is expected to be enough
     budget_bytes: int | None = None
     minimum_bytes: int | None = None
 
