@@ -100,8 +100,13 @@ class Account:
         return self.gradient_bytes() + self.bucket_bytes()
 
     def existing_state_bytes(self) -> int:
-        """Return the bytes of the optimizers' state that is there now."""
-        return resident_tensor_bytes(self._states(), self.granularity_bytes)
+        """Return the bytes of the optimizers' state that is there now.
+
+        Not of state in the memory of members or gradients: `p.data = state["old"]` puts it there.
+        """
+        others = [*self._members(), *self._gradients()]
+        together_bytes = resident_tensor_bytes([*others, *self._states()], self.granularity_bytes)
+        return together_bytes - resident_tensor_bytes(others, self.granularity_bytes)
 
     def coming_state_bytes(self, counted_elsewhere: Sequence[Account] = ()) -> int:
         """Return the bytes of the optimizers' state that will be there and is not yet.
