@@ -55,6 +55,8 @@ from benchmarks.training_loops.lifetimes import (
     old_output_held,
     picture_trained,
     two_models_one_backward,
+    weights_penalised,
+    weights_penalised_in_place,
 )
 from benchmarks.training_loops.recurrences import limited_memory, state_space
 from benchmarks.training_loops.run import Life, Run, live
@@ -138,6 +140,8 @@ LIFETIMES: dict[str, Loop] = {
         Loop(critic_outside),
         Loop(data_made_before),
         Loop(two_models_one_backward),
+        Loop(weights_penalised),
+        Loop(weights_penalised_in_place),
         Loop(autoencoder),
     )
 }

@@ -18,6 +18,8 @@ __all__ = [
     "old_output_held",
     "picture_trained",
     "two_models_one_backward",
+    "weights_penalised",
+    "weights_penalised_in_place",
 ]
 
 
@@ -57,6 +59,31 @@ def gradients_cleared_late(run: Run) -> None:
     for _ in range(run.steps):
         loss = net(torch.randn(width, width)).square().mean()
         optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.note(loss)
+    run.trained(net)
+
+
+def weights_penalised(run: Run) -> None:
+    """A penalty on the weights is a part of the loss: its gradients wait for those of the net."""
+    _penalised(run, to_none=True)
+
+
+def weights_penalised_in_place(run: Run) -> None:
+    """The same, and gradients are set to zero in place: three of each weight exist at a time."""
+    _penalised(run, to_none=False)
+
+
+def _penalised(run: Run, *, to_none: bool) -> None:
+    width, rows = run.size(256, 1024), run.size(16, 64)
+    net = layers(width, 6)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    run.fit(net, optimizer=optimizer)
+    for _ in range(run.steps):
+        optimizer.zero_grad(set_to_none=to_none)
+        loss = net(torch.randn(rows, width)).square().mean()
+        loss = loss + 1e-4 * sum(weight.abs().sum() for weight in net.parameters())
         loss.backward()
         optimizer.step()
         run.note(loss)

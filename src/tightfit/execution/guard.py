@@ -38,10 +38,11 @@ class StepPeaks(msgspec.Struct, frozen=True):
     # user code until backward, of the backward program, of everything until the next forward (the
     # optimizer step)
     forward_bytes: int = 0
-    # boundary_bytes, entered_bytes: alive when the forward program had ended, and when the backward
-    # program began
+    # boundary_bytes, entered_bytes, ended_bytes: alive when the forward program had ended, when the
+    # backward program began, and when autograd had taken its gradients (0: not known)
     boundary_bytes: int = 0
     entered_bytes: int = 0
+    ended_bytes: int = 0
     between_bytes: int = 0
     freed_bytes: int = 0  # saved tensors that were freed between forward and backward
     backward_bytes: int = 0
@@ -325,6 +326,11 @@ class Guard:
         if self.meter is not None and self._open is not None:
             self._turn("backward", "after")
             self._disturb(self._others())
+
+    def note_ended(self) -> None:
+        """Note the bytes held now that autograd has taken the last gradients of the step."""
+        if self.meter is not None and self._open is not None and self._phase == "after":
+            self._open["ended_bytes"] = self.live_bytes()
 
     def live_bytes(self) -> int:
         """Return the bytes held now on top of the start of the open step."""

@@ -57,11 +57,12 @@ class Surroundings:
     far: Far | None = None  # the far memory that its values may be moved to
     # Which inputs existed before the budget began: they take nothing of it
     earlier_inputs: tuple[int, ...] = ()
+    joined_bytes: int = 0  # gradients of code outside that wait for the step's own: `whole.joined`
 
     @property
     def held_bytes(self) -> int:
         """The bytes held the whole time in addition to the step's own constants."""
-        return self.gradient_bytes + self.state_bytes + self.others_bytes
+        return self.gradient_bytes + self.joined_bytes + self.state_bytes + self.others_bytes
 
     @property
     def room_bytes(self) -> int:
@@ -96,7 +97,7 @@ class Surroundings:
         """Return a step's graph with the memory resident around it."""
         root_bytes = root_gradient_bytes(captured)
         graph = _without_inputs(captured, self.earlier_inputs).with_constants(
-            gradients=self.gradient_bytes,
+            gradients=self.gradient_bytes + self.joined_bytes,
             optimizer_state=self.state_bytes,
             others=self.others_bytes,
             gradient_of_loss=root_bytes,

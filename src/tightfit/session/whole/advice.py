@@ -31,6 +31,7 @@ from tightfit.session.memory.surroundings import (
     with_slack,
 )
 from tightfit.session.options import Options
+from tightfit.session.whole.joined import joined_bytes, staying_bytes_of, with_joined
 from tightfit.session.whole.optimistic import LessExpected, NeededBudget, ReleasingStep
 from tightfit.session.whole.specialisation import Specialisation
 from tightfit.units import format_bytes
@@ -231,9 +232,13 @@ def _as_measured(
         expected_bytes = expected_outside_bytes(spec.captured)
         outside_bytes = expected_bytes if measured_bytes is None else measured_bytes
         return ReleasingStep(surroundings.with_outside(outside_bytes), returned_bytes)
-    tangents = (v.size_bytes for v in spec.captured.graph.values if v.role == "tangent")
-    staying_bytes = max(0, step.left_bytes - sum(tangents))  # until the backward has ended
+    graph = spec.captured.graph
+    staying_bytes = max(0, staying_bytes_of(graph, step))
+    joined = joined_bytes(graph, surroundings.gradients, step)
+    if joined and not spec.joined_bytes:
+        surroundings = with_joined(surroundings, joined, account.new_gradient_bytes())
     outside_bytes = max(step.outside_bytes, measured_bytes or 0) - staying_bytes
+    staying_bytes -= min(staying_bytes, max(joined, spec.joined_bytes))
     surroundings = surroundings.with_others(surroundings.others_bytes + staying_bytes)
     return ReleasingStep(surroundings.with_outside(max(0, outside_bytes)), returned_bytes)
 

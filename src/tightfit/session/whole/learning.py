@@ -21,7 +21,9 @@ from tightfit.session.memory.surroundings import input_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
 from tightfit.session.whole.compiling import still_fits
+from tightfit.session.whole.joined import joined_bytes, staying_bytes_of
 from tightfit.session.whole.specialisation import Planned, Specialisation
+from tightfit.torch_private import engine
 from tightfit.units import format_bytes
 
 _MOST_FREED = 2  # steps that are not learned from, as memory was freed during them
@@ -52,6 +54,7 @@ class StepMonitor:
         self._learned_from: StepPeaks | None = None
         self._announced_outside: set[int] = set()
         self._freed = 0
+        self._is_new = False  # the step that has begun: it is learned from
         # Bytes at the begin of the step before: parameters, gradients, state; state still to come
         self._lasting_bytes = self._coming_bytes = 0
         self._steps_begun: WeakKeyDictionary[Specialisation, int] = WeakKeyDictionary()
@@ -88,7 +91,8 @@ class StepMonitor:
 
         begun = self._steps_begun.get(spec, 0) + 1
         own_growth_bytes = 0
-        if begun <= _LEARNED:
+        self._is_new = begun <= _LEARNED
+        if self._is_new:
             self._steps_begun[spec] = begun
             before_bytes, self._lasting_bytes = self._lasting_bytes, account.lasting_bytes()
             own_growth_bytes = self._lasting_bytes - before_bytes
@@ -115,6 +119,8 @@ class StepMonitor:
             self.guard.abandon()
         else:
             self.guard.after_backward()
+            if self._is_new:
+                engine.after_this_backward(self.guard.note_ended)
 
     def forget(self) -> None:
         self.guard = self._new_guard()
@@ -153,6 +159,11 @@ class StepMonitor:
             return
         if alone and spec.user_code.is_learning and spec.plans:
             outside_bytes = _held_outside(last.graph, step, growth_bytes)
+            assert last.outcome.plan is not None
+            if not spec.joined_bytes and options.ranks is None:
+                gradients = last.outcome.plan.gradients
+                spec.note_joined(joined_bytes(last.graph, gradients, step))
+            outside_bytes = max(0, outside_bytes - spec.joined_bytes)
             has_grown = guard.growth_bytes > 0
             self._learn_outside(spec, options, last, outside_bytes, has_grown=has_grown)
 
@@ -206,8 +217,7 @@ def _held_outside(graph: Graph, step: StepPeaks, growth_bytes: int) -> int:
     Bytes freed meanwhile are added, as they hid as many. Memory that stays, such as the state of
     another model's optimizer, does not count: it still exists when the next step begins.
     """
-    tangents = sum(v.size_bytes for v in graph.values if v.role == "tangent")
-    left_bytes = step.entered_bytes + step.freed_bytes - step.boundary_bytes - tangents
+    left_bytes = staying_bytes_of(graph, step)
     stays_bytes = min(max(0, left_bytes), max(0, growth_bytes))
     return max(0, step.outside_bytes + max(0, -left_bytes) - stays_bytes)
 

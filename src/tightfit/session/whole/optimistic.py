@@ -33,6 +33,7 @@ from tightfit.session.memory.surroundings import (
 )
 from tightfit.session.options import Options
 from tightfit.session.step.holding import forward_peak_bytes, holding_of
+from tightfit.session.whole.joined import with_joined
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
@@ -293,7 +294,7 @@ def surroundings_of(
     """Return memory resident around a step now, with all of the budget for the step."""
     held = account.held_at_call(inputs, options.others_in_budget(account), spec.input_bytes)
     usable_bytes = options.usable_bytes
-    return Surroundings(
+    surroundings = Surroundings(
         gradients=_gradients(spec.captured, inputs, account),
         gradient_bytes=held.gradient_bytes,
         state_bytes=held.state_bytes + held.coming_bytes,
@@ -304,6 +305,7 @@ def surroundings_of(
         far=options.far_on(account.device),
         earlier_inputs=held.earlier_inputs,
     )
+    return with_joined(surroundings, spec.joined_bytes, account.new_gradient_bytes())
 
 
 def _gradients(captured: Captured, inputs: Sequence[Any], account: Account) -> Gradients:

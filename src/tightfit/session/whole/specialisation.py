@@ -95,11 +95,12 @@ class Specialisation:
     `key`: the signature. `guards`: what the step depends on in addition. `is_further`: whether the
     same call was captured before, so that its first plan must not wait. `user_code`: memory of user
     code between forward and backward. `surplus_bytes`: bytes that a backward held beyond its plan,
-    as user code holds them until its end. `tuner`: times the first steps; None when costs are
-    final. `used`: the number of the last call that used it. `postponed`: alternatives that are
-    still to be compared; None: there are none. `places`: which inputs of a handed graph are its
-    placeholders; empty: some are no inputs; None: not known yet. `received`: the outputs that had
-    gradients in its last backward; None: there was none.
+    as user code holds them until its end. `joined_bytes`: gradients of code outside that wait for
+    its own: see `joined`. `tuner`: times the first steps; None when costs are final. `used`: the
+    number of the last call that used it. `postponed`: alternatives that are still to be compared;
+    None: there are none. `places`: which inputs of a handed graph are its placeholders; empty: some
+    are no inputs; None: not known yet. `received`: the outputs that had gradients in its last
+    backward; None: there was none.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Specialisation:
         self.is_further = is_further
         self.user_code = UserCode(assumed_outside_bytes(captured))
         self.surplus_bytes = 0
+        self.joined_bytes = 0
         self.tuner: Tuner | None = None
         self.used = 0
         self.places: tuple[int, ...] | None = None
@@ -368,6 +370,12 @@ class Specialisation:
         """Note bytes held by a backward of one of the plans, constants of that plan included."""
         if self.has(planned):
             self.surplus_bytes = max(self.surplus_bytes, peak_bytes - planned.outcome.peak_bytes)
+
+    def note_joined(self, joined_bytes: int) -> None:
+        """Note how many bytes of gradients of code outside waited for those of a step."""
+        if joined_bytes:
+            self.joined_bytes = joined_bytes
+            self.surplus_bytes = 0  # which they were
 
 
 def _cancel(searches: dict[Surroundings, Search[Outcome]]) -> None:
