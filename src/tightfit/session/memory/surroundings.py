@@ -57,7 +57,7 @@ class Surroundings:
     far: Far | None = None  # the far memory that its values may be moved to
     # Which inputs existed before the budget began: they take nothing of it
     earlier_inputs: tuple[int, ...] = ()
-    joined_bytes: int = 0  # gradients of code outside that wait for the step's own: `whole.joined`
+    joined_bytes: int = 0  # gradients of code outside that wait for the step's own: `step.joined`
 
     @property
     def held_bytes(self) -> int:

@@ -31,7 +31,7 @@ from tightfit.session.memory.surroundings import (
     with_slack,
 )
 from tightfit.session.options import Options
-from tightfit.session.whole.joined import joined_bytes, staying_bytes_of, with_joined
+from tightfit.session.step.joined import joined_bytes, staying_bytes_of, with_joined
 from tightfit.session.whole.optimistic import LessExpected, NeededBudget, ReleasingStep
 from tightfit.session.whole.specialisation import Specialisation
 from tightfit.units import format_bytes

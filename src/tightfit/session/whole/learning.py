@@ -20,8 +20,8 @@ from tightfit.session.memory.account import Account
 from tightfit.session.memory.surroundings import input_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
+from tightfit.session.step.joined import joined_bytes, staying_bytes_of
 from tightfit.session.whole.compiling import still_fits
-from tightfit.session.whole.joined import joined_bytes, staying_bytes_of
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.torch_private import engine
 from tightfit.units import format_bytes

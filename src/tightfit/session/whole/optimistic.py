@@ -33,7 +33,7 @@ from tightfit.session.memory.surroundings import (
 )
 from tightfit.session.options import Options
 from tightfit.session.step.holding import forward_peak_bytes, holding_of
-from tightfit.session.whole.joined import with_joined
+from tightfit.session.step.joined import with_joined
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
