@@ -288,6 +288,23 @@ for number in range(3):
     assert proof.fitted == ("Sequential",)
 
 
+def test_a_wrapper_that_is_made_for_each_call_leaves_its_names(proof_of: Any) -> None:
+    """Solvers of differential equations wrap what they are given. A fitted wrapper lives on."""
+    text = LOOP.replace(
+        "optimizer =",
+        """class Wrapper(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+    def forward(self, x):
+        return self.inner(x)
+optimizer =""",
+    )
+    proof = proof_of(text.replace("net(torch", "Wrapper(net)(torch"))
+    assert proof.verdict == "proven", proof.difference
+    assert {*proof.fitted} == {"Wrapper"}
+
+
 def test_what_cannot_be_proven_is_said(proof_of: Any) -> None:
     with pytest.raises(BadInput, match="fits nothing itself: give a budget for its Sequential"):
         proof_of(LOOP, budget=None)

@@ -17,11 +17,14 @@ class TrainedModules:
     """The outermost modules that a program calls, and the optimizers that have stepped.
 
     Names are the same in every run of the program: the class of the outermost module, and the name
-    inside it.
+    inside it. A fitted module lives on where a plain one may not: a wrapper that a solver makes for
+    each of its calls. What is left of such a module keeps its names.
     """
 
     def __init__(self) -> None:
         self._roots: list[tuple[str, weakref.ref[nn.Module]]] = []
+        # The modules inside each of them when it was added, by their names
+        self._inner: dict[str, list[tuple[str, weakref.ref[nn.Module]]]] = {}
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._optimizers: list[tuple[str, weakref.ref[Any]]] = []
         self._stepped_in_backward: set[int] = set()
@@ -36,10 +39,14 @@ class TrainedModules:
         module = unwrapped(module)
         if module not in self._known:
             self._known.update(module.modules())
-            self._roots.append((_unique_name(module, self._roots), weakref.ref(module)))
+            root = _unique_name(module, self._roots)
+            self._roots.append((root, weakref.ref(module)))
+            inner = ((name, one) for name, one in module.named_modules() if name)
+            self._inner[root] = [(f"{root}.{name}", weakref.ref(one)) for name, one in inner]
 
     def modules(self) -> list[nn.Module]:
-        return [module for _, module in self._living_roots()]
+        roots = (reference() for _, reference in self._roots)
+        return [module for module in roots if module is not None]
 
     def add_optimizer(self, optimizer: Any) -> str:
         """Add an optimizer that steps; return its name."""
@@ -71,7 +78,7 @@ class TrainedModules:
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield each parameter once: those of no module are named after their optimizer."""
         seen: set[int] = set()
-        for root, module in self._living_roots():
+        for root, module in self._living():
             for name, parameter in module.named_parameters():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
@@ -86,15 +93,24 @@ class TrainedModules:
                         yield f"{index} of group {number} of {name}", parameter
 
     def _buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for root, module in self._living_roots():
+        seen: set[int] = set()
+        for root, module in self._living():
             for name, buffer in module.named_buffers():
-                yield f"{root}.{name}", buffer
+                if id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    yield f"{root}.{name}", buffer
 
-    def _living_roots(self) -> Iterator[tuple[str, nn.Module]]:
-        for name, reference in self._roots:
-            module = reference()
-            if module is not None:
-                yield name, module
+    def _living(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the outermost modules; where one is gone, the outermost ones inside it."""
+        seen: set[nn.Module] = set()
+        for root, reference in self._roots:
+            whole = reference()
+            inner = [(root, reference)] if whole is not None else self._inner[root]
+            for name, each in inner:
+                module = each()
+                if module is not None and module not in seen:
+                    seen.update(module.modules())
+                    yield name, module
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

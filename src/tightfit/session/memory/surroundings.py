@@ -87,6 +87,17 @@ class Surroundings:
         """Return the same with so much state of the optimizers, or with its own if that is more."""
         return replace(self, state_bytes=max(self.state_bytes, state_bytes))
 
+    def with_joined(self, joined_bytes: int, new_gradient_bytes: int) -> Surroundings:
+        """Return the same where so many bytes of gradients wait for those of the step.
+
+        `new_gradient_bytes`: of all gradients that do not exist yet.
+        """
+        if not joined_bytes:
+            return self
+        if self.gradients == "fresh":  # those that none waits for stay, too
+            joined_bytes = max(joined_bytes, new_gradient_bytes)
+        return replace(self, gradients="accumulated", joined_bytes=joined_bytes)
+
     def with_outside(self, outside_bytes: int) -> Surroundings:
         """Return the same with something else held between forward and backward."""
         if outside_bytes == self.outside_bytes:

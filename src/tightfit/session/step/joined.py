@@ -6,12 +6,9 @@ these to what waits, so that it takes no memory of its own once it is handed ove
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tightfit.execution.guard import StepPeaks
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients
-from tightfit.session.memory.surroundings import Surroundings
 
 
 def joined_bytes(graph: Graph, gradients: Gradients, step: StepPeaks) -> int:
@@ -37,18 +34,3 @@ def staying_bytes_of(graph: Graph, step: StepPeaks) -> int:
     """
     tangents = sum(v.size_bytes for v in graph.values if v.role == "tangent")
     return step.entered_bytes + step.freed_bytes - step.boundary_bytes - tangents
-
-
-def with_joined(
-    surroundings: Surroundings, joined_bytes: int, new_gradient_bytes: int
-) -> Surroundings:
-    """Return surroundings where so many bytes of gradients wait for those of the step.
-
-    `new_gradient_bytes`: of all gradients that do not exist yet.
-    """
-    if not joined_bytes:
-        return surroundings
-    waiting_bytes = joined_bytes
-    if surroundings.gradients == "fresh":  # those that none waits for stay, too
-        waiting_bytes = max(joined_bytes, new_gradient_bytes)
-    return replace(surroundings, gradients="accumulated", joined_bytes=waiting_bytes)

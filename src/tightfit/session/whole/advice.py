@@ -31,7 +31,7 @@ from tightfit.session.memory.surroundings import (
     with_slack,
 )
 from tightfit.session.options import Options
-from tightfit.session.step.joined import joined_bytes, staying_bytes_of, with_joined
+from tightfit.session.step.joined import joined_bytes, staying_bytes_of
 from tightfit.session.whole.optimistic import LessExpected, NeededBudget, ReleasingStep
 from tightfit.session.whole.specialisation import Specialisation
 from tightfit.units import format_bytes
@@ -236,7 +236,7 @@ def _as_measured(
     staying_bytes = max(0, staying_bytes_of(graph, step))
     joined = joined_bytes(graph, surroundings.gradients, step)
     if joined and not spec.joined_bytes:
-        surroundings = with_joined(surroundings, joined, account.new_gradient_bytes())
+        surroundings = surroundings.with_joined(joined, account.new_gradient_bytes())
     outside_bytes = max(step.outside_bytes, measured_bytes or 0) - staying_bytes
     staying_bytes -= min(staying_bytes, max(joined, spec.joined_bytes))
     surroundings = surroundings.with_others(surroundings.others_bytes + staying_bytes)

@@ -33,7 +33,6 @@ from tightfit.session.memory.surroundings import (
 )
 from tightfit.session.options import Options
 from tightfit.session.step.holding import forward_peak_bytes, holding_of
-from tightfit.session.step.joined import with_joined
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
@@ -305,7 +304,7 @@ def surroundings_of(
         far=options.far_on(account.device),
         earlier_inputs=held.earlier_inputs,
     )
-    return with_joined(surroundings, spec.joined_bytes, account.new_gradient_bytes())
+    return surroundings.with_joined(spec.joined_bytes, account.new_gradient_bytes())
 
 
 def _gradients(captured: Captured, inputs: Sequence[Any], account: Account) -> Gradients:
