@@ -12,8 +12,6 @@ from tightfit.zoo.example import Example, ImageSize
 
 _UNET = {"channels": 1, "classes": 2, "width": 32, "depth": 4}
 _UNET_OF_PAPERS = {"channels": 3, "classes": 2, "width": 64, "depth": 4}
-_REGNET_400M = {"depth": 22, "first": 24, "slope": 24.48, "factor": 2.54, "group": 16}
-_REGNET_32G = {"depth": 23, "first": 320, "slope": 69.86, "factor": 2.0, "group": 168}
 _FNO = {"width": 32, "modes": 12, "layers": 4}
 _UFNO = {"width": 36, "modes": 12, "layers": 6}
 _TRANSFORMER = {"width": 512, "heads": 8}
@@ -137,8 +135,8 @@ MODELS: dict[str, Entry] = {
         "tightfit.zoo.regnet:regnet",
         "RegNetX-400MF, 5.5 million parameters (hiremate: RegNetX-32GF, 108 million)",
         {
-            "default": {"batch": 16, "size": 128, **_REGNET_400M},
-            "hiremate": {"batch": 32, "size": 224, **_REGNET_32G},
+            "default": {"batch": 16, "size": 128, "flops": "400MF"},
+            "hiremate": {"batch": 32, "size": 224, "flops": "32GF"},
         },
     ),
     "fno": Entry(
