@@ -13,10 +13,12 @@ from torch import nn
 from torch.func import functional_call
 
 from tightfit.capture.calls.geometry import Geometry
+from tightfit.capture.calls.structure import is_known
 from tightfit.capture.opaque.mark import is_marked, is_opaque, opaque_modules
 from tightfit.capture.opaque.recurrent import shapes_alone, takes_computed_weights
 from tightfit.capture.restored.python_state import PythonState
 from tightfit.costs.measured.call import fixed_generators
+from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
 Forward = Callable[..., Any]
@@ -47,7 +49,10 @@ def _is_inside(module: nn.Module, opaque: set[nn.Module]) -> bool:
 
 
 def _returned_by(forward: Forward, states: Mapping[nn.Module, Mapping[str, Any]]) -> Forward:
-    """Return a function of fake outputs of a forward, made from its run on real tensors."""
+    """Return a function of fake outputs of a forward, made from its run on real tensors.
+
+    It raises `CaptureError` for outputs of a type that the other tracer cannot look into.
+    """
 
     def returned(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if type(module) in (nn.LSTM, nn.GRU, nn.RNN) and not is_marked(module):
@@ -55,6 +60,8 @@ def _returned_by(forward: Forward, states: Mapping[nn.Module, Mapping[str, Any]]
                 found = shapes_alone(module, _meta(args), _meta(kwargs))
         else:
             found = _really_returned(forward, module, states[module], args, kwargs)
+        if not all(map(is_known, private.pytree.tree_leaves(found))):
+            raise CaptureError(f"{type(module).__name__} returns a type that no pytree knows")
         device = next(iter(states[module].values()), torch.empty(0)).device
         return private.pytree.tree_map_only(torch.Tensor, lambda t: _like(t, device), found)
 
