@@ -97,9 +97,7 @@ def _opened(tree: Any, around: frozenset[int], leaf: Callable[[Any], Any]) -> An
             return leaf(value)
         inside = around | {id(value)}
         inner = {k: _opened(v, inside, leaf) for k, v in _attributes_of(value).items()}
-        if dataclasses.is_dataclass(value) or all(
-            map(is_known, private.pytree.tree_leaves(inner))
-        ):
+        if dataclasses.is_dataclass(value) or all(map(is_known, private.pytree.tree_leaves(inner))):
             return _Fields(type(value), inner)
         return value
 
