@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from tightfit.allocator.devices import fixed_generators
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import is_known
 from tightfit.capture.opaque.mark import is_marked, is_opaque, opaque_modules
 from tightfit.capture.opaque.recurrent import shapes_alone, takes_computed_weights
 from tightfit.capture.restored.python_state import PythonState
-from tightfit.costs.measured.call import fixed_generators
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
