@@ -15,8 +15,6 @@ from tightfit.plan.simulate import Simulation, simulate
 
 
 class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory of one segment."""
-
     # segment, phase, program: the segment
     segment: SegmentId
     phase: Phase
@@ -38,8 +36,6 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class ModuleShare(msgspec.Struct, frozen=True, kw_only=True):
-    """The contribution of one module."""
-
     module: str  # the module's name; an operator or a role where no module is known
     held_bytes: int  # bytes of its values alive at the peak of the plan
     # Bytes of its values alive at the peak of a step that keeps everything, minus `held_bytes`.
