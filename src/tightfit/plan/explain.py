@@ -14,6 +14,15 @@ from tightfit.plan.plan import Compute, Enter, Free, HandOver, Load, Plan, Store
 from tightfit.plan.simulate import Simulation, simulate
 
 
+class PlannedPart(msgspec.Struct, frozen=True):
+    """A plan of a kind of part: its name, its step, the plan, and its calls in the last step."""
+
+    name: str
+    graph: Graph
+    plan: Plan
+    calls: int
+
+
 class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
     # segment, phase, program: the segment
     segment: SegmentId
