@@ -53,6 +53,14 @@ def alone() -> None:
         left.keep_to(None)
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def fresh_dynamo() -> Iterator[None]:
     """Dynamo remembers compiled frames for a whole process: a test begins without any.

@@ -54,24 +54,20 @@ def test_shared_inputs_and_parameters_as_inputs_are_distinguished(kind: type) ->
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_an_input_changed_in_place_may_overlap_another_one() -> None:
+@pytest.mark.parametrize(
+    "calls_on",
+    [
+        lambda both: [[both[:3], both[1:4]]],
+        lambda both: [[both[:3].clone(), both[:3]], [both[:3], both[3:]]],
+    ],
+    ids=["overlapping", "apart"],
+)
+def test_an_input_changed_in_place_may_share_memory_with_another_one(calls_on) -> None:
     torch.manual_seed(0)
     model = Changing()
     found = []
     for each in (copy.deepcopy(model), tightfit.fit(model, "1GiB", costs="unit")):
         torch.manual_seed(1)
         both = torch.randn(6, 4)
-        found.append([*gradients(each, [[both[:3], both[1:4]]]), both])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
-def test_an_input_changed_in_place_may_share_memory_that_does_not_overlap() -> None:
-    torch.manual_seed(0)
-    model = Changing()
-    found = []
-    for each in (copy.deepcopy(model), tightfit.fit(model, "1GiB", costs="unit")):
-        torch.manual_seed(1)
-        both = torch.randn(6, 4)
-        calls = [[both[:3].clone(), both[:3]], [both[:3], both[3:]]]
-        found.append([*gradients(each, calls), both])
+        found.append([*gradients(each, calls_on(both)), both])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-import torch
 
 from benchmarks import loops_table
 from benchmarks.loops import compared, fitted_row
@@ -34,16 +33,10 @@ ROOMY = (
 )
 """Loops that give the bits of plain PyTorch within a budget that does not bind."""
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS = 4
 HOW = {"costs": "unit", "cache": False, "limits": (0.2, 0.1)}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def lives_of(name: str) -> tuple[Life, Callable[[int], Life]]:

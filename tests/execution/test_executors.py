@@ -13,7 +13,7 @@ from torch import nn
 from support.models import CASES, EXECUTED, Case, Tied
 from support.recompute import recompute_at_random
 from tightfit.allocator import meter_for
-from tightfit.capture.calls.signature import flatten
+from tightfit.capture.calls.structure import flatten
 from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.capture.traced_call import TracedCall
 from tightfit.execution.lower import lower
@@ -73,7 +73,7 @@ def test_measured_peaks_are_the_simulated_ones(case: Case, execute: Executor) ->
     model, inputs = case.model(), case.inputs()
     call = TracedCall(model, {"model": model}, inputs, {})
     captured = capture_step(call, make_options("1GiB", costs="measured"), case.name)
-    tensors = placeholder_tensors(captured.joint, {"model": model}, flatten(inputs, {})[0])
+    tensors = placeholder_tensors(captured.joint, {"model": model}, flatten((inputs, {}))[0])
     graph = captured.graph.with_constants(gradient_of_loss=root_gradient_bytes(captured))
     resident = captured.graph.constant_bytes
     # an op that draws random numbers is charged a generator state even if it runs only once

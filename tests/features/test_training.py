@@ -14,6 +14,8 @@ from support.training import WAYS, Net, batches
 from tightfit.allocator.tally import free_for
 from tightfit.execution.attach import attached
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHARE = 0.9
 """Of the peak that keeping everything needs: something must be computed again."""
 MORE_BYTES = {
@@ -29,14 +31,6 @@ MORE_BYTES = {
 """LBFGS holds flat directions and gradients; every call that is open keeps something; some
 processors' kernels work with a column for each place of an image. Graphs of one operator each
 keep what they take and give; a derivative that is differentiated takes what plain PyTorch takes."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ TWISTED = tuple(
 
 def optimum(blocks: tuple[Block, ...], *, without: Callable[..., None] | None = None) -> float:
     """The program's optimum in bytes, from scratch; of 100 bytes."""
-    variables = Variables(blocks, colliding_pairs(blocks, "mip"), 100)
+    variables = Variables(blocks, colliding_pairs(blocks), 100)
     for add_family in FAMILIES:
         if add_family is not without:
             add_family(variables)

@@ -14,18 +14,10 @@ from support.libraries import LIBRARIES, WARNINGS, Library
 from tightfit.allocator import meter_for
 from tightfit.execution.attach import attached
 
-pytestmark = pytest.mark.filterwarnings(*WARNINGS)
+pytestmark = [pytest.mark.filterwarnings(*WARNINGS), pytest.mark.usefixtures("one_thread")]
 
 SHARE = 0.85
 """Of what steps hold above the constants when every activation is kept."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run(library: Library, folder: Path, budget: Any = None) -> tuple[list[Any], list[Any], int]:

@@ -14,7 +14,7 @@ from support.models import CASES
 from support.moves import with_moves
 from support.recompute import recompute_at_random
 from tightfit.allocator import meter_for
-from tightfit.capture.calls.signature import flatten
+from tightfit.capture.calls.structure import flatten
 from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.capture.traced_call import TracedCall
 from tightfit.execution.far.file import FileStep
@@ -43,7 +43,7 @@ class Step:
         self.model, inputs = case.model(), case.inputs()
         call = TracedCall(self.model, {"model": self.model}, inputs, {})
         self.captured: Captured = capture_step(call, make_options("1GiB", costs="unit"), name)
-        leaves = flatten(inputs, {})[0]
+        leaves = flatten((inputs, {}))[0]
         self.tensors = placeholder_tensors(self.captured.joint, {"model": self.model}, leaves)
         root = root_gradient_bytes(self.captured)
         self.graph = self.captured.graph.with_constants(gradient_of_loss=root)

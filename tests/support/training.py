@@ -69,10 +69,17 @@ def way(name: str):
     return add
 
 
-def steps(model, optimizer, count: int = 3, loss_of=None) -> list[torch.Tensor]:
+def fitted_with_sgd(model: nn.Module, fit: Fit) -> torch.optim.Optimizer:
+    """Fit a model; return its optimizer."""
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    return optimizer
+
+
+def steps(model, optimizer, count: int = 3, size: int = 8, loss_of=None) -> list[torch.Tensor]:
     loss_of = loss_of or (lambda x, y: F.cross_entropy(model(x), y))
     losses = []
-    for x, y in batches(count):
+    for x, y in batches(count, size):
         loss = loss_of(x, y)
         loss.backward()
         losses.append(loss.detach().clone())
@@ -84,8 +91,7 @@ def steps(model, optimizer, count: int = 3, loss_of=None) -> list[torch.Tensor]:
 
 @way("gradient accumulation")
 def accumulation(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
     losses = []
     for number, (x, y) in enumerate(batches(6)):
         loss = F.cross_entropy(model(x), y) / 3
@@ -100,8 +106,7 @@ def accumulation(model, fit):
 
 @way("several forwards before a backward")
 def several(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
 
     def loss_of(x, y):
         return F.cross_entropy(model(x), y) + F.cross_entropy(model(x.flip(3)), y)
@@ -111,8 +116,7 @@ def several(model, fit):
 
 @way("several backwards through a forward (`retain_graph`)")
 def retained(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
     losses = []
     for x, y in batches():
         output = model(x)
@@ -137,8 +141,7 @@ def retained_by_graphs(model, fit):
 @way("tasks weighed by their gradients (GradNorm) in a model of several graphs")
 def balanced(model, fit):
     handle = model.body[3].register_forward_hook(lambda *_: print(end=""))
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
     losses = []
     for x, y in batches():
         output = model(x)
@@ -177,8 +180,7 @@ def penalised_by_graphs(model, fit):
 
 @way("autocast with GradScaler")
 def scaler(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     losses = []
     for x, y in batches():
@@ -197,8 +199,7 @@ def scaler(model, fit):
 
 @way("clipping of gradients")
 def clipping(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
     norms = []
     for x, y in batches():
         F.cross_entropy(model(x), y).backward()
@@ -211,8 +212,7 @@ def clipping(model, fit):
 
 @way("zero_grad(set_to_none=False)")
 def kept_gradients(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
     losses = []
     for x, y in batches():
         optimizer.zero_grad(set_to_none=False)
@@ -245,8 +245,7 @@ def in_backward(model, fit):
 
 @way("hooks on parameters' gradients")
 def gradient_hooks(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
     for parameter in model.parameters():
         parameter.register_hook(lambda gradient: gradient * 0.5)
     return steps(model, optimizer)
@@ -255,33 +254,23 @@ def gradient_hooks(model, fit):
 @way("channels_last")
 def channels_last(model, fit):
     model.to(memory_format=torch.channels_last)
-    optimizer = sgd(model)
-    fit(model, optimizer)
-    losses = []
-    for x, y in batches():
-        loss = F.cross_entropy(model(x.to(memory_format=torch.channels_last)), y)
-        loss.backward()
-        losses.append(loss.detach().clone())
-        del loss
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
+    optimizer = fitted_with_sgd(model, fit)
+
+    def loss_of(x, y):
+        return F.cross_entropy(model(x.to(memory_format=torch.channels_last)), y)
+
+    return steps(model, optimizer, loss_of=loss_of)
 
 
 @way("bfloat16 weights")
 def bfloat16(model, fit):
     model.bfloat16()
-    optimizer = sgd(model)
-    fit(model, optimizer)
-    losses = []
-    for x, y in batches():
-        loss = F.cross_entropy(model(x.bfloat16()).float(), y)
-        loss.backward()
-        losses.append(loss.detach().clone())
-        del loss
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
+    optimizer = fitted_with_sgd(model, fit)
+
+    def loss_of(x, y):
+        return F.cross_entropy(model(x.bfloat16()).float(), y)
+
+    return steps(model, optimizer, loss_of=loss_of)
 
 
 @way("fused and foreach optimizers")
@@ -311,8 +300,7 @@ def lbfgs(model, fit):
 
 @way("averaged weights (SWA, EMA)")
 def averaged(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
     averages = [
         torch.optim.swa_utils.AveragedModel(model),
         torch.optim.swa_utils.AveragedModel(
@@ -334,8 +322,7 @@ def averaged(model, fit):
 
 @way("a search for the learning rate")
 def finder(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
     kept = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
     losses = []
     for rate in (1e-3, 1e-1, 10.0):
@@ -348,8 +335,7 @@ def finder(model, fit):
 
 @way("loops that skip a step")
 def skipping(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
     losses = []
     for number, (x, y) in enumerate(batches(5)):
         loss = F.cross_entropy(model(x), y)
@@ -367,8 +353,7 @@ def skipping(model, fit):
 
 @way("validation between steps")
 def validation(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
     losses = []
     for context in (torch.no_grad, torch.inference_mode):
         losses += steps(model, optimizer, 2)
@@ -381,8 +366,7 @@ def validation(model, fit):
 
 @way("training in eval mode (frozen BatchNorm)")
 def eval_mode(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
     model.eval()
     losses = steps(model, optimizer)
     for _ in range(2):
@@ -393,8 +377,7 @@ def eval_mode(model, fit):
 
 @way("freezing and unfreezing parts")
 def freezing(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
     losses = []
     for frozen in (True, False):
         model.body.requires_grad_(not frozen)
@@ -404,8 +387,7 @@ def freezing(model, fit):
 
 @way("a loss changed in place")
 def scaled_in_place(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
     losses = []
     for x, y in batches():
         output = model(x)
@@ -422,8 +404,7 @@ def scaled_in_place(model, fit):
 
 @way("modules changed between steps: replaced, parametrized, other modes, hooks")
 def changed(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
     losses = steps(model, optimizer, 2)
     model.body[5].p = 0.5
     model.body[1].eval()
@@ -460,18 +441,8 @@ def other_weights(model, fit):
 
 @way("a last batch of another size")
 def last_batch(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
-    losses = []
-    for size in (8, 8, 5, 8):
-        for x, y in batches(1, size):
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            losses.append(loss.detach().clone())
-            del loss
-            optimizer.step()
-            optimizer.zero_grad()
-    return losses
+    optimizer = fitted_with_sgd(model, fit)
+    return [loss for size in (8, 8, 5, 8) for loss in steps(model, optimizer, 1, size)]
 
 
 class Stop(Exception):
@@ -480,8 +451,7 @@ class Stop(Exception):
 
 @way("exceptions and KeyboardInterrupt in a step")
 def interrupted(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
     losses = steps(model, optimizer, 1)
     for error in (Stop, KeyboardInterrupt):
 
@@ -505,8 +475,7 @@ def interrupted(model, fit):
 
 @way("resuming from a checkpoint")
 def resumed(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
     losses = steps(model, optimizer, 2)
     buffer = io.BytesIO()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, buffer)
@@ -524,8 +493,7 @@ def resumed(model, fit):
 
 @way("deepcopy of a fitted model")
 def copied(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
     losses = steps(model, optimizer, 2)
     twin = copy.deepcopy(model)
     losses += steps(twin, sgd(twin), 2)
@@ -534,8 +502,7 @@ def copied(model, fit):
 
 @way("training in a thread")
 def threaded(model, fit):
-    optimizer = sgd(model)
-    fit(model, optimizer)
+    optimizer = fitted_with_sgd(model, fit)
     losses: list[torch.Tensor] = []
     for _ in range(2):
         thread = threading.Thread(target=lambda: losses.extend(steps(model, optimizer, 2)))

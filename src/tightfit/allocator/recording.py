@@ -36,11 +36,6 @@ class Recording:
     # How many blocks were freed that were allocated before the recording began
     frees_of_older_blocks: int
 
-    @property
-    def escapes(self) -> tuple[RecordedBlock, ...]:
-        """The blocks that were still alive when the recording ended."""
-        return tuple(block for block in self.blocks if block.upper == self.last_tick)
-
 
 class Recorder:
     """Holds the recording once it has ended."""

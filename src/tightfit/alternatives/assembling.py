@@ -196,18 +196,7 @@ class Assembly:
             outputs, is_tuple = (outputs[offer.outputs],), False
         elif offer.outputs is not None:
             outputs, is_tuple = tuple(outputs[i] for i in offer.outputs), True
-        return Call(
-            offer.function,
-            offer.args,
-            offer.kwargs,
-            outputs,
-            is_tuple,
-            offer.rests_on,
-            offer.compiles,
-            offer.stretches,
-            offer.by_rows,
-            offer.condition,
-        )
+        return Call(offer.function, offer.args, offer.kwargs, outputs, is_tuple, **offer.traits)
 
     def _alternative(self, offer: Implementation, call: Call) -> Alternative:
         overwritten = None

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from tightfit.capture.captured import Call, Captured, FarFromZero
+from tightfit.capture.captured import Call, Captured, FarFromZero, Traits
 from tightfit.capture.nodes import (
     base_of,
     fills_storage,
@@ -29,7 +29,7 @@ _MARGIN = 4  # times the least of a condition: later steps are to fulfil it, too
 
 
 @dataclass(frozen=True)
-class Implementation:
+class Implementation(Traits):
     """One more implementation of an op: an alternative, before it is one of a graph."""
 
     name: str  # such as ``"relu.from_bits"``: family and variety
@@ -44,20 +44,8 @@ class Implementation:
     use: Use = "any"  # ``"again"``: only for computing the op once more
     # How its bits compare with the default's. Tested on the device before it is used.
     exactness: Exactness = "bitwise"
-    # Ops of the trace whose results fit each other (the forward op of a backward op): where it is
-    # compared with the default they run, and their inputs are drawn
-    rests_on: tuple[fx.Node, ...] = ()
-    compiles: bool = True  # whether it is of use to a compiler, which would unroll a loop over rows
     # Floating-point operations, for modelled costs; None: as many as the default
     flops: int | None = None
-    # Of one that runs on stretches of bounded size, element by element: a text that is equal for
-    # implementations that compare and cost alike at any size
-    stretches: str = ""
-    # Whether each row of its results, and of the default's, depends on the same row of the inputs
-    # only, for any number of rows. Then results that are equal on some rows are equal on all.
-    by_rows: bool = False
-    # A condition on parameters, checked in every step that may run it
-    condition: FarFromZero | None = None
 
 
 @dataclass(frozen=True)

@@ -124,8 +124,8 @@ def with_alternatives(
     in every step; None: conditions are taken to hold, as for a plan that is not run. Raises
     `BadInput` for an unknown group; lists the known ones.
 
-    Where gradients come with strides that were not traced, operators on them have no alternatives:
-    the result of an alternative has the strides of the trace, and kernels that read it may round
+    Where gradients come with strides that were not traced, operators on them have no alternatives.
+    The result of an alternative has the strides of the trace, and kernels that read it may round
     otherwise.
     """
     if group not in GROUPS:

@@ -10,10 +10,11 @@ from tightfit.files import write_atomically
 from tightfit.graph.ir import Graph
 from tightfit.layout.pack import blocks_of_plan, pack
 from tightfit.layout.packers.base import PackingLimits
+from tightfit.plan.explain import PlannedPart
 from tightfit.plan.plan import Plan
 from tightfit.reporting.html.facts import BudgetPoint, Measured
 from tightfit.reporting.html.page import Findings, plan_page
-from tightfit.reporting.html.parts import PartInUse, WholeStep, parts_page
+from tightfit.reporting.html.parts import WholeStep, parts_page
 from tightfit.reporting.html.sentences import ProvenBound
 
 _PACKING_S = 2.0
@@ -54,7 +55,7 @@ def write_page(
     return path
 
 
-def write_parts_page(path: Path | str, step: WholeStep, parts: Sequence[PartInUse]) -> Path:
+def write_parts_page(path: Path | str, step: WholeStep, parts: Sequence[PlannedPart]) -> Path:
     """Write one HTML file about the plans of a model in parts; return its path."""
     path = check_page(path)
     write_atomically(path, parts_page(step, parts))

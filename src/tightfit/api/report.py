@@ -11,7 +11,7 @@ from tightfit.errors import BadInput
 from tightfit.execution.guard import StepPeaks
 from tightfit.graph.ir import Graph
 from tightfit.reporting.html.facts import Measured
-from tightfit.reporting.html.parts import PartInUse, WholeStep
+from tightfit.reporting.html.parts import WholeStep
 from tightfit.reporting.html.sentences import ProvenBound
 from tightfit.session import report as of_session
 from tightfit.session.fitted import Fitted
@@ -43,8 +43,7 @@ class Report(of_session.Report, frozen=True, kw_only=True):
             If the file cannot be written.
         """
         if self.graph is None or self.plan is None:
-            parts = [PartInUse(part.name, part.graph, part.plan, part.calls) for part in self.parts]
-            return write_parts_page(path, self._whole_step(), parts)
+            return write_parts_page(path, self._whole_step(), self.parts)
         return write_page(
             path,
             self.graph,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import msgspec
@@ -45,8 +45,30 @@ class FarFromZero:
             tensor.abs_().add_(0.5)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)  # a `Call` is equal only to itself
+class Traits:
+    """How an alternative of an op may be compared with the default, and when it may run."""
+
+    # Ops of the trace whose results fit each other (the forward op of a backward op): where it is
+    # compared with the default they run, and their inputs are drawn
+    rests_on: tuple[fx.Node, ...] = ()
+    compiles: bool = True  # whether it is of use to a compiler, which would unroll a loop over rows
+    # Of one that runs on stretches of bounded size, element by element: a text that is equal for
+    # those that compare and cost alike at any size
+    stretches: str = ""
+    # Whether each row of its results, and of the default's, depends on the same row of the inputs
+    # only, for any number of rows. Then results that are equal on some rows are equal on all.
+    by_rows: bool = False
+    # A condition on parameters, checked in every step that may run it
+    condition: FarFromZero | None = None
+
+    @property
+    def traits(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(Traits)}
+
+
 @dataclass(frozen=True, eq=False)
-class Call:
+class Call(Traits):
     """How one alternative of an op is run; equal only to itself."""
 
     function: Callable[..., Any]  # an ATen overload or any function of tensors
@@ -55,16 +77,6 @@ class Call:
     kwargs: Mapping[str, Any]
     outputs: tuple[ValueId | None, ...]  # the value each output becomes; None: it is dropped
     is_tuple: bool  # whether the function returns a tuple
-    # Of an alternative: ops whose results fit each other among its arguments and the default's.
-    # Where the two are compared these run, and only their inputs are drawn.
-    rests_on: tuple[fx.Node, ...] = ()
-    compiles: bool = True  # whether it is of use to a compiler
-    # Of an alternative that runs element by element, on stretches of bounded size: equal for
-    # alternatives that compare and cost alike at any size
-    stretches: str = ""
-    by_rows: bool = False  # of an alternative: whether it and the default treat each row by itself
-    # A condition on parameters, checked in every step that may run it
-    condition: FarFromZero | None = None
 
     def nodes(self) -> Iterator[fx.Node]:
         found: list[fx.Node] = []

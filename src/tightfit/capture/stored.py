@@ -18,11 +18,11 @@ import torch
 from torch import fx, nn
 
 from tightfit.capture.calls.signature import (
-    flatten,
     input_signature,
     modes_and_settings,
     tensor_signature,
 )
+from tightfit.capture.calls.structure import flatten
 from tightfit.capture.handed import HandedGraphs
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.libraries import is_library, is_ours
@@ -132,7 +132,7 @@ def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]
     replaced = list(traces.patched(()))
     if sees_operators() or any(_is_of_a_user(held) for _, held in replaced):
         raise NotKept("a mode of PyTorch, hooks of all modules, or functions in place of its own")
-    leaves, spec = flatten(call.args[:-1], call.kwargs)
+    leaves, spec = flatten((call.args[:-1], call.kwargs))
     tensors = {name: t for top, m in call.modules.items() for name, t in _tensors_of(top, m)}
     given = [*tensors.values(), *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))]
     identities = {id(tensor): i for i, tensor in enumerate(given)}

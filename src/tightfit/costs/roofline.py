@@ -17,8 +17,6 @@ _MATRIX = ("mm", "bmm", "addmm", "addbmm", "addmv", "baddbmm", "mv", "linear", "
 
 
 def with_roofline_costs(graph: Graph, machine: Machine, source: str) -> Graph:
-    """Return the graph with the costs that a machine's roofline gives."""
-
     def cost(op: Op, alternative: Alternative) -> float:
         seconds = traffic_bytes(graph, op, alternative) / machine.bytes_per_s
         name, flops = operator_name(op.target), op.flops_of(alternative)

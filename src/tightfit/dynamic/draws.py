@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tightfit.allocator.devices import default_generator
 from tightfit.dynamic.contents import tensors_in
 from tightfit.dynamic.room import Room
 
@@ -36,7 +37,4 @@ def _default_generator(args: Any, kwargs: Any) -> torch.Generator:
     tensors = tensors_in([*args, *kwargs.values()])
     device = kwargs.get("device") or torch.get_default_device()
     device = tensors[0].device if tensors else torch.device(device)
-    if device.type != "cuda":
-        return torch.default_generator
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return torch.cuda.default_generators[index]
+    return default_generator(device)

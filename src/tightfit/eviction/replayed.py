@@ -49,8 +49,6 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """The result of one replay."""
-
     # ``"ok"``; ``"oom"``: nothing was left to evict; ``"thrash"``: recomputation came to cost more
     # than the limit. The fields below then count up to that point.
     status: Status

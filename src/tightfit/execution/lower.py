@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
+from tightfit.allocator.devices import get_state, set_state
 from tightfit.capture.captured import Captured
 from tightfit.capture.nodes import base_of, is_random
-from tightfit.capture.side_effects.generators import get_state, set_state
 from tightfit.capture.updates import are_statistics
 from tightfit.errors import InvalidPlan
 from tightfit.execution.changing import copy_uncounted

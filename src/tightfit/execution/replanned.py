@@ -108,7 +108,9 @@ def refuse_others(
     """
     expected = {position for group in groups for position in group}
     if any(g is not None for position, g in found.items() if position not in expected):
-        raise unplanned(late[0], "parameters or inputs have gradients that were to have none")
+        raise unplanned(
+            min(late, default=0), "parameters or inputs have gradients that were to have none"
+        )
 
 
 def tangent(gradient: torch.Tensor | None, meta: torch.Tensor) -> torch.Tensor:

@@ -7,11 +7,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from tightfit.allocator import measure_peak
+from tightfit.allocator.devices import fixed_generators, seconds_of
 from tightfit.capture.captured import Captured
 from tightfit.execution.lower import Program
 from tightfit.plan.plan import Gradients
@@ -79,9 +81,9 @@ def time_programs(
             if number >= _FEWEST_ROUNDS and time.perf_counter() - began > _ENOUGH_S:
                 break
             for program, own in zip(programs, times, strict=True):
-                _run(captured, program, given, device, gradients)
-                with _stopwatch(device, own):
-                    _run(captured, program, given, device, gradients)
+                run = partial(_run, captured, program, given, device, gradients)
+                run()
+                own.append(seconds_of(run, device))
     return [min(own) for own in times]
 
 
@@ -96,8 +98,7 @@ def _without_trace(
         for i, x in enumerate(inputs)
     ]
     device = next((x.device for x in given if isinstance(x, torch.Tensor)), torch.device("cpu"))
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.no_grad():
+    with fixed_generators(device), torch.no_grad():
         yield given, device
 
 
@@ -128,20 +129,3 @@ def _backward(
         if gradients == "fresh":
             kept.extend(group)
         group.clear()
-
-
-@contextlib.contextmanager
-def _stopwatch(device: torch.device, times: list[float]) -> Iterator[None]:
-    """Add the seconds of the code inside to a list."""
-    if device.type == "cuda":
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        stream = torch.cuda.current_stream(device)
-        start.record(stream)
-        yield
-        end.record(stream)
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    else:
-        began = time.process_time()
-        yield
-        times.append(time.process_time() - began)

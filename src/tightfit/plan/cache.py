@@ -35,8 +35,6 @@ _NEAR = 0.98
 
 
 class PlanKey(msgspec.Struct, frozen=True, kw_only=True):
-    """The key of a plan in the cache."""
-
     digest: str  # a hash of all that decides a planner's answer, measured costs among it
     # graph, device: the graph's fingerprint and the kind of its device: they decide which plans can
     # run
@@ -60,8 +58,6 @@ class CachedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class CacheFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of the cache."""
-
     name: str  # by which it is named on the command line
     imported: bool  # whether it came from another's file, not from a search here
     size_bytes: int

@@ -14,9 +14,16 @@ from tightfit.plan.plan import Compute, Enter, Free, HandOver, Load, Plan, Store
 from tightfit.plan.simulate import Simulation, simulate
 
 
-class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory of one segment."""
+class PlannedPart(msgspec.Struct, frozen=True):
+    """A plan of a kind of part: its name, its step, the plan, and its calls in the last step."""
 
+    name: str
+    graph: Graph
+    plan: Plan
+    calls: int
+
+
+class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
     # segment, phase, program: the segment
     segment: SegmentId
     phase: Phase
@@ -38,8 +45,6 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class ModuleShare(msgspec.Struct, frozen=True, kw_only=True):
-    """The contribution of one module."""
-
     module: str  # the module's name; an operator or a role where no module is known
     held_bytes: int  # bytes of its values alive at the peak of the plan
     # Bytes of its values alive at the peak of a step that keeps everything, minus `held_bytes`.

@@ -17,8 +17,6 @@ _NAME = re.compile(r"[0-9a-z_]+")
 
 
 class SharedPlans(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """SharedPlans in one file."""
-
     plans: tuple[CachedPlan, ...]
     made_with: str = ""  # the versions with which they were found, for people
     format: int = _FORMAT

@@ -58,7 +58,6 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     function: str  # ``"module:function"``
-    summary: str
     linear_only: bool = False  # it plans chains only
     # It chooses among operator alternatives; if not, it uses the defaults
     alternatives: bool = False
@@ -71,7 +70,6 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     moves: bool = False  # it moves values to far memory where a task has some
     # The optional dependency it needs, as in ``pip install tightfit[extra]``
     extra: str | None = None
-    reference: str = ""  # paper, section
     options: tuple[str, ...] = ()  # variants of it, asked for as ``"name:option"``
     option: str = ""  # the variant that is asked for
     seeds_up_to: int = 0  # the default planner starts from its plans on graphs of so many ops

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from tightfit.allocator.devices import fixed_generators
 from tightfit.allocator.refusals import is_refusal, unless_refused
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs, is_getitem, is_view
 from tightfit.capture.opaque.ops import OpaqueForward
-from tightfit.costs.measured.call import Footprint, fixed_generators, kind_of
+from tightfit.costs.measured.call import Footprint, kind_of
 from tightfit.graph.ir import OpId
 from tightfit.pricing.keys import key_of
 from tightfit.pricing.plain import plain_footprint

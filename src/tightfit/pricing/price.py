@@ -182,7 +182,7 @@ def priced_by(
     }
     captured = captured.keeping(
         lambda op, way, call: _is_made_alike(
-            captured, op, way, (captured.calls[op.id][0], call), record_of
+            captured, way, (captured.calls[op.id][0], call), record_of
         )
     )
     ops = tuple(
@@ -238,7 +238,6 @@ def _with_true_sizes(captured: Captured, records: Sequence[Sequence[Footprint]])
 
 def _is_made_alike(
     captured: Captured,
-    op: Op,
     way: Alternative,
     calls: tuple[Call, Call],
     record_of: Mapping[int, Footprint],

@@ -46,8 +46,6 @@ _HELD = 4  # times inputs and results of a call: about the bytes of a run of it
 
 @dataclass(frozen=True)
 class _DistinctCall:
-    """A distinct call of a step."""
-
     call: Call  # how it is run
     kind: str  # equal for calls that differ in sizes only: they are scaled from each other
     work: int  # operations, or bytes moved

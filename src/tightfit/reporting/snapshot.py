@@ -18,8 +18,6 @@ _GAP = 1 << 30  # between two segments
 
 @dataclass(frozen=True)
 class PlacedBlock:
-    """A block at its place."""
-
     # lower, upper: alive at the ticks [lower, upper); blocks alive at the last tick of all stay
     lower: int
     upper: int

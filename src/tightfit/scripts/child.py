@@ -17,7 +17,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import msgspec
 import torch
@@ -38,6 +37,7 @@ from tightfit.scripts.record import Ended, Failure, Generator, Line, Record, Ste
 from tightfit.scripts.replaced_functions import replaced_functions
 from tightfit.scripts.trained import TrainedModules
 from tightfit.studies.model import explain_error
+from tightfit.torch_private.patches import replaced
 
 
 class _Run:
@@ -214,4 +214,4 @@ def _each_new_optimizer(call: Callable[[Any], None]) -> AbstractContextManager[A
         original(optimizer, *args, **kwargs)
         call(optimizer)
 
-    return mock.patch.object(Optimizer, "__init__", init)
+    return replaced(Optimizer, __init__=init)

@@ -214,7 +214,6 @@ def _as_list(modules: Any) -> list[nn.Module]:
 
 
 def _optimizers() -> list[Any]:
-    """Return all optimizers that exist."""
     classes: set[type] = {torch.optim.Optimizer}
     newest: list[type] = [torch.optim.Optimizer]
     while newest:

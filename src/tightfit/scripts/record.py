@@ -47,8 +47,6 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended", kw_only=True):
-    """The end of a run."""
-
     code: int  # exit code of the program; 0 where it was stopped after its steps
     trained: bool  # whether a parameter has changed, or a gradient was not zero
     fitted: tuple[str, ...]  # modules and steps; in the plain run those that the other run fits

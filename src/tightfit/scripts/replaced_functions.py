@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import tightfit
 from tightfit.api import backend as backend_file
@@ -15,6 +14,7 @@ from tightfit.arenas.arena import Arena
 from tightfit.dynamic.region import Online
 from tightfit.scripts.answers import Answers
 from tightfit.scripts.fitter import Fitter
+from tightfit.torch_private.patches import replaced
 
 
 class _PlainRegion:
@@ -63,7 +63,7 @@ def replaced_functions(fitter: Fitter, answers: Answers, *, is_plain: bool) -> I
             return module.forward
         return original_backend(module, example_inputs, **keywords)
 
-    replaced: dict[str, Any] = {
+    functions: dict[str, Any] = {
         "fit": fitter.fit,
         "step": fitter.step,
         "unfit": fitter.unfit,
@@ -71,15 +71,10 @@ def replaced_functions(fitter: Fitter, answers: Answers, *, is_plain: bool) -> I
         "report": answered(fit_file.report),
     }
     with contextlib.ExitStack() as around:
-        for name, function in replaced.items():
-            around.enter_context(mock.patch.object(tightfit, name, function))
-            around.enter_context(mock.patch.object(fit_file, name, function))
-        for file, name, function in (
-            (tightfit, "online", online),
-            (online_file, "online", online),
-            (backend_file, "backend", backend),
-        ):
-            around.enter_context(mock.patch.object(file, name, function))
+        around.enter_context(replaced(tightfit, online=online, **functions))
+        around.enter_context(replaced(fit_file, **functions))
+        around.enter_context(replaced(online_file, online=online))
+        around.enter_context(replaced(backend_file, backend=backend))
         for kind in (Online, Arena):
-            around.enter_context(mock.patch.object(kind, "report", answered(kind.report)))
+            around.enter_context(replaced(kind, report=answered(kind.report)))
         yield

@@ -9,6 +9,7 @@ from tightfit.execution.far.links import operator_threads
 from tightfit.execution.far.step import Moved
 from tightfit.execution.guard import StepPeaks
 from tightfit.graph.ir import Graph
+from tightfit.plan.explain import PlannedPart
 from tightfit.plan.less_exact import LessExact
 from tightfit.plan.plan import Outcome, Plan
 from tightfit.plan.simulate import simulate
@@ -44,15 +45,6 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
             f"neither {format_bytes(self.rest_bytes)}, code of libraries "
             f"{format_bytes(self.file_bytes)}"
         )
-
-
-class PlannedPart(msgspec.Struct, frozen=True):
-    """A plan of a kind of part: its name, its step, the plan, and its calls in the last step."""
-
-    name: str
-    graph: Graph
-    plan: Plan
-    calls: int
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

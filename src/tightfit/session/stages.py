@@ -288,7 +288,6 @@ def cached_outcome(task: Task, options: Options) -> Outcome | None:
 
 
 def key_of(task: Task, options: Options, *, interrupted: bool = False) -> PlanKey:
-    """Return what the plan of a task depends on."""
     return plan_key(
         task.graph,
         budget_bytes=task.budget_bytes,

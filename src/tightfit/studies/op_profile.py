@@ -21,8 +21,6 @@ _MOST_SHOWN = 12
 
 
 class MeasuredAlternative(msgspec.Struct, frozen=True):
-    """An alternative of an op, measured by itself."""
-
     op: int
     target: str  # the operator
     module: str

@@ -12,6 +12,7 @@ import msgspec
 import numpy
 import torch
 
+from tightfit.allocator.devices import seconds_of
 from tightfit.errors import BadInput
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.session.fitted import Fitted
@@ -94,17 +95,9 @@ def step_time(workload: Workload, function: Callable[..., torch.Tensor]) -> floa
     """Run a forward and a backward; return seconds of CPU time, or of device time on a GPU."""
     workload.model.zero_grad(set_to_none=True)
     gc.collect()
-    if workload.device.type == "cuda":
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        stream = torch.cuda.current_stream(workload.device)
-        start.record(stream)
-        function(*workload.args, **workload.kwargs).backward()
-        end.record(stream)
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3
-    began = time.process_time()
-    function(*workload.args, **workload.kwargs).backward()
-    return time.process_time() - began
+    return seconds_of(
+        lambda: function(*workload.args, **workload.kwargs).backward(), workload.device
+    )
 
 
 def differing_parts(eager: TrainingRecord, planned: TrainingRecord) -> tuple[str, ...]:

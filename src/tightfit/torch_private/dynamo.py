@@ -144,13 +144,13 @@ class _PerFrame:
             return ConvertFrameReturn()
         with self._follower.following():
             try:
-                return self._looked_at(frame, entry, state, module)
+                return self._looked_at(frame, entry, state)
             except DerivativeOutside as end:
                 self._skipped(frame, end.reason, None)
                 strategy = _AS_IT_IS if end.is_in_frame else _BY_PYTHON
                 return ConvertFrameReturn(frame_exec_strategy=strategy)
 
-    def _looked_at(self, frame: Any, entry: Any, state: Any, module: nn.Module | None) -> Any:
+    def _looked_at(self, frame: Any, entry: Any, state: Any) -> Any:
         """Return Dynamo's result for a frame; where it fails, that it is left to Python.
 
         Where data decide sizes inside a forward, it is tried whether the frame is one graph with

@@ -50,12 +50,10 @@ def height_and_width(size: ImageSize, *, multiple: int = 1) -> tuple[int, int]:
     return sides
 
 
-def classification(
-    model: nn.Module, batch: int, sides: tuple[int, int], *, classes: int = 1000
-) -> Example:
-    """Return an example with images [batch, 3, height, width] and one class per image."""
+def classification(model: nn.Module, batch: int, sides: tuple[int, int]) -> Example:
+    """Return an example with images [batch, 3, height, width], each of one of 1000 classes."""
     images = torch.randn(batch, 3, *sides)
-    target = torch.randint(0, classes, (batch,))
+    target = torch.randint(0, 1000, (batch,))
     return Example(model.train(), F.cross_entropy, (images,), target)
 
 

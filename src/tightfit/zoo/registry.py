@@ -12,8 +12,6 @@ from tightfit.zoo.example import Example, ImageSize
 
 _UNET = {"channels": 1, "classes": 2, "width": 32, "depth": 4}
 _UNET_OF_PAPERS = {"channels": 3, "classes": 2, "width": 64, "depth": 4}
-_REGNET_400M = {"depth": 22, "first": 24, "slope": 24.48, "factor": 2.54, "group": 16}
-_REGNET_32G = {"depth": 23, "first": 320, "slope": 69.86, "factor": 2.0, "group": 168}
 _FNO = {"width": 32, "modes": 12, "layers": 4}
 _UFNO = {"width": 36, "modes": 12, "layers": 6}
 _TRANSFORMER = {"width": 512, "heads": 8}
@@ -24,7 +22,6 @@ class Entry:
     """A model of the zoo."""
 
     function: str  # ``"module:function"``; called with a setting as keywords
-    summary: str
     # "default" has an activation peak of 200 to 700 MiB on a CPU, fresh gradients included; fcn8
     # has 0.9 GiB, gpt2 1.2 GiB, or 1.6 GiB with dropout. Others are those of a paper. Batch 1 in
     # "checkmate": that paper looks for the model's largest batch.
@@ -34,7 +31,6 @@ class Entry:
 MODELS: dict[str, Entry] = {
     "resnet50": Entry(
         "tightfit.zoo.resnet:resnet50",
-        "ResNet-50, 25.6 million parameters",
         {
             "default": {"batch": 16, "size": 128},
             "monet": {"batch": 184, "size": 224},
@@ -43,7 +39,6 @@ MODELS: dict[str, Entry] = {
     ),
     "vgg16": Entry(
         "tightfit.zoo.vgg:vgg16",
-        "VGG-16, 138 million parameters",
         {
             "default": {"batch": 2, "size": 224, "dropout": 0.5},
             "channels_last": {"batch": 32, "size": 224, "dropout": 0.5, "channels_last": True},
@@ -53,7 +48,6 @@ MODELS: dict[str, Entry] = {
     ),
     "vgg19": Entry(
         "tightfit.zoo.vgg:vgg19",
-        "VGG-19, 144 million parameters",
         {
             "default": {"batch": 2, "size": 224, "dropout": 0.5},
             "checkmate": {"batch": 1, "size": 224, "dropout": 0.5},
@@ -61,7 +55,6 @@ MODELS: dict[str, Entry] = {
     ),
     "googlenet": Entry(
         "tightfit.zoo.googlenet:googlenet",
-        "GoogLeNet with BatchNorm, no auxiliary heads, 6.6 million parameters",
         {
             "default": {"batch": 16, "size": 160, "dropout": 0.2},
             "monet": {"batch": 320, "size": 224, "dropout": 0.2},
@@ -69,7 +62,6 @@ MODELS: dict[str, Entry] = {
     ),
     "mobilenet_v1": Entry(
         "tightfit.zoo.mobilenet:mobilenet_v1",
-        "MobileNet v1, 4.2 million parameters",
         {
             "default": {"batch": 16, "size": 128, "dropout": 0.0},
             "checkmate": {"batch": 512, "size": 224, "dropout": 0.0},
@@ -77,7 +69,6 @@ MODELS: dict[str, Entry] = {
     ),
     "mobilenet_v2": Entry(
         "tightfit.zoo.mobilenet:mobilenet_v2",
-        "MobileNet v2, 3.5 million parameters",
         {
             "default": {"batch": 8, "size": 128, "dropout": 0.2},
             "monet": {"batch": 272, "size": 224, "dropout": 0.2},
@@ -85,7 +76,6 @@ MODELS: dict[str, Entry] = {
     ),
     "unet": Entry(
         "tightfit.zoo.unet:unet",
-        "U-Net with BatchNorm, 4 levels of 32 to 256 channels (papers: 64 to 512)",
         {
             "default": {"batch": 2, "size": 192, **_UNET},
             "monet": {"batch": 11, "size": (416, 608), **_UNET_OF_PAPERS},
@@ -94,12 +84,10 @@ MODELS: dict[str, Entry] = {
     ),
     "unet3d": Entry(
         "tightfit.zoo.unet:unet3d",
-        "3D U-Net with BatchNorm, 19 million parameters",
         {"default": {"batch": 1, "size": 40}, "monet": {"batch": 22, "size": 64}},
     ),
     "fcn8": Entry(
         "tightfit.zoo.segmentation:fcn8",
-        "FCN-8s on VGG-16, 134 million parameters",
         {
             "default": {"batch": 1, "size": 160, "dropout": 0.5},
             "checkmate": {"batch": 1, "size": (416, 608), "dropout": 0.5},
@@ -107,7 +95,6 @@ MODELS: dict[str, Entry] = {
     ),
     "segnet": Entry(
         "tightfit.zoo.segmentation:segnet",
-        "SegNet on VGG-16, 29 million parameters",
         {
             "default": {"batch": 2, "size": 160},
             "checkmate": {"batch": 1, "size": (416, 608)},
@@ -115,35 +102,29 @@ MODELS: dict[str, Entry] = {
     ),
     "gpt2": Entry(
         "tightfit.zoo.gpt2:gpt2",
-        "GPT-2 small, tied embeddings, loss inside, 124 million parameters",
         {"default": {"batch": 4, "sequence": 256, "dropout": 0.1}},
     ),
     "bert": Entry(
         "tightfit.zoo.bert:bert",
-        "BERT base with its masked-word head, loss inside, 110 million parameters",
         {"default": {"batch": 8, "sequence": 128, "dropout": 0.1}},
     ),
     "vit": Entry(
         "tightfit.zoo.vit:vit",
-        "ViT-B/16, 87 million parameters",
         {"default": {"batch": 6, "size": 224, "dropout": 0.0}},
     ),
     "mlp_mixer": Entry(
         "tightfit.zoo.mixer:mlp_mixer",
-        "MLP-Mixer B/16, 60 million parameters",
         {"default": {"batch": 4, "size": 224}, "hiremate": {"batch": 64, "size": 224}},
     ),
     "regnet": Entry(
         "tightfit.zoo.regnet:regnet",
-        "RegNetX-400MF, 5.5 million parameters (hiremate: RegNetX-32GF, 108 million)",
         {
-            "default": {"batch": 16, "size": 128, **_REGNET_400M},
-            "hiremate": {"batch": 32, "size": 224, **_REGNET_32G},
+            "default": {"batch": 16, "size": 128, "flops": "400MF"},
+            "hiremate": {"batch": 32, "size": 224, "flops": "32GF"},
         },
     ),
     "fno": Entry(
         "tightfit.zoo.fourier:fno",
-        "Fourier neural operator, 4 layers of 12 frequencies a side, 1.2 million parameters",
         {
             "default": {"batch": 8, "size": 96, **_FNO},
             "hiremate": {"batch": 64, "size": 256, **_FNO},
@@ -151,7 +132,6 @@ MODELS: dict[str, Entry] = {
     ),
     "ufno": Entry(
         "tightfit.zoo.fourier:ufno",
-        "U-FNO: 6 Fourier layers, the last 3 with U-Nets",
         {
             "default": {"batch": 6, "size": 64, **_UFNO},
             "hiremate": {"batch": 32, "size": 256, **_UFNO},
@@ -159,7 +139,6 @@ MODELS: dict[str, Entry] = {
     ),
     "transformer": Entry(
         "tightfit.zoo.transformer:transformer",
-        "Transformer, encoder and decoder, tied embeddings, loss inside, 63 million parameters",
         {
             "default": {"batch": 4, "sequence": 128, "dropout": 0.1, "layers": 6, **_TRANSFORMER},
             "hiremate": {
@@ -173,7 +152,6 @@ MODELS: dict[str, Entry] = {
     ),
     "lstm": Entry(
         "tightfit.zoo.lstm:lstm",
-        "Word model of two unrolled LSTM layers, 14 million parameters",
         {"default": {"batch": 32, "sequence": 48}},
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import groupby
 
 from torch import Tensor, nn
@@ -19,20 +20,31 @@ _STEM = 32
 _MULTIPLE = 8
 
 
-def widths_of(depth: int, first: int, slope: float, factor: float, group: int) -> list[int]:
-    """Return the channels of each block: a line, rounded to powers of a factor (section 3.3).
+@dataclass(frozen=True)
+class Widths:
+    """The five numbers of a model (section 3.3)."""
 
-    `first`: channels at the start of the line. `slope`: channels that each block adds to it.
-    `factor`: between the channels of consecutive stages. `group`: channels of a group; each width
-    is a multiple of it.
-    """
-    widths = []
-    for block in range(depth):
-        power = round(math.log((first + slope * block) / first, factor))
-        width = _MULTIPLE * round(first * factor**power / _MULTIPLE)
-        group_here = min(group, width)
-        widths.append(group_here * int(width / group_here + 0.5))
-    return widths
+    depth: int  # in blocks
+    first: int  # channels at the start of the line
+    slope: float  # channels that each block adds to it
+    factor: float  # between the channels of consecutive stages
+    group: int  # channels of a group; each width is a multiple of it
+
+    def of_blocks(self) -> list[int]:
+        """Return the channels of each block: a line, rounded to powers of the factor."""
+        widths = []
+        for block in range(self.depth):
+            power = round(math.log((self.first + self.slope * block) / self.first, self.factor))
+            width = _MULTIPLE * round(self.first * self.factor**power / _MULTIPLE)
+            group = min(self.group, width)
+            widths.append(group * int(width / group + 0.5))
+        return widths
+
+
+_WIDTHS = {
+    "400MF": Widths(depth=22, first=24, slope=24.48, factor=2.54, group=16),
+    "32GF": Widths(depth=23, first=320, slope=69.86, factor=2.0, group=168),
+}
 
 
 class Block(nn.Module):
@@ -86,16 +98,11 @@ class RegNet(nn.Module):
         return self.fc(self.average(self.stages(self.stem(images))).flatten(1))
 
 
-def regnet(
-    batch: int,
-    size: ImageSize,
-    *,
-    depth: int,
-    first: int,
-    slope: float,
-    factor: float,
-    group: int,
-) -> Example:
-    """Return a RegNetX with images of `size` pixels; cross-entropy outside the model."""
-    model = RegNet(widths_of(depth, first, slope, factor, group), group)
+def regnet(batch: int, size: ImageSize, *, flops: str) -> Example:
+    """Return a RegNetX with images of `size` pixels; cross-entropy outside the model.
+
+    `flops`: its name, "400MF" or "32GF".
+    """
+    widths = _WIDTHS[flops]
+    model = RegNet(widths.of_blocks(), widths.group)
     return classification(model, batch, height_and_width(size))

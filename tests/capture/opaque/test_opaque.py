@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import pickle
 import re
@@ -301,6 +302,33 @@ def test_what_cannot_be_one_op_runs_as_it_is(inner, message, capsys) -> None:
         x = torch.randn(9, 8)
         assert all(map(torch.equal, trained(plain, x), trained(model, x)))
     assert re.search(message, capsys.readouterr().err)
+
+
+class Boxed(collections.UserDict):
+    pass
+
+
+class Boxing(nn.Module):
+    """Returns a type that is not registered with pytree."""
+
+    def forward(self, x):
+        return Boxed(doubled=x * 2)
+
+
+class Unboxing(First):
+    def forward(self, x):
+        return self.inner(self.a(x))["doubled"].sum()
+
+
+@needs(LEAVES)
+def test_a_block_whose_output_no_tracer_can_look_into_is_planned_with_the_rest() -> None:
+    torch.manual_seed(0)
+    plain = Unboxing(Boxing())
+    model = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit")
+    for _ in range(2):
+        x = torch.randn(9, 8)
+        assert all(map(torch.equal, trained(plain, x), trained(model, x)))
+    assert not tightfit.report(model).outside
 
 
 class Choosing(nn.Module):

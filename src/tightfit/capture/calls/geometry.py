@@ -40,7 +40,7 @@ class Geometry:
         """Return a new tensor, in memory of its own, with contents for any operator."""
         return materialise(self.shape, self.strides, self.dtype, self.device)
 
-    def over(self, base: torch.Tensor, moved_bytes: int) -> torch.Tensor:
+    def over(self, base: torch.Tensor, moved_bytes: int = 0) -> torch.Tensor:
         """Return the tensor of this geometry in the storage of another, moved by some bytes."""
         result = torch.empty(0, dtype=self.dtype, device=self.device)
         return result.set_(

@@ -6,7 +6,7 @@ is compared on every call; any difference means another plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from tightfit.capture.calls.structure import PLAIN
-from tightfit.capture.calls.structure import flatten as flatten_tree
 from tightfit.errors import WITHOUT_A_PLAN, BadInput, CaptureError
 from tightfit.torch_private import core as private
 from tightfit.torch_private.saving import saving_hook
@@ -129,8 +128,3 @@ def _modes() -> tuple[Any, ...]:
     kept = torch.is_autocast_cache_enabled(), private.autocast_nesting() > 0
     around = bool(saving_hook()), private.caches_parametrizations()
     return (torch.is_grad_enabled(), private.autocast_dtypes(), *kept, *around)
-
-
-def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
-    """Return the leaves of a call's inputs and how they nest."""
-    return flatten_tree((args, kwargs))

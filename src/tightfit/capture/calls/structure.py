@@ -97,9 +97,7 @@ def _opened(tree: Any, around: frozenset[int], leaf: Callable[[Any], Any]) -> An
             return leaf(value)
         inside = around | {id(value)}
         inner = {k: _opened(v, inside, leaf) for k, v in _attributes_of(value).items()}
-        if dataclasses.is_dataclass(value) or all(
-            map(_is_known, private.pytree.tree_leaves(inner))
-        ):
+        if dataclasses.is_dataclass(value) or all(map(is_known, private.pytree.tree_leaves(inner))):
             return _Fields(type(value), inner)
         return value
 
@@ -139,7 +137,8 @@ def _attributes_of(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
-def _is_known(leaf: Any) -> bool:
+def is_known(leaf: Any) -> bool:
+    """Whether a leaf is a tensor or a plain value."""
     return isinstance(leaf, (torch.Tensor, type, *PLAIN))
 
 
@@ -232,7 +231,7 @@ def structure_of(output: Any, where: str) -> tuple[list[torch.Tensor], Structure
     for position in numbers:
         leaves[position] = _as_tensor(leaves[position])
     for leaf in leaves:
-        if not _is_known(leaf):
+        if not is_known(leaf):
             raise CaptureError(
                 f"{where} returns a {type(leaf).__name__}: a planned call returns tensors and "
                 "plain values (numbers, text, None) in tuples, lists, dicts, named tuples, "

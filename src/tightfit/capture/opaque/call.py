@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from tightfit.allocator import measure_peak
+from tightfit.allocator.devices import default_generator, fixed_generators
 from tightfit.allocator.refusals import is_refusal
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import structure_of, unflatten
@@ -36,7 +37,6 @@ from tightfit.capture.opaque.record import (
 from tightfit.capture.opaque.running import opaque_call
 from tightfit.capture.restored.python_state import PythonState
 from tightfit.capture.side_effects.members import members_of, write_replaced
-from tightfit.costs.measured.call import fixed_generators
 from tightfit.errors import CaptureError, OpaqueChanged, PlanMismatch
 from tightfit.torch_private import core as private
 from tightfit.units import format_bytes
@@ -301,8 +301,7 @@ class OpaqueCall:
     def seed(self, seed: int) -> None:
         """Let the next run draw as all runs of this seed; for use where generators are put back."""
         torch.default_generator.manual_seed(seed)
-        if self.device.type == "cuda":
-            torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
+        default_generator(self.device).manual_seed(seed)
 
     def _kept(
         self, expected: Result, copies: dict[str, torch.Tensor], drew: bool

@@ -12,11 +12,13 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from tightfit.allocator.devices import fixed_generators
 from tightfit.capture.calls.geometry import Geometry
+from tightfit.capture.calls.structure import is_known
 from tightfit.capture.opaque.mark import is_marked, is_opaque, opaque_modules
 from tightfit.capture.opaque.recurrent import shapes_alone, takes_computed_weights
 from tightfit.capture.restored.python_state import PythonState
-from tightfit.costs.measured.call import fixed_generators
+from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
 Forward = Callable[..., Any]
@@ -36,7 +38,7 @@ def leaf_forwards(modules: Mapping[str, nn.Module]) -> dict[Forward, Forward]:
     followed = {getattr(type(m), "forward", None) for m in every if not _is_inside(m, opaque)}
     states = {m: {**dict(m.named_parameters()), **dict(m.named_buffers())} for m in opaque}
     return {
-        kind.forward: _returned_by(kind.forward, states)
+        kind.forward: _returned_by(states)
         for kind in kinds
         if kind.forward not in followed and not (computed and issubclass(kind, nn.RNNBase))
     }
@@ -46,15 +48,20 @@ def _is_inside(module: nn.Module, opaque: set[nn.Module]) -> bool:
     return is_opaque(module) or any(module in outer.modules() for outer in opaque)
 
 
-def _returned_by(forward: Forward, states: Mapping[nn.Module, Mapping[str, Any]]) -> Forward:
-    """Return a function of fake outputs of a forward, made from its run on real tensors."""
+def _returned_by(states: Mapping[nn.Module, Mapping[str, Any]]) -> Forward:
+    """Return a function of fake outputs of a forward, made from its run on real tensors.
+
+    It raises `CaptureError` for outputs of a type that the other tracer cannot look into.
+    """
 
     def returned(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if type(module) in (nn.LSTM, nn.GRU, nn.RNN) and not is_marked(module):
             with private.without_modes():  # PyTorch 2.12 decomposes LSTMs to another shape there
                 found = shapes_alone(module, _meta(args), _meta(kwargs))
         else:
-            found = _really_returned(forward, module, states[module], args, kwargs)
+            found = _really_returned(module, states[module], args, kwargs)
+        if not all(map(is_known, private.pytree.tree_leaves(found))):
+            raise CaptureError(f"{type(module).__name__} returns a type that no pytree knows")
         device = next(iter(states[module].values()), torch.empty(0)).device
         return private.pytree.tree_map_only(torch.Tensor, lambda t: _like(t, device), found)
 
@@ -68,9 +75,7 @@ def _meta(tree: Any) -> Any:
     return private.pytree.tree_map_only(torch.Tensor, without_memory, tree)
 
 
-def _really_returned(
-    forward: Forward, module: nn.Module, state: Mapping[str, Any], args: Any, kwargs: Any
-) -> Any:
+def _really_returned(module: nn.Module, state: Mapping[str, Any], args: Any, kwargs: Any) -> Any:
     """Run a module for real on other values; nothing of it changes."""
     tree = private.pytree.tree_map_only(torch.Tensor, Geometry.of, (args, kwargs))
     device = next(iter(state.values()), torch.empty(0)).device

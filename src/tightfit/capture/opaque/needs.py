@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import torch
 
 from tightfit.allocator import meter_for
+from tightfit.allocator.devices import fixed_generators
 from tightfit.allocator.live_on_fakes import LiveOnFakes
 from tightfit.allocator.refusals import budget_exceeded, is_refusal, refused_bytes
 from tightfit.allocator.resident import granularity_of
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.opaque.call import OpaqueCall
 from tightfit.capture.restored.python_state import PythonState
-from tightfit.costs.measured.call import fixed_generators
 from tightfit.errors import InfeasibleBudget
 from tightfit.torch_private import core as private
 

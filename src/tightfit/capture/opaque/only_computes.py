@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from tightfit.allocator.devices import fixed_generators
 from tightfit.capture.calls.geometry import Geometry
-from tightfit.costs.measured.call import fixed_generators
 from tightfit.torch_private import core
 from tightfit.torch_private import dynamo as private
 from tightfit.torch_private.frames.values import following_values

@@ -11,12 +11,13 @@ import msgspec
 import torch
 
 from tightfit.allocator import measure_peak
+from tightfit.allocator.devices import fixed_generators
 from tightfit.allocator.refusals import unless_refused
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.opaque.call import OpaqueCall
 from tightfit.capture.opaque.record import Profile, Result
 from tightfit.capture.restored.python_state import PythonState
-from tightfit.costs.measured.call import Measurement, fixed_generators, measure_call, measure_once
+from tightfit.costs.measured.call import Measurement, measure_call, measure_once
 from tightfit.errors import OpaqueChanged, OpaqueVaries, PlanMismatch
 
 _SECONDS = 0.12  # for the timing of one call

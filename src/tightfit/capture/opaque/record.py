@@ -148,7 +148,6 @@ class Operand:
     example: torch.Tensor | None = None  # a real tensor to measure with, if there is any
 
     def real(self) -> torch.Tensor:
-        """Return a real tensor to measure with."""
         if self.example is not None:
             return self.example.detach()
         return self.geometry.materialised()

@@ -19,17 +19,6 @@ def generators_of(modules: Mapping[str, nn.Module]) -> list[torch.Generator]:
     ]
 
 
-def get_state(device: torch.device) -> torch.Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def set_state(device: torch.device, state: torch.Tensor) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
-
-
 class GeneratorStates:
     """The states that generators had when this was made: PyTorch's own and others.
 

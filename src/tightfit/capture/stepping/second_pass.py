@@ -51,7 +51,6 @@ class SecondPass:
         self.captured = self._with(repeated)
 
     def node_of(self, node: fx.Node) -> fx.Node | None:
-        """Return the node of the second pass for one of the first, if there is one."""
         copy = self._copy(node)
         return None if copy is node else copy
 

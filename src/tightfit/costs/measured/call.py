@@ -5,7 +5,6 @@ Knows neither capture nor alternatives: a function and its arguments go in.
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import statistics
 import time
@@ -17,6 +16,7 @@ import msgspec
 import torch
 
 from tightfit.allocator import measure_peak
+from tightfit.allocator.devices import fixed_generators, seconds_of
 from tightfit.allocator.refusals import unless_refused
 from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
 from tightfit.torch_private import core as private
@@ -194,11 +194,6 @@ def _is_made(outputs: Any, growth_bytes: int, kind: str) -> bool:
     return least <= growth_bytes <= most
 
 
-def fixed_generators(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Return a context after which the generators of the CPU and of a device are as before."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
-
-
 def _describe(
     outputs: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -267,20 +262,18 @@ def _time_on_gpu(
     filler = torch.empty(4 * _FLUSHED_BYTES, dtype=torch.uint8, device=device)
     samples: list[float] = []
     launches: list[float] = []
+
+    def launch() -> None:
+        launched = time.perf_counter()
+        call()
+        launches.append(time.perf_counter() - launched)
+
     begin = time.perf_counter()
     while len(samples) < _FEWEST_REPEATS or (
         len(samples) < _MOST_REPEATS and time.perf_counter() - begin < seconds
     ):
-        start = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
         filler.zero_()
-        start.record(torch.cuda.current_stream(device))
-        launched = time.perf_counter()
-        call()
-        launches.append(time.perf_counter() - launched)
-        end.record(torch.cuda.current_stream(device))
-        end.synchronize()
-        samples.append(start.elapsed_time(end) / 1e3)
+        samples.append(seconds_of(launch, device))
     return statistics.median(samples), statistics.median(launches)
 
 

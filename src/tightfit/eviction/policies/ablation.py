@@ -14,8 +14,7 @@ FIGURES = {7: Cost.AROUND, 8: Cost.CLASSES, 9: Cost.LOCAL, 10: Cost.NONE}
 
 def _policy(cost: Cost, divisors: tuple[str, ...]) -> Policy:
     name = ",".join([f"cost={cost.name.lower()}", *divisors])
-    by_size, by_staleness = "size" in divisors, "staleness" in divisors
-    return Policy(name, cost, by_size, by_staleness, summary=f"ablation: {name}")
+    return Policy(name, cost, "size" in divisors, "staleness" in divisors)
 
 
 ABLATION = tuple(

@@ -12,23 +12,13 @@ from tightfit.eviction.policies.dtr import DTR
 from tightfit.eviction.policies.policy import Cost, Policy
 
 
-def _improved(policy: Policy, name: str, summary: str) -> Policy:
-    return replace(
-        policy,
-        name=name,
-        summary=summary,
-        views_run_again=False,
-        keeps_dead=False,
-        backward_last=True,
-    )
+def _improved(policy: Policy, name: str) -> Policy:
+    return replace(policy, name=name, views_run_again=False, keeps_dead=False, backward_last=True)
 
 
 IMPROVED = (
-    _improved(DTR[1], "improved", "h_DTR_eq, no waste on views, the dead and gradients"),
-    _improved(
-        Policy("", Cost.OPERATORS),
-        "improved_ancestors",
-        "the same with the cost of all operators it would need first",
-    ),
-    _improved(DTR[0], "improved_exact", "the same with the exact evicted neighbourhood of h_DTR"),
+    _improved(DTR[1], "improved"),
+    # with the cost of all operators it would need first
+    _improved(Policy("", Cost.OPERATORS), "improved_ancestors"),
+    _improved(DTR[0], "improved_exact"),  # with the exact evicted neighbourhood of h_DTR
 )

@@ -108,7 +108,6 @@ class Policy:
     # last use
     by_size: bool = True
     by_staleness: bool = True
-    summary: str = ""  # one line for people
     # A view of a storage that came back is an operator of its own, with a cost, that has to run
     # again before the view is used. False: views belong to their storage and cost nothing.
     views_run_again: bool = True

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from tightfit.allocator.devices import get_state, set_state
 from tightfit.capture.captured import Captured
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
-from tightfit.capture.side_effects.generators import get_state, set_state
 from tightfit.errors import CompileError
 from tightfit.execution.compiled.pieces import cut
 from tightfit.execution.compiled.tracing import (

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from tightfit.allocator.devices import get_state, set_state
 from tightfit.capture.nodes import draws
-from tightfit.capture.side_effects.generators import get_state, set_state
 from tightfit.torch_private.core import OpOverload
 
 _LIBRARY = torch.library.Library("tightfit", "FRAGMENT")

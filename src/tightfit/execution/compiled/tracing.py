@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from tightfit.allocator.devices import get_state
 from tightfit.capture.captured import Captured
-from tightfit.capture.side_effects.generators import get_state
 from tightfit.errors import CompileError, TightfitError
 from tightfit.execution.compiled.random_state import GeneratorState
 from tightfit.execution.lower import Program

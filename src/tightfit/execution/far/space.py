@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import torch
 
+from tightfit.capture.calls.geometry import Geometry
 from tightfit.errors import OffloadFailed
 from tightfit.units import format_bytes, rounded_up
 
@@ -20,29 +21,15 @@ class FarValue:
     """A value in far memory: its places there, and how to make a tensor of its bytes."""
 
     extents: tuple[Extent, ...]
-    nbytes: int
-    device: torch.device
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
+    geometry: Geometry
 
-    @classmethod
-    def of(cls, tensor: torch.Tensor, extents: tuple[Extent, ...]) -> FarValue:
-        return cls(
-            extents,
-            tensor.untyped_storage().nbytes(),
-            tensor.device,
-            tensor.dtype,
-            tensor.size(),
-            tensor.stride(),
-            int(tensor.storage_offset()),
-        )
+    @property
+    def nbytes(self) -> int:
+        return self.geometry.storage_bytes
 
     def tensor(self, content: torch.Tensor) -> torch.Tensor:
         """Return the value as it was; `content`: the bytes of its storage."""
-        empty = torch.empty(0, dtype=self.dtype, device=self.device)
-        return empty.set_(content.untyped_storage(), self.offset, self.size, self.stride)
+        return self.geometry.over(content)
 
 
 class Space:

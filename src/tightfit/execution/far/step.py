@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
+from tightfit.capture.calls.geometry import Geometry
 from tightfit.execution.far.space import FarValue, Space
 from tightfit.execution.lower import Program
 
@@ -38,7 +39,7 @@ class FarStep(ABC):
 
     def store(self, value: int, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
-        away = FarValue.of(tensor, self._space.take(storage.nbytes()))
+        away = FarValue(self._space.take(storage.nbytes()), Geometry.of(tensor))
         self._away[value] = away
         content = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
         self._begin_store(value, content, away)
@@ -50,7 +51,7 @@ class FarStep(ABC):
         `is_last`: whether nothing of it stays in far memory then.
         """
         away = self._away[value]
-        content = torch.empty(away.nbytes, dtype=torch.uint8, device=away.device)
+        content = torch.empty(away.nbytes, dtype=torch.uint8, device=away.geometry.device)
         self._begin_load(value, content, away)
         self._loaded_bytes += away.nbytes
         if is_last:

@@ -8,7 +8,7 @@ from tightfit.layout.blocks import Block
 _MOST_PAIRS = 20_000
 
 
-def colliding_pairs(blocks: tuple[Block, ...], packer: str) -> tuple[tuple[int, int], ...]:
+def colliding_pairs(blocks: tuple[Block, ...]) -> tuple[tuple[int, int], ...]:
     """Return E: all positions i < j of blocks that are alive at the same time.
 
     Raises `BadInput` if there are more than a program of this kind can have.
@@ -22,7 +22,7 @@ def colliding_pairs(blocks: tuple[Block, ...], packer: str) -> tuple[tuple[int, 
         alive.append(position)
         if len(pairs) > _MOST_PAIRS:
             raise BadInput(
-                f"packer {packer!r} takes at most {_MOST_PAIRS:,} pairs of blocks that live "
+                f"packer 'mip' takes at most {_MOST_PAIRS:,} pairs of blocks that live "
                 f"together, and these {len(blocks):,} blocks have more: use packer 'auto'"
             )
     return tuple(sorted(pairs))

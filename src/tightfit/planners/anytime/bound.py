@@ -1,6 +1,6 @@
 """Cutting planes: K-cut programs with one more cut each, until the gap is closed.
 
-Each program's bound holds for every schedule; its solution, completed, is simulated by the engine
+Each program's bound holds for every schedule. Its solution, completed, is simulated by the engine,
 and the stage that exceeds the budget most becomes the next cut (docs/search.md, "Cutting planes").
 """
 

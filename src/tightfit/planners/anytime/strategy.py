@@ -97,7 +97,7 @@ def _prove_infeasible(search: Search) -> None:
     asked = search.task.budget_bytes
     seconds = min(_LIMIT_S, max(_LEAST_LIMIT_S, _LIMIT_SHARE * search.left()))
     seconds = UNLIMITED_S if search.clock.counts_iterations else seconds
-    limit, _, _ = lower_limit(search.task, search.problem, seconds=seconds, enough_bytes=asked)
+    limit, _ = lower_limit(search.task, search.problem, seconds=seconds, enough_bytes=asked)
     if limit > asked:
         search.pool.raise_bound(math.inf, "backward set search")
 

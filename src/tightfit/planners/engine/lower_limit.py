@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 
 from tightfit._core import _engine
-from tightfit.graph.ir import OpId
 from tightfit.planners.base import Task
 from tightfit.planners.bounds import working_set_bytes
 from tightfit.planners.engine.problem import CROSSING, EngineProblem
@@ -28,23 +27,20 @@ def lower_limit(
     seconds: float,
     enough_bytes: int | None = None,
     progress: Progress = SILENT,
-) -> tuple[int, OpId | None, bool]:
-    """Return bytes below which no plan exists, the op that needs them, and whether all is settled.
+) -> tuple[int, bool]:
+    """Return bytes below which no plan exists, constants included, and whether all is settled.
 
     `seconds`: wall time; ops with the largest working set are examined first. `enough_bytes`: stop
-    once the limit exceeds this. Returns bytes, constants included; the op of the graph; False if
-    time ran out for some op.
+    once the limit exceeds this. Not all is settled if time ran out for some op.
     """
     started = time.perf_counter()
-    limit, where = working_set_bytes(task.graph, task.gradients)
+    limit, _ = working_set_bytes(task.graph, task.gradients)
     constants = task.graph.constant_bytes
     settled = True
     for count, op in enumerate(_by_working_set(problem)):
         left = seconds - (time.perf_counter() - started)
-        if left < 0:
-            return limit, where, False
-        if enough_bytes is not None and limit > enough_bytes:
-            return limit, where, False
+        if left < 0 or (enough_bytes is not None and limit > enough_bytes):
+            return limit, False
         if count % 16 == 0:
             progress.update(count, "lower limit")
         floor = limit - constants
@@ -52,8 +48,8 @@ def lower_limit(
         needed, exact = _engine.least_bytes(problem.engine, op, floor, _STATES, op_s)
         settled = settled and exact
         if needed > floor:
-            limit, where = needed + constants, problem.graph_ops[op]
-    return limit, where, settled
+            limit = needed + constants
+    return limit, settled
 
 
 def _by_working_set(problem: EngineProblem) -> list[int]:

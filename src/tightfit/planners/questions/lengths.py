@@ -15,8 +15,6 @@ from tightfit.progress import Progress
 
 
 class PlannedLength(msgspec.Struct, frozen=True, kw_only=True):
-    """A length that was captured and planned."""
-
     length: int  # of the inputs, such as tokens
     eager_peak_bytes: int  # the peak with nothing recomputed, constants included
     outcome: Outcome  # the plan within the budget, or that there is none

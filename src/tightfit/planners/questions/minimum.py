@@ -58,7 +58,6 @@ class MinimumBudget(msgspec.Struct, frozen=True, kw_only=True):
     # Proven: no plan needs less, constants included (docs/search.md, "The least budget", says for
     # which orders of first computations)
     lower_bytes: int
-    lower_op: OpId | None  # the op that needs that much, None if the constants do
     settled: bool  # False if time ran out before every op was examined
     found_bytes: int  # the peak of `plan`, the smallest budget for which a plan was found
     plan: Plan  # a verified plan with that peak
@@ -142,14 +141,13 @@ class _Order:
         self.constant_bytes = task.graph.constant_bytes
         self.problem: EngineProblem = build_problem(self.task)
         self.schedule = _engine.Schedule(self.problem.engine, self.problem.budget_bytes)
-        self.limit, self.limit_op, self.settled = self.constant_bytes, None, False
+        self.limit, self.settled = self.constant_bytes, False
         self.found: PooledSchedule | None = None  # the last that fitted the budget asked for
 
     def find_limit(self, seconds: float, progress: Progress) -> None:
-        self.limit, op, self.settled = lower_limit(
+        self.limit, self.settled = lower_limit(
             self.task, self.problem, seconds=seconds, progress=progress
         )
-        self.limit_op = None if op is None else self.ops[op]
 
     @property
     def shape(self) -> Hashable:
@@ -388,14 +386,13 @@ class _Search:
         task = msgspec.structs.replace(self.task, budget_bytes=self.best)
         outcome = finish(task, self.computes, started=self.started)
         assert outcome.plan is not None
-        lowest, best = min(self.orders, key=lambda order: order.limit), self.orders[0]
+        best = self.orders[0]
         schedule = None
         if best.found is not None:
             own_s = self.limits.seconds if self.asked_bytes is None else 0.0
             schedule = FoundSchedule(best.shape, best.found, max(own_s, self.begun_s))
         return MinimumBudget(
             lower_bytes=min(self.limit, outcome.peak_bytes),
-            lower_op=lowest.limit_op,
             settled=all(order.settled for order in self.orders),
             found_bytes=outcome.peak_bytes,
             plan=outcome.plan,

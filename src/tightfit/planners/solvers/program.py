@@ -151,8 +151,6 @@ class ProgramBuilder:
 
 
 class SolveOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to solve a program."""
-
     seconds: float  # wall time
     gap: float = 0.0  # stop when objective - bound is at most this (in the objective's unit)
     target: float = float("-inf")  # stop at a solution at most this good; ``-inf``: never

@@ -8,7 +8,7 @@ import msgspec
 
 from tightfit.graph.ir import Graph
 from tightfit.plan.assemble import everything_kept
-from tightfit.plan.explain import Explanation, explain
+from tightfit.plan.explain import Explanation, PlannedPart, explain
 from tightfit.plan.plan import Plan
 from tightfit.reporting.groups import ShareRow, share_rows
 from tightfit.reporting.html.page import filled_in
@@ -28,15 +28,6 @@ class WholeStep(msgspec.Struct, frozen=True, kw_only=True):
     cost_source: str
 
 
-class PartInUse(msgspec.Struct, frozen=True):
-    """A plan that runs, the step of the part it is of, and its calls in a step."""
-
-    name: str
-    graph: Graph
-    plan: Plan
-    calls: int
-
-
 class _Shown(msgspec.Struct, frozen=True):
     """A row of the table and the section it leads to."""
 
@@ -48,7 +39,7 @@ class _Shown(msgspec.Struct, frozen=True):
     shares: tuple[ShareRow, ...]
 
 
-def parts_page(step: WholeStep, parts: Sequence[PartInUse]) -> bytes:
+def parts_page(step: WholeStep, parts: Sequence[PlannedPart]) -> bytes:
     """Return one HTML file about the plans of a model in parts.
 
     `step`: what all plans promise together, and what was measured. `parts`: each with a plan that
@@ -73,7 +64,7 @@ def parts_page(step: WholeStep, parts: Sequence[PartInUse]) -> bytes:
     )
 
 
-def _shown(part: PartInUse) -> _Shown:
+def _shown(part: PlannedPart) -> _Shown:
     explained = explain(part.plan, part.graph)
     return _Shown(
         name=part.name,

@@ -104,8 +104,6 @@ class Grid(msgspec.Struct, frozen=True):
 
 
 class PanelTitle(msgspec.Struct, frozen=True):
-    """The title of a panel."""
-
     text: str = ""
     colour: str = INK
 

@@ -23,6 +23,7 @@ from tightfit.session.outputs import OTHER_GRADIENTS, OTHER_STRIDES
 from tightfit.session.parts.kinds import Kind, KnownCalls, Part, PartCall
 from tightfit.session.parts.planning import StepPlans
 from tightfit.session.step.observed import LedgerWriter
+from tightfit.session.step.repeated import RepeatedCalls
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,14 +89,9 @@ class PartRepeater:
         holds = step.kind.holds(given.leaves, part.modules)
         return holds and part.is_as_it_was(given, step.key)
 
-    def may_repeat(self, step: PartStep) -> bool:
-        return self._living_steps().known.may_repeat(step.key)
-
-    def is_repeated(self, step: PartStep) -> bool:
-        return self._living_steps().known.is_repeated(step.key)
-
-    def note_repeated(self, step: PartStep) -> None:
-        self._living_steps().known.note_repeated(step.key)
+    @property
+    def repeated(self) -> RepeatedCalls:
+        return self._living_steps().known
 
     def replanned(self, step: PartStep, given: GraphArguments) -> Planned:
         """Capture a call again, with the gradients that its outputs have, and plan it."""

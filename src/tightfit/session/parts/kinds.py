@@ -105,8 +105,6 @@ class Part:
 
 @dataclass(frozen=True)
 class PartCall:
-    """One call of a part."""
-
     key: Any  # of calls that are alike
     kind: Kind  # the captured step of those, with its plans
     given: GraphArguments  # its inputs

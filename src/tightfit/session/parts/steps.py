@@ -25,6 +25,7 @@ from tightfit.execution.guard import Guard, StepPeaks, left_out
 from tightfit.execution.run_state import RunState
 from tightfit.execution.runtime import Run
 from tightfit.living import Living
+from tightfit.plan.explain import PlannedPart
 from tightfit.plan.plan import Plan
 from tightfit.progress import Announcements, announce
 from tightfit.session.memory.limit import raising
@@ -32,7 +33,7 @@ from tightfit.session.options import Options
 from tightfit.session.parts.again import PartRepeater, PartStep
 from tightfit.session.parts.kinds import Kind, KnownCalls, Part, PartCall, forget_oldest
 from tightfit.session.parts.planning import PartsSettings, StepPlans
-from tightfit.session.report import PlannedPart, Report
+from tightfit.session.report import Report
 from tightfit.session.step.again import RepeatableCall
 from tightfit.session.step.holding import Holding, overhead_of
 from tightfit.session.step.ledger import StepLedger

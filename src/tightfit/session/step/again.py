@@ -24,6 +24,7 @@ from tightfit.execution.runtime import Run
 from tightfit.progress import announce
 from tightfit.session.step.autocast import AutocastState
 from tightfit.session.step.held import HeldInputs, Others, StandIn
+from tightfit.session.step.repeated import RepeatedCalls
 from tightfit.torch_private import tools
 from tightfit.torch_private.core import caches_parametrizations
 from tightfit.torch_private.releases import DERIVATIVES
@@ -38,6 +39,9 @@ class Step(Protocol):
     @property
     def captured(self) -> Captured: ...
 
+    @property
+    def key(self) -> Any: ...  # of calls that are alike
+
 
 _Step = TypeVar("_Step", bound=Step)
 _StepIn = TypeVar("_StepIn", bound=Step, contravariant=True)
@@ -50,6 +54,10 @@ class CallRepeater(Protocol[_StepIn]):
     def name(self) -> str:
         """The name of the callable."""
 
+    @property
+    def repeated(self) -> RepeatedCalls:
+        """The calls that were run again, by the keys of their steps."""
+
     def function(self, step: _StepIn) -> Callable[..., Any]:
         """Return the program of a call where there is no plan."""
 
@@ -61,15 +69,6 @@ class CallRepeater(Protocol[_StepIn]):
 
     def serves(self, step: _StepIn, given: GraphArguments) -> bool:
         """Whether the captured step still serves a call, with modules and inputs of now."""
-
-    def may_repeat(self, step: _StepIn) -> bool:
-        """Whether calls may be run again: it has happened, or they have had no backward yet."""
-
-    def is_repeated(self, step: _StepIn) -> bool:
-        """Whether calls have been run again."""
-
-    def note_repeated(self, step: _StepIn) -> None:
-        """Note that a call is run again."""
 
     def replanned(self, step: _StepIn, given: GraphArguments) -> Planned:
         """Plan a call for the outputs that are known to receive gradients now."""
@@ -121,9 +120,9 @@ class RepeatableCall(Generic[_Step]):
 
         `kept`, `written`: the flattened inputs that the plan keeps, and that it writes.
         """
-        owner = self._owner()
-        others: Others = "in case" if owner.may_repeat(self._step) else "none"
-        others = "always" if owner.is_repeated(self._step) else others
+        repeated, key = self._owner().repeated, self._step.key
+        others: Others = "in case" if repeated.may_repeat(key) else "none"
+        others = "always" if repeated.is_repeated(key) else others
         self._given.hold_only(kept, written, others)
 
     def retained(self) -> None:
@@ -163,7 +162,7 @@ class RepeatableCall(Generic[_Step]):
 
     def _eager_forward(self, stand_in: StandIn) -> EagerForward:
         owner, step = self._owner(), self._step
-        owner.note_repeated(step)
+        owner.repeated.note_repeated(step.key)
         made: set[int] = set()
 
         def noted(given: Any, run: Run, output: int) -> Any:
@@ -223,7 +222,7 @@ class RepeatableCall(Generic[_Step]):
         `unread`: placeholders that may have changed since the call.
         """
         owner = self._owner()
-        if not (self._is_freed or owner.is_repeated(self._step)):
+        if not (self._is_freed or owner.repeated.is_repeated(self._step.key)):
             announce(
                 f"{self._name}: several backwards go through one call: for each but the first its "
                 "forward runs again. To spare that, sum the losses and call backward once"
@@ -248,7 +247,7 @@ class RepeatableCall(Generic[_Step]):
         Raises `TightfitError` if the call cannot be run again.
         """
         if not self._is_freed:
-            self._owner().note_repeated(self._step)
+            self._owner().repeated.note_repeated(self._step.key)
         with self._autocast.restored(), torch.enable_grad():
             given = self._given_once_more(unread)
             if isinstance(given, str):

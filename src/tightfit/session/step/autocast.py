@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tightfit.torch_private.core import autocast_nesting
-
-_DEVICES = ("cpu", "cuda")
+from tightfit.torch_private.core import autocast_dtypes, autocast_nesting
 
 
 @dataclass(frozen=True)
@@ -22,11 +20,10 @@ class AutocastState:
     @classmethod
     def now(cls) -> AutocastState:
         """Return the state in the calling thread."""
-        enabled = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
+        casts = autocast_dtypes()
         caches, is_nested = torch.is_autocast_cache_enabled(), autocast_nesting() > 0
-        if caches and not (enabled or is_nested):
+        if caches and not (casts or is_nested):
             return _OFF  # the usual case, in every call
-        casts = tuple((device, torch.get_autocast_dtype(device)) for device in enabled)
         return cls(casts, caches, is_nested)
 
     @contextlib.contextmanager

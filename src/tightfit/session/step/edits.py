@@ -119,7 +119,6 @@ def with_more(ledger: StepLedger[CallKind], more_bytes: Sequence[int]) -> StepLe
 
 
 def without_call(ledger: StepLedger[CallKind], call: int) -> StepLedger[CallKind]:
-    """Return the ledger of a step without one of its calls."""
     intervals = ledger.intervals
     begin, turn = _first(intervals, "forward", call), _first(intervals, "backward", call)
     assert begin is not None

@@ -10,8 +10,9 @@ import msgspec
 
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
+from tightfit.plan.explain import PlannedPart
 from tightfit.plan.plan import Outcome, Plan
-from tightfit.session.report import PlannedPart, Report
+from tightfit.session.report import Report
 from tightfit.session.step.holding import holding_of, overhead_of
 
 

@@ -37,7 +37,6 @@ class LedgerWriter:
 
     @property
     def has_begun_backward(self) -> bool:
-        """Whether a backward has begun."""
         return "backward" in (self._current[0], *(each.phase for each in self._intervals))
 
     def awaits(self, call: int) -> bool:

@@ -11,6 +11,7 @@ from torch import nn
 from tightfit.capture.handed import GraphArguments
 from tightfit.errors import TightfitError
 from tightfit.execution.replanned import Planned
+from tightfit.session.step.repeated import RepeatedCalls
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.specialisation import Specialisation
 
@@ -50,14 +51,9 @@ class StepRepeater:
     def serves(self, step: Specialisation, given: GraphArguments) -> bool:
         return self._captures.serves(step, given)
 
-    def may_repeat(self, step: Specialisation) -> bool:
-        return self._captures.may_repeat(step.key)
-
-    def is_repeated(self, step: Specialisation) -> bool:
-        return self._captures.is_repeated(step.key)
-
-    def note_repeated(self, step: Specialisation) -> None:
-        self._captures.note_repeated(step.key)
+    @property
+    def repeated(self) -> RepeatedCalls:
+        return self._captures
 
     def replanned(self, step: Specialisation, given: GraphArguments) -> Planned:
         return self._alive(self._replan)(step, given)

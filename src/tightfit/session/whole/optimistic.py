@@ -321,7 +321,6 @@ def _gradients(captured: Captured, inputs: Sequence[Any], account: Account) -> G
 
 
 def without_expected(surroundings: Surroundings, held: HeldAtCall) -> Surroundings:
-    """Return surroundings without expected memory."""
     own = {"state_bytes": held.state_bytes, "others_bytes": held.others_bytes, "part": 1.0}
     return replace(surroundings, **own)
 

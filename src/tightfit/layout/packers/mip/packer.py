@@ -26,7 +26,7 @@ def pack_by_program(blocks: tuple[Block, ...], limits: PackingLimits) -> Placeme
     start = core_packer("auto")(blocks, limits).offsets
     placed = list(zip(blocks, start, strict=True))
     height = max((offset + block.size_bytes for block, offset in placed), default=0)
-    variables = Variables(blocks, colliding_pairs(blocks, "mip"), height)
+    variables = Variables(blocks, colliding_pairs(blocks), height)
     for add_family in FAMILIES:
         add_family(variables)
     solution = solve(

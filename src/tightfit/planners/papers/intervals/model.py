@@ -32,12 +32,10 @@ Report = Callable[[bytes], None]
 
 
 def entry_event(stage: int) -> int:
-    """The event at which a stage begins."""
     return stage * (stage + 3) // 2
 
 
 def node_event(stage: int, node: int) -> int:
-    """The event at which a node is computed in a stage."""
     return entry_event(stage) + 1 + node
 
 
