@@ -103,4 +103,4 @@ def _key(function: private.OpOverload, args: Any, kwargs: Any) -> str:
 def _laid_out(fake: Any, strides: Strides) -> Any:
     if strides is None or not isinstance(fake, torch.Tensor) or fake.dim() != len(strides):
         return fake
-    return torch.empty_strided(fake.shape, strides, dtype=fake.dtype, device=fake.device)
+    return fake.new_empty_strided(fake.shape, strides)
