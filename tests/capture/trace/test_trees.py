@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 from torch._subclasses import functional_tensor
 from torch.utils import _pytree as pytree
 
-from tightfit.torch_private.trees import quick_functionalisation, tree_leaves, tree_map
+from tightfit.torch_private.tracing.trees import quick_functionalisation, tree_leaves, tree_map
 
 
 class _Pair(NamedTuple):

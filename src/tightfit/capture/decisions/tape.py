@@ -9,7 +9,7 @@ import torch
 
 from tightfit.capture.decisions.reads import Decisions, Read, TapeSlot, TapeStep, owned, run_step
 from tightfit.torch_private import core as private
-from tightfit.torch_private.trees import tree_leaves, tree_map
+from tightfit.torch_private.tracing.trees import tree_leaves, tree_map
 
 aten = torch.ops.aten
 

@@ -19,7 +19,7 @@ from tightfit.capture.nodes import flat_outputs, is_getitem
 from tightfit.capture.opaque.tracing import is_opaque_operator
 from tightfit.costs.measured.call import call_key
 from tightfit.torch_private import core as private
-from tightfit.torch_private.fake_kernels import corrected_fake_results
+from tightfit.torch_private.tracing.fake_kernels import corrected_fake_results
 
 Strides = tuple[int, ...] | None
 TrueStrides = Mapping[str, tuple[Strides, ...]]

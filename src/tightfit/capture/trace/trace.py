@@ -48,9 +48,9 @@ from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 from tightfit.torch_private import traces, wrappers
-from tightfit.torch_private.fake_kernels import corrected_fake_kernels
 from tightfit.torch_private.saving import watched_checkpoints
-from tightfit.torch_private.trees import quick_functionalisation
+from tightfit.torch_private.tracing.fake_kernels import corrected_fake_kernels
+from tightfit.torch_private.tracing.trees import quick_functionalisation
 
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 
