@@ -32,6 +32,8 @@ class Assembly:
         self._ops = list(captured.graph.ops)
         self._calls = list(captured.calls)
         self._values = list(captured.graph.values)
+        # No value that is added is written back, or replaces another
+        self._replaced = {v.replaces for v in self._values if v.fate == "written_back"}
         self._value_of = dict(captured.value_of)
         self._number = {node: op for op, node in enumerate(captured.nodes)}
         self._maker = producers(captured.graph)
@@ -177,9 +179,8 @@ class Assembly:
 
     def _pin(self, reads: tuple[ValueId, ...]) -> str | None:
         """Return why an op that reads some values may not be computed again; None: it may."""
-        replaced = {v.replaces for v in self._values if v.fate == "written_back"}
         for value in (self._values[v] for v in reads):
-            if value.id in replaced:
+            if value.id in self._replaced:
                 return f"reads {value.name}, which the step updates"
             if value.fate == "written_back":
                 return f"reads {value.name}, which is gone once it is written back"

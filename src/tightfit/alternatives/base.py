@@ -23,7 +23,7 @@ from tightfit.capture.nodes import (
     is_traced_in_backward,
     storage_bytes,
 )
-from tightfit.graph.ir import Exactness, Op, Use, Value
+from tightfit.graph.ir import Exactness, Op, OpId, Use, Value
 
 _MARGIN = 4  # times the least of a condition: later steps are to fulfil it, too
 
@@ -184,19 +184,19 @@ class OpView:
         value = self.value_of(node)
         if value is None or value.is_constant or value.fate != "none":
             return True
-        later = self.captured.graph.ops[self.op.id + 1 :]
-        return any(value.id in op.alternatives[0].reads for op in later)
+        return any(op > self.op.id for op in self.captured.readers.get(value.id, ()))
 
     def read_backward(self, node: fx.Node) -> tuple[fx.Node, ...]:
         """Return the operators of PyTorch that read a tensor in the backward, in order."""
         number = self.captured.value_of.get(base_of(node))
-        ops, segments = self.captured.graph.ops, self.captured.graph.segments
+        if number is None:
+            return ()
         return tuple(
-            self.captured.nodes[op.id]
-            for op in ops[self.op.id + 1 :]
-            if segments[op.segment].phase == "backward"
-            and number in op.alternatives[0].reads
-            and hasattr(self.captured.calls[op.id][0].function, "_schema")
+            self.captured.nodes[op]
+            for op in self.captured.readers.get(number, ())
+            if op > self.op.id
+            and self._is_backward(op)
+            and hasattr(self.captured.calls[op][0].function, "_schema")
         )
 
     def is_kept_for_others(self, node: fx.Node) -> bool:
@@ -205,13 +205,13 @@ class OpView:
         number = self.captured.value_of.get(base)
         if number is None:
             return True
-        value, phases = self.captured.graph.values[number], self.captured.graph.segments
+        value, readers = self.captured.graph.values[number], self.captured.readers.get(number, ())
         kept = value.is_constant or value.fate != "none"
-        return kept or any(
-            number in op.alternatives[0].reads
-            for op in self.captured.graph.ops
-            if op is not self.op and phases[op.segment].phase == "backward"
-        )
+        return kept or any(op != self.op.id and self._is_backward(op) for op in readers)
+
+    def _is_backward(self, op: OpId) -> bool:
+        graph = self.captured.graph
+        return graph.segments[graph.ops[op].segment].phase == "backward"
 
     def extra(
         self,

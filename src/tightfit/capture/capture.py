@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import torch
@@ -70,7 +71,10 @@ def _joint(call: TracedCall, strides: TrueStrides | None, *, recalls: bool) -> J
 
 def _traced(call: TracedCall, strides: TrueStrides | None) -> JointGraph:
     with fewer_collections():
-        return trace_with_numbers(call, strides)
+        joint = trace_with_numbers(call, strides)
+    if joint.opaque.calls:
+        gc.collect()  # tensors of their runs in cycles would take room from measurements
+    return joint
 
 
 def device_of(call: TracedCall) -> Device:

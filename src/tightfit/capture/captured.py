@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -114,6 +115,15 @@ class Captured:
         """Conditions on parameters of the step's alternatives."""
         every = (call.condition for calls in self.calls for call in calls[1:])
         return tuple(dict.fromkeys(condition for condition in every if condition is not None))
+
+    @functools.cached_property
+    def readers(self) -> Mapping[ValueId, Sequence[OpId]]:
+        """The ops whose first way reads a value, in order."""
+        found: dict[ValueId, list[OpId]] = defaultdict(list)
+        for op in self.graph.ops:
+            for value in dict.fromkeys(op.alternatives[0].reads):
+                found[value].append(op.id)
+        return dict(found)
 
     @functools.cached_property
     def draws(self) -> bool:

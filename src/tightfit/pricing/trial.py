@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -78,20 +78,44 @@ class Trial:
         return _copy(self._value(node)) if self._copies else self._value(node)
 
     def _value(self, node: fx.Node) -> Any:
-        if node not in self._values:
-            self._values[node] = self._made(node)
+        """Return the value of a node, made after those that it needs: chains of them are long."""
+        waiting = [node]
+        while waiting:
+            last = waiting.pop()
+            if last in self._values:
+                continue
+            missing = [needed for needed in self._needed(last) if needed not in self._values]
+            if missing:
+                waiting += [last, *reversed(missing)]
+            else:
+                self._values[last] = self._made(last)
         return self._values[node]
+
+    def _needed(self, node: fx.Node) -> Iterable[fx.Node]:
+        """Return the nodes of which the value of a node is made."""
+        if is_view(node) or self._is_part(node):
+            return node.all_input_nodes
+        return self._defaults[node].nodes() if self._runs(node) else ()
 
     def _made(self, node: fx.Node) -> Any:
         if is_view(node):
             args, kwargs = fx.map_arg((node.args, node.kwargs), self._value)
             function: Any = node.target
             return function(*args, **kwargs)
-        own = node.graph is not self._traced  # an extra op, which only alternatives read
-        if is_getitem(node) and (own or node.args[0] in self._running):
+        if self._is_part(node):
             return self._value(node.args[0])[node.args[1]]  # type: ignore
-        runs = node in self._running or (own and node in self._defaults)
-        return self._run(self._defaults[node]) if runs else self._drawn(node)
+        return self._run(self._defaults[node]) if self._runs(node) else self._drawn(node)
+
+    def _is_extra(self, node: fx.Node) -> bool:
+        """Whether it is an extra op, which only alternatives read."""
+        return node.graph is not self._traced
+
+    def _is_part(self, node: fx.Node) -> bool:
+        """Whether it is one of several results of a node that runs."""
+        return is_getitem(node) and (self._is_extra(node) or node.args[0] in self._running)
+
+    def _runs(self, node: fx.Node) -> bool:
+        return node in self._running or (self._is_extra(node) and node in self._defaults)
 
     def _drawn(self, node: fx.Node) -> Any:
         """Return numbers of both signs, some of them zero; other values as for costs."""

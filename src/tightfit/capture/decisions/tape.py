@@ -9,6 +9,7 @@ import torch
 
 from tightfit.capture.decisions.reads import Decisions, Read, TapeSlot, TapeStep, owned, run_step
 from tightfit.torch_private import core as private
+from tightfit.torch_private.tracing.trees import tree_leaves, tree_map
 
 aten = torch.ops.aten
 
@@ -54,10 +55,9 @@ class Tape:
             traced = isinstance(x, torch.Tensor) and not has_values(x)
             return TapeSlot(self.slot(x)) if traced else x
 
-        args, kwargs = private.pytree.tree_map(slot_of, (args, kwargs))
+        args, kwargs = tree_map(slot_of, (args, kwargs))
         outputs = tuple(
-            self.slot(x) if isinstance(x, torch.Tensor) else None
-            for x in private.pytree.tree_leaves(result)
+            self.slot(x) if isinstance(x, torch.Tensor) else None for x in tree_leaves(result)
         )
         return TapeStep(func, args, kwargs, outputs)
 

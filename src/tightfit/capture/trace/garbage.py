@@ -21,6 +21,7 @@ class _Before:
 
 
 _LOCK = threading.Lock()
+_INSIDE = threading.local()  # whether the thread is inside of a context
 _FROZEN: list[bool] = []  # once the program was seen to have frozen objects
 _BEFORE: list[_Before] = []  # its only entry is there while any context is open
 
@@ -31,15 +32,20 @@ def fewer_collections() -> Iterator[None]:
 
     Tracing and pricing make many objects of which few die, in a process that has some hundred
     thousand: all of them would be walked through several times. Where the program has frozen its
-    own objects, or collects still more seldom, that stays so. Garbage of the trace is gone at its
-    end: objects that still hold its tensors then do not die by themselves.
+    own objects, or collects still more seldom, that stays so. Garbage is gone at the end of a
+    thread's outermost context: objects that still hold tensors then do not die by themselves.
     """
+    if getattr(_INSIDE, "is_inside", False):
+        yield
+        return
     with _LOCK:
         before = _begun()
         before.contexts += 1
+    _INSIDE.is_inside = True
     try:
         yield
     finally:
+        _INSIDE.is_inside = False
         gc.collect()
         with _LOCK:
             before.contexts -= 1

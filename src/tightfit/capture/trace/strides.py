@@ -19,7 +19,7 @@ from tightfit.capture.nodes import flat_outputs, is_getitem
 from tightfit.capture.opaque.tracing import is_opaque_operator
 from tightfit.costs.measured.call import call_key
 from tightfit.torch_private import core as private
-from tightfit.torch_private.fake_kernels import corrected_fake_results
+from tightfit.torch_private.tracing.fake_kernels import corrected_fake_results
 
 Strides = tuple[int, ...] | None
 TrueStrides = Mapping[str, tuple[Strides, ...]]
@@ -103,4 +103,4 @@ def _key(function: private.OpOverload, args: Any, kwargs: Any) -> str:
 def _laid_out(fake: Any, strides: Strides) -> Any:
     if strides is None or not isinstance(fake, torch.Tensor) or fake.dim() != len(strides):
         return fake
-    return torch.empty_strided(fake.shape, strides, dtype=fake.dtype, device=fake.device)
+    return fake.new_empty_strided(fake.shape, strides)

@@ -48,8 +48,9 @@ from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 from tightfit.torch_private import traces, wrappers
-from tightfit.torch_private.fake_kernels import corrected_fake_kernels
 from tightfit.torch_private.saving import watched_checkpoints
+from tightfit.torch_private.tracing.fake_kernels import corrected_fake_kernels
+from tightfit.torch_private.tracing.trees import quick_functionalisation
 
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 
@@ -154,6 +155,7 @@ def trace(
             stack.enter_context(private.keep_composites_whole())
             stack.enter_context(traces.lazy_modules())
             stack.enter_context(corrected_fake_kernels())
+            stack.enter_context(quick_functionalisation())
             stack.enter_context(with_true_strides(strides or {}))
             stack.enter_context(private.backward_without_autocast())
             stack.enter_context(private.hidden_changes_without_tangents(callee.is_parameter))

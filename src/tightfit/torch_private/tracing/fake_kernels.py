@@ -142,14 +142,13 @@ def corrected_fake_kernels() -> Iterator[None]:
 def corrected_fake_results(correct: Callable[[Any, Any, Any, Any], Any]) -> Iterator[None]:
     """While tracing, pass (operator, args, kwargs, result) of fake kernels through a function.
 
-    It runs with the fake tensors' mode active, and returns the result to use.
+    It returns the result to use, made of fake tensors: their mode is not active.
     """
     plain = FakeTensorMode.dispatch
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = plain(self, func, types, args, kwargs or {})
-        with self:
-            return correct(func, args, kwargs or {}, result)
+        return correct(func, args, kwargs or {}, result)
 
     with replaced(FakeTensorMode, dispatch=dispatch):
         yield

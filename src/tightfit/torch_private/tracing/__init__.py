@@ -1,0 +1,1 @@
+"""How the tracer of operators runs for tightfit: results of fake kernels, walks over trees."""
