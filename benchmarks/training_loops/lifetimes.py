@@ -17,6 +17,7 @@ __all__ = [
     "gradients_cleared_late",
     "old_output_held",
     "picture_trained",
+    "stepped_by_hooks",
     "two_models_one_backward",
     "weights_penalised",
     "weights_penalised_in_place",
@@ -86,6 +87,26 @@ def _penalised(run: Run, *, to_none: bool) -> None:
         loss = loss + 1e-4 * sum(weight.abs().sum() for weight in net.parameters())
         loss.backward()
         optimizer.step()
+        run.note(loss)
+    run.trained(net)
+
+
+def stepped_by_hooks(run: Run) -> None:
+    """A hook of each parameter steps an optimizer of its own and frees its gradient."""
+    width, rows = run.size(256, 1024), run.size(16, 64)
+    net = layers(width, 6)
+    optimizers = {p: torch.optim.SGD([p], lr=0.01, momentum=0.9) for p in net.parameters()}
+
+    def step(parameter: Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in net.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    run.fit(net)
+    for _ in range(run.steps):
+        loss = net(torch.randn(rows, width)).square().mean()
+        loss.backward()
         run.note(loss)
     run.trained(net)
 

@@ -27,6 +27,7 @@ from tightfit.session.memory.loop_peaks import LoopPeaks
 from tightfit.session.memory.optimizers import Optimizers, parameters_of
 from tightfit.session.memory.since import SinceLastCall
 from tightfit.session.processes import Replicas
+from tightfit.torch_private.engine import in_backward
 
 _State = Literal["free", "resting", "running"]
 """Of a limit: not enforced; enforced between steps; enforced while a step is running."""
@@ -61,6 +62,7 @@ class Account:
             weakref.WeakKeyDictionary()
         )
         self._trains = True
+        self.steps_in_backward = False  # hooks step optimizers in it, and free the gradients
         self.since, self.loop_peaks = SinceLastCall(), LoopPeaks(self.device, self._tally)
 
     @property
@@ -88,8 +90,14 @@ class Account:
 
         `counted`: identities of parameters whose gradients are counted elsewhere.
         """
+        if self.steps_in_backward:
+            return 0
         without = counted | self.optimizers.stepped_in_backward | self.optimizers.without_gradient
         return new_gradient_bytes(self.modules, self.granularity_bytes, without)
+
+    def note_step(self) -> None:
+        """Note that an optimizer steps now."""
+        self.steps_in_backward |= in_backward()
 
     def bucket_bytes(self) -> int:
         """Return the bytes of the buckets that gradients go into, if ranks train together."""

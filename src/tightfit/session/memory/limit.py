@@ -200,6 +200,7 @@ class Limit:
         if limiter is None or optimizers.steps_in_backward(optimizer):
             return
         if optimizers.note(optimizer):
+            self._account.note_step()
             skipped = optimizers.note_gradients(optimizer)
             refuse_step(self._name, self._account, optimizer, skipped, limiter, self._needed_bytes)
             self._has_stepped = True

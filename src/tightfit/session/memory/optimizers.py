@@ -18,6 +18,7 @@ from tightfit.allocator.alive import alive
 from tightfit.living import Living
 from tightfit.session.memory.far_state import is_mapped
 from tightfit.session.memory.forecast import StepNeeds, step_needs, tensors_in
+from tightfit.torch_private.engine import hooks_of_gradient
 from tightfit.units import rounded_up
 
 
@@ -152,14 +153,16 @@ class Optimizers:
         """Return the bytes of state that will exist and does not yet.
 
         Which optimizer will come is unknown where none is there: Adam's two copies are assumed
-        until two calls have passed without an optimizer.
+        until two calls have passed without an optimizer. None is assumed where parameters have
+        hooks, which may step them.
 
         `device`: ``"cpu"`` or ``"cuda"``. `counted`: optimizers whose state is counted elsewhere,
         as they may hold parameters of several models. `counted_parameters`: identities of
         parameters whose copies are counted elsewhere where copies are assumed.
         """
         if not self._now():
-            return self._copies_bytes(counted_parameters) if self.searches < 2 else 0
+            may_come = self.searches < 2 and not self.has_hooks()
+            return self._copies_bytes(counted_parameters) if may_come else 0
         elsewhere = set(map(id, counted))
         waiting = [o for o in self if id(o) not in elsewhere and not any(o.state.values())]
         return sum(self._predicted_bytes(optimizer, device) for optimizer in waiting)
@@ -179,6 +182,10 @@ class Optimizers:
             if p.requires_grad and id(p) not in without and id(p) not in counted
         )
         return 2 * sum(rounded_up(p.nbytes, self._granularity_bytes) for p in trained)
+
+    def has_hooks(self) -> bool:
+        """Whether gradients of the own parameters have hooks, which may free them in a backward."""
+        return any(hooks_of_gradient(p) for p in self._own() if p.requires_grad)
 
     def _own(self) -> list[nn.Parameter]:
         return parameters_of(self._modules)

@@ -14,6 +14,7 @@ from tightfit.capture.nodes import storage_bytes
 from tightfit.graph.ir import Graph, ValueId
 from tightfit.plan.plan import Far, Gradients
 from tightfit.planners.base import Task
+from tightfit.session.step.gradient_lives import GradientLives
 from tightfit.torch_private.core import storage_key
 from tightfit.units import rounded_up
 
@@ -57,12 +58,13 @@ class Surroundings:
     far: Far | None = None  # the far memory that its values may be moved to
     # Which inputs existed before the budget began: they take nothing of it
     earlier_inputs: tuple[int, ...] = ()
-    joined_bytes: int = 0  # gradients of code outside that wait for the step's own: `step.joined`
+    # Gradients that wait for the step's own: see `step.gradient_lives`
+    waiting_bytes: int = 0
 
     @property
     def held_bytes(self) -> int:
         """The bytes held the whole time in addition to the step's own constants."""
-        return self.gradient_bytes + self.joined_bytes + self.state_bytes + self.others_bytes
+        return self.gradient_bytes + self.waiting_bytes + self.state_bytes + self.others_bytes
 
     @property
     def room_bytes(self) -> int:
@@ -87,16 +89,14 @@ class Surroundings:
         """Return the same with so much state of the optimizers, or with its own if that is more."""
         return replace(self, state_bytes=max(self.state_bytes, state_bytes))
 
-    def with_joined(self, joined_bytes: int, new_gradient_bytes: int) -> Surroundings:
-        """Return the same where so many bytes of gradients wait for those of the step.
-
-        `new_gradient_bytes`: of all gradients that do not exist yet.
-        """
-        if not joined_bytes:
+    def with_lives(self, lives: GradientLives | None) -> Surroundings:
+        """Return the same where gradients live so long; None: as they do in most loops."""
+        if lives is None:
             return self
-        if self.gradients == "fresh":  # those that none waits for stay, too
-            joined_bytes = max(joined_bytes, new_gradient_bytes)
-        return replace(self, gradients="accumulated", joined_bytes=joined_bytes)
+        waiting_bytes = lives.waiting_bytes
+        if self.gradients == "fresh":  # those that last are counted from the begin on
+            waiting_bytes = max(waiting_bytes, lives.lasting_bytes)
+        return replace(self, gradients="accumulated", waiting_bytes=waiting_bytes)
 
     def with_outside(self, outside_bytes: int) -> Surroundings:
         """Return the same with something else held between forward and backward."""
@@ -108,7 +108,7 @@ class Surroundings:
         """Return a step's graph with the memory resident around it."""
         root_bytes = root_gradient_bytes(captured)
         graph = _without_inputs(captured, self.earlier_inputs).with_constants(
-            gradients=self.gradient_bytes + self.joined_bytes,
+            gradients=self.gradient_bytes + self.waiting_bytes,
             optimizer_state=self.state_bytes,
             others=self.others_bytes,
             gradient_of_loss=root_bytes,

@@ -31,7 +31,7 @@ from tightfit.session.memory.surroundings import (
     with_slack,
 )
 from tightfit.session.options import Options
-from tightfit.session.step.joined import joined_bytes, staying_bytes_of
+from tightfit.session.step.gradient_lives import gradient_lives, staying_bytes_of
 from tightfit.session.whole.optimistic import LessExpected, NeededBudget, ReleasingStep
 from tightfit.session.whole.specialisation import Specialisation
 from tightfit.units import format_bytes
@@ -87,6 +87,10 @@ def advised(
         needed = as_kept.needed_bytes(call_bytes)
     most = max(needed, key=needed.__getitem__)
     needed_bytes = needed[most] + options.reserve_bytes
+    if less.may_free and open_calls.is_alone:
+        freed = replace(loop.each, surroundings=less.if_freed(loop.each.surroundings))
+        plain_bytes = with_slack(freed.plain_bytes(spec)) + options.reserve_bytes
+        needed_bytes = min(needed_bytes, plain_bytes)
     text, proven = str(error), error.proven
     if isinstance(error, NoPlan):
         least, proven_bytes = error.least, less.proven_bytes(spec)
@@ -226,6 +230,8 @@ def _as_measured(
     spec: Specialisation, surroundings: Surroundings, account: Account, step: StepPeaks | None
 ) -> ReleasingStep:
     """Return a step with the measured memory of user code, or with the expected."""
+    if account.steps_in_backward:
+        surroundings = replace(surroundings, gradients="accumulated")
     returned_bytes = account.since.returned_bytes(account.tally) or 0
     measured_bytes = spec.user_code.measured_bytes
     if step is None:
@@ -234,11 +240,11 @@ def _as_measured(
         return ReleasingStep(surroundings.with_outside(outside_bytes), returned_bytes)
     graph = spec.captured.graph
     staying_bytes = max(0, staying_bytes_of(graph, step))
-    joined = joined_bytes(graph, surroundings.gradients, step)
-    if joined and not spec.joined_bytes:
-        surroundings = surroundings.with_joined(joined, account.new_gradient_bytes())
+    lives = spec.lives or gradient_lives(graph, surroundings.gradient_bytes, step)
+    surroundings = surroundings.with_lives(lives)
     outside_bytes = max(step.outside_bytes, measured_bytes or 0) - staying_bytes
-    staying_bytes -= min(staying_bytes, max(joined, spec.joined_bytes))
+    if lives is not None:
+        staying_bytes -= min(staying_bytes, lives.waiting_bytes)
     surroundings = surroundings.with_others(surroundings.others_bytes + staying_bytes)
     return ReleasingStep(surroundings.with_outside(max(0, outside_bytes)), returned_bytes)
 

@@ -20,7 +20,7 @@ from tightfit.session.memory.account import Account
 from tightfit.session.memory.surroundings import input_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
-from tightfit.session.step.joined import joined_bytes, staying_bytes_of
+from tightfit.session.step.gradient_lives import gradient_lives, staying_bytes_of
 from tightfit.session.whole.compiling import still_fits
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.torch_private import engine
@@ -37,6 +37,7 @@ class LastStep(msgspec.Struct, frozen=True):
     is_alone: bool  # whether no other call of the callee awaited its backward during it
     more_bytes: int  # held at its begin beyond the bytes its plan was made for
     coming_bytes: int = 0  # the optimizer's state that was still to come
+    gradient_bytes: int = 0  # gradients that existed at its begin
 
 
 class StepMonitor:
@@ -55,8 +56,9 @@ class StepMonitor:
         self._announced_outside: set[int] = set()
         self._freed = 0
         self._is_new = False  # the step that has begun: it is learned from
-        # Bytes at the begin of the step before: parameters, gradients, state; state still to come
-        self._lasting_bytes = self._coming_bytes = 0
+        # Bytes at the begin of the step before: parameters, gradients and state; state still to
+        # come; gradients
+        self._lasting_bytes = self._coming_bytes = self._gradient_bytes = 0
         self._steps_begun: WeakKeyDictionary[Specialisation, int] = WeakKeyDictionary()
 
     def _new_guard(self) -> Guard:
@@ -102,9 +104,13 @@ class StepMonitor:
         coming_bytes = 0  # with steps in backward, the peak of the backward contains the state
         if options.steps is None:
             coming_bytes = account.held_at_call(inputs, sharing, spec.input_bytes).coming_bytes
+        gradient_bytes = account.held_at_call(inputs, sharing, spec.input_bytes).gradient_bytes
         before_coming_bytes, self._coming_bytes = self._coming_bytes, coming_bytes
+        before_gradient_bytes, self._gradient_bytes = self._gradient_bytes, gradient_bytes
         if self.guard.steps and last is not None:
-            last = msgspec.structs.replace(last, coming_bytes=before_coming_bytes)
+            last = msgspec.structs.replace(
+                last, coming_bytes=before_coming_bytes, gradient_bytes=before_gradient_bytes
+            )
             growth_bytes = self.guard.growth_bytes - own_growth_bytes
             self._learn(spec, options, last, growth_bytes)
 
@@ -159,11 +165,10 @@ class StepMonitor:
             return
         if alone and spec.user_code.is_learning and spec.plans:
             outside_bytes = _held_outside(last.graph, step, growth_bytes)
-            assert last.outcome.plan is not None
-            if not spec.joined_bytes and options.ranks is None:
-                gradients = last.outcome.plan.gradients
-                spec.note_joined(joined_bytes(last.graph, gradients, step))
-            outside_bytes = max(0, outside_bytes - spec.joined_bytes)
+            if spec.lives is None and options.ranks is None:
+                spec.note_lives(gradient_lives(last.graph, before.gradient_bytes, step))
+            if spec.lives is not None:
+                outside_bytes = max(0, outside_bytes - spec.lives.waiting_bytes)
             has_grown = guard.growth_bytes > 0
             self._learn_outside(spec, options, last, outside_bytes, has_grown=has_grown)
 

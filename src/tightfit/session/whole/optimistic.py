@@ -133,18 +133,19 @@ class LessExpected:
     # Inputs that exist already and will not be made again in later steps
     lasting_inputs: tuple[int, ...]
     may_be_alone: bool = False  # whether its backward may never come
+    may_free: bool = False  # whether hooks may free gradients in the backward
 
     def proven_bytes(self, spec: Specialisation) -> int | None:
         """Return the least budget without expected memory; None: no memory is only expected.
 
         Outputs that the caller may hold until the backward has ended are expected memory, too.
         """
-        is_open = self.may_be_alone or spec.may_receive_less
+        is_open = self.may_be_alone or spec.may_receive_less or self.may_free
         surroundings = self._certain.graph_of(spec.with_postponed.with_predicted(0))
         known = outputs_freed(surroundings)
         if not (any(self.held_bytes.values()) or is_open or known is not surroundings):
             return None
-        if is_open:
+        if self.may_be_alone or spec.may_receive_less:
             known = forward_of(known)
         return proven_least_bytes(known, self._certain.gradients, _QUICKLY)
 
@@ -199,6 +200,10 @@ class LessExpected:
         time.
         """
 
+        if self.may_free:
+            planned = self._plain_plan(spec, plan_as)
+            if planned is not None:
+                return planned
         for step in self._candidates(spec):
             graph = step.surroundings.graph_of(spec.with_postponed)
             if graph.constant_bytes > step.surroundings.budget_bytes:
@@ -207,6 +212,28 @@ class LessExpected:
                 if planned is not None and step.fits_with(planned, budget_bytes):
                     return planned
         return None
+
+    def _plain_plan(
+        self, spec: Specialisation, plan_as: Callable[[Surroundings, Plan], Planned | None]
+    ) -> Planned | None:
+        """Return the plan of plain PyTorch if it fits where hooks free gradients; else None.
+
+        Its order is plain PyTorch's: other plans may read a weight after its gradient is handed
+        over, and a hook may have changed the weight by then.
+        """
+        for surroundings in (self.if_freed(self.present), *self._as_plain(spec)):
+            graph = surroundings.graph_of(spec.with_postponed)
+            planned = plan_as(surroundings, everything_kept(graph, surroundings.gradients))
+            if planned is not None:
+                return planned
+        return None
+
+    def _as_plain(self, spec: Specialisation) -> Iterator[Surroundings]:
+        """Yield surroundings for plain PyTorch's way, if it fits once outputs are freed."""
+        least, peak_bytes = self._certain, self.plain_bytes(spec)
+        returned = sum(v.size_bytes for v in spec.captured.graph.values if v.fate == "returned")
+        if least.budget_bytes < peak_bytes <= least.budget_bytes + returned:
+            yield replace(least, budget_bytes=peak_bytes)
 
     def _attempts(
         self,
@@ -260,14 +287,9 @@ class LessExpected:
                 passed_bytes = step.released_bytes
                 yield step
                 yield step.before_user_code(self.present.outside_bytes)
-        # as plain PyTorch runs it, where the caller frees outputs of the forward
-        least = self._certain
-        peak_bytes = self.plain_bytes(spec)
-        returned = sum(v.size_bytes for v in spec.captured.graph.values if v.fate == "returned")
-        if least.budget_bytes < peak_bytes <= least.budget_bytes + returned:
-            yield ReleasingStep(
-                replace(least, budget_bytes=peak_bytes), self.all_released.released_bytes
-            )
+        if not self.may_free:  # else that was tried, in the order of plain PyTorch
+            for plain in self._as_plain(spec):
+                yield ReleasingStep(plain, self.all_released.released_bytes)
 
     def plain_bytes(self, spec: Specialisation) -> int:
         """Return the peak of plain PyTorch in the step, if all other memory is released."""
@@ -284,7 +306,11 @@ class LessExpected:
     @property
     def _certain(self) -> Surroundings:
         """Memory around every backward, even if user code holds none."""
-        return replace(self.all_released.surroundings, outside_bytes=0)
+        return self.if_freed(replace(self.all_released.surroundings, outside_bytes=0))
+
+    def if_freed(self, surroundings: Surroundings) -> Surroundings:
+        """Return surroundings as if hooks freed gradients, where there are any."""
+        return replace(surroundings, gradients="accumulated") if self.may_free else surroundings
 
 
 def surroundings_of(
@@ -304,7 +330,7 @@ def surroundings_of(
         far=options.far_on(account.device),
         earlier_inputs=held.earlier_inputs,
     )
-    return surroundings.with_joined(spec.joined_bytes, account.new_gradient_bytes())
+    return surroundings.with_lives(spec.lives)
 
 
 def _gradients(captured: Captured, inputs: Sequence[Any], account: Account) -> Gradients:
@@ -367,6 +393,7 @@ def less_expected(
         outside_bytes=outside_bytes,
         held_bytes=held_bytes,
         lasting_inputs=held.earlier_parts,
+        may_free=spec.lives is None and account.optimizers.has_hooks(),
     )
 
 

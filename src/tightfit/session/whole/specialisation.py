@@ -29,6 +29,7 @@ from tightfit.session.memory.surroundings import Surroundings, assumed_outside_b
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
 from tightfit.session.report import Report, planned_moves, report_of
+from tightfit.session.step.gradient_lives import GradientLives
 from tightfit.session.whole.compile_trials import CompiledPlan
 from tightfit.session.whole.earlier import earlier_plan, earlier_plans
 from tightfit.session.whole.known_plans import KnownPlans
@@ -112,7 +113,7 @@ class Specialisation:
         self.is_further = is_further
         self.user_code = UserCode(assumed_outside_bytes(captured))
         self.surplus_bytes = 0
-        self.joined_bytes = 0
+        self.lives: GradientLives | None = None
         self.tuner: Tuner | None = None
         self.used = 0
         self.places: tuple[int, ...] | None = None
@@ -371,11 +372,11 @@ class Specialisation:
         if self.has(planned):
             self.surplus_bytes = max(self.surplus_bytes, peak_bytes - planned.outcome.peak_bytes)
 
-    def note_joined(self, joined_bytes: int) -> None:
-        """Note how many bytes of gradients of code outside waited for those of a step."""
-        if joined_bytes:
-            self.joined_bytes = joined_bytes
-            self.surplus_bytes = 0  # which they were
+    def note_lives(self, lives: GradientLives | None) -> None:
+        """Note what became of the gradients of a step, if others waited for them."""
+        if lives is not None:
+            self.lives = lives
+            self.surplus_bytes = 0  # which was of gradients that wait
 
 
 def _cancel(searches: dict[Surroundings, Search[Outcome]]) -> None:
