@@ -44,6 +44,9 @@ def after_this_backward(call: Callable[[], Any]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
 
 
+_OWN = f"{__name__.partition('.')[0]}."
+
+
 def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
     """Return where in autograd's graph the gradient of a tensor goes: a node, and its place."""
     edge = torch.autograd.graph.get_gradient_edge(tensor)
@@ -51,8 +54,10 @@ def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
 
 
 def hooks_of_gradient(tensor: torch.Tensor) -> list[Any]:
+    """Return the hooks that run when a tensor's gradient has come, other than tightfit's own."""
     hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # type: ignore[attr-defined]
-    return [hook for known in hooks if known for hook in known.values()]
+    every = (hook for known in hooks if known for hook in known.values())
+    return [hook for hook in every if not getattr(hook, "__module__", "").startswith(_OWN)]
 
 
 @contextlib.contextmanager

@@ -153,7 +153,7 @@ class StepsInBackward:
         for name, parameter in self._present():
             if id(parameter) not in places:
                 self._refuse(f"{name} has left the optimizer. Way out: fit the model again")
-            if _is_hooked(parameter):
+            if hooks_of_gradient(parameter):
                 self._refuse(
                     f"{name} has a hook on its gradient, which is never in {name}.grad. Way out: "
                     "remove the hook, or fit without update_in_backward"
@@ -264,12 +264,6 @@ class StepsInBackward:
 
     def _refuse(self, reason: str) -> None:
         raise TightfitError(f"update_in_backward=True with {self.name}: {reason}")
-
-
-def _is_hooked(parameter: torch.Tensor) -> bool:
-    """Whether other hooks receive a parameter's gradient."""
-    every = hooks_of_gradient(parameter)
-    return any(getattr(h, "__module__", "").partition(".")[0] != "tightfit" for h in every)
 
 
 def _settings_of(optimizer: Any) -> list[dict[str, Any]]:

@@ -206,8 +206,10 @@ def needed_by_steps(
 
     `surroundings`: with all expected memory. `step`: its peaks; None: its backward has not begun.
     """
-    need = _needed_budget(spec, _as_measured(spec, surroundings, account, step), now=surroundings)
-    return with_slack(need.needed_bytes)
+    measured = _as_measured(spec, surroundings, account, step)
+    if account.steps_in_backward:  # such steps run in the order of plain PyTorch only
+        return with_slack(measured.plain_bytes(spec))
+    return with_slack(_needed_budget(spec, measured, now=surroundings).needed_bytes)
 
 
 def needed_once_more(
