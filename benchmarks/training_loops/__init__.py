@@ -47,11 +47,13 @@ from benchmarks.training_loops.language import (
 )
 from benchmarks.training_loops.lifetimes import (
     autoencoder,
+    batches_mixed,
     calls_without_backward,
     critic_outside,
     data_made_before,
     features_outside,
     gradients_cleared_late,
+    inputs_perturbed,
     old_output_held,
     picture_trained,
     stepped_by_hooks,
@@ -141,6 +143,8 @@ LIFETIMES: dict[str, Loop] = {
         Loop(critic_outside),
         Loop(data_made_before),
         Loop(two_models_one_backward),
+        Loop(batches_mixed),
+        Loop(inputs_perturbed),
         Loop(stepped_by_hooks),
         Loop(weights_penalised),
         Loop(weights_penalised_in_place),

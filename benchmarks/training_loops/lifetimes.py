@@ -10,11 +10,13 @@ from benchmarks.training_loops.run import Run
 
 __all__ = [
     "autoencoder",
+    "batches_mixed",
     "calls_without_backward",
     "critic_outside",
     "data_made_before",
     "features_outside",
     "gradients_cleared_late",
+    "inputs_perturbed",
     "old_output_held",
     "picture_trained",
     "stepped_by_hooks",
@@ -107,6 +109,39 @@ def stepped_by_hooks(run: Run) -> None:
     for _ in range(run.steps):
         loss = net(torch.randn(rows, width)).square().mean()
         loss.backward()
+        run.note(loss)
+    run.trained(net)
+
+
+def batches_mixed(run: Run) -> None:
+    """Two calls of a net that is larger than its activations have one backward."""
+    width, rows = run.size(256, 1024), run.size(16, 64)
+    net = layers(width, 6)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    run.fit(net, optimizer=optimizer)
+    for _ in range(run.steps):
+        x, y = torch.randn(rows, width), torch.randn(rows, width)
+        optimizer.zero_grad()
+        loss = 0.3 * F.mse_loss(net(x), y) + 0.7 * F.mse_loss(net(x.flip(0)), y)
+        loss.backward()
+        optimizer.step()
+        run.note(loss)
+    run.trained(net)
+
+
+def inputs_perturbed(run: Run) -> None:
+    """A first backward asks for the gradient of the input only, as adversarial training does."""
+    width, rows = run.size(256, 1024), run.size(16, 64)
+    net = layers(width, 6)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    run.fit(net, optimizer=optimizer)
+    for _ in range(run.steps):
+        x, y = torch.randn(rows, width, requires_grad=True), torch.randn(rows, width)
+        (gradient,) = torch.autograd.grad(F.mse_loss(net(x), y), x)
+        optimizer.zero_grad()
+        loss = F.mse_loss(net(x.detach() + 0.1 * gradient.sign()), y)
+        loss.backward()
+        optimizer.step()
         run.note(loss)
     run.trained(net)
 

@@ -41,13 +41,17 @@ def everything_kept(graph: Graph, gradients: Gradients = "fresh") -> Plan:
     return assemble(graph, keep_everything(graph), budget_bytes=budget_bytes, gradients=gradients)
 
 
+GROUP_BYTES = 1 << 20
+"""Of gradients that are handed over together, unless something else is asked for."""
+
+
 def assemble(
     graph: Graph,
     steps: Sequence[Step],
     *,
     budget_bytes: int,
     gradients: Gradients = "fresh",
-    group_bytes: int = 1 << 20,
+    group_bytes: int = GROUP_BYTES,
     far: Far | None = None,
 ) -> Plan:
     """Return the plan that takes `steps` in order and frees as early as it can.
@@ -107,18 +111,18 @@ def steps_of(graph: Graph, plan: Plan) -> list[Step]:
     return steps[::-1]
 
 
-def handing_over_singly(graph: Graph, plan: Plan) -> Plan:
-    """Return a plan with the same steps that hands over every gradient as soon as it is done.
+def handing_over_in_groups(graph: Graph, plan: Plan, group_bytes: int) -> Plan:
+    """Return a plan with the same steps that hands over fresh gradients in groups of that size.
 
-    Code that sends gradients to other processes during backward needs them early, in the order in
-    which they are made.
+    With groups of one byte each gradient is handed over as soon as it is done. Code that sends
+    gradients to other processes during backward needs them so, in the order in which they are made.
     """
     return assemble(
         graph,
         steps_of(graph, plan),
         budget_bytes=plan.budget_bytes,
         gradients=plan.gradients,
-        group_bytes=1,
+        group_bytes=group_bytes,
         far=plan.far,
     )
 

@@ -22,9 +22,11 @@ from tightfit.capture.traced_call import TracedCall
 from tightfit.costs import with_costs
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Exactness, Graph
+from tightfit.plan.assemble import GROUP_BYTES, handing_over_in_groups
 from tightfit.plan.cache import PlanCache, PlanKey, plan_key
 from tightfit.plan.plan import Outcome, Plan
 from tightfit.plan.simulate import simulate
+from tightfit.plan.verify import verify
 from tightfit.planners.apart import plan_apart
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import judged
@@ -53,6 +55,8 @@ _AT_ONCE_S = 0.3
 _LEAST_S = 3.0  # for the schedule that plans for less room begin from
 _AMPLE_BYTES = 1 << 60
 _ANY_GAP = 1e3  # of overhead: more than any plan has
+_SPARE_SHARE = 8  # of the bytes that a plan leaves, such a part is for gradients of one group
+_MOST_GROUPS = 64  # of gradients that are handed over together: each is a node of autograd's
 _FURTHER_FAR = 0.05  # of what a plan moves: later calls need another plan, with a little more
 
 
@@ -278,6 +282,24 @@ def _announcing(options: Options, label: str) -> AbstractContextManager[None]:
     if options.progress is not SILENT:
         return contextlib.nullcontext()
     return said_while_waiting(lambda: label)
+
+
+def in_groups(graph: Graph, outcome: Outcome, options: Options) -> Outcome:
+    """Return an outcome whose plan hands over gradients in groups for which there is room.
+
+    They take memory of their own until then, where others wait for them or nobody asks for them.
+    """
+    assert outcome.plan is not None
+    handed_bytes = sum(v.size_bytes for v in graph.values if v.fate == "handed_over")
+    spare_bytes = options.planned_bytes - outcome.peak_bytes
+    group_bytes = max(spare_bytes // _SPARE_SHARE, handed_bytes // _MOST_GROUPS, 1)
+    if options.ranks is not None:  # another rank has made it; all send gradients early
+        group_bytes = 1
+    if group_bytes >= GROUP_BYTES:
+        return outcome
+    plan = handing_over_in_groups(graph, outcome.plan, group_bytes)
+    verify(plan, graph)
+    return msgspec.structs.replace(outcome, plan=plan)
 
 
 def cached_outcome(task: Task, options: Options) -> Outcome | None:

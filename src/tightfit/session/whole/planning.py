@@ -17,10 +17,9 @@ from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
-from tightfit.plan.assemble import everything_kept, handing_over_singly
+from tightfit.plan.assemble import everything_kept
 from tightfit.plan.plan import Gradients, Outcome, Plan
 from tightfit.plan.simulate import simulate
-from tightfit.plan.verify import verify
 from tightfit.planners.background import Search
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import judged, valid_outcomes
@@ -30,7 +29,7 @@ from tightfit.progress import Progress, announce
 from tightfit.session.memory.surroundings import Surroundings, forward_output_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
-from tightfit.session.stages import cached_outcome, key_of, plan_at_once, plan_step
+from tightfit.session.stages import cached_outcome, in_groups, key_of, plan_at_once, plan_step
 from tightfit.session.step.holding import forward_peak_bytes
 from tightfit.session.step.presumed import KeptRange
 from tightfit.session.whole.compiling import fastest_plan
@@ -375,10 +374,8 @@ def _better(
 
 def _lowered(spec: Specialisation, graph: Graph, outcome: Outcome, options: Options) -> Planned:
     assert outcome.plan is not None
-    if options.ranks is not None:  # another rank has made it; all send gradients early
-        plan = handing_over_singly(graph, outcome.plan)
-        verify(plan, graph)
-        outcome = msgspec.structs.replace(outcome, plan=plan)
+    outcome = in_groups(graph, outcome, options)
+    assert outcome.plan is not None
     spec.known.remember(outcome.plan)
     store_plan(spec.captured.graph, "last" if spec.plans else "first", outcome, options)
     clock = spec.tuner.clock if spec.tuner is not None else None
