@@ -17,7 +17,7 @@ from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.progress import SILENT, Progress, announce, shown
 from tightfit.scripts.job import Job, RequestedTensor
 from tightfit.scripts.record import Difference, Ended, Failure, Line, Record, Step, differences
-from tightfit.units import parse_bytes
+from tightfit.units import format_bytes, parse_bytes
 
 _LAST_LINES = 5
 _PREFIX = "tightfit: "
@@ -120,7 +120,8 @@ class _Runs:
         """Run the program as often as necessary, and compare."""
         fitted = self._run("fitted", "fitted")
         fitted_end = _end_of(fitted)
-        _raise_refusal(fitted_end.failure)
+        if fitted_end.failure is not None:
+            self._raise_refusal(fitted_end.failure)
         steps = sum(isinstance(event, Step) for event in fitted)
         if not steps and fitted_end.failure is None:
             raise _nothing_stepped(self._job.script, fitted_end)
@@ -149,6 +150,25 @@ class _Runs:
             plain_s=plain_end.seconds,
             fitted_s=fitted_end.seconds,
         )
+
+    def _raise_refusal(self, failure: Failure) -> None:
+        """Raise the error of a program that cannot be proven, or whose budget is too small.
+
+        What plain PyTorch takes is measured then: that is enough.
+        """
+        if failure.refuses == "program":
+            raise BadInput(failure.message)
+        if failure.refuses != "budget":
+            return
+        plain_bytes = _end_of(self._run("plain", "plain")).peak_bytes
+        budget_bytes, least_bytes = failure.budget_bytes or 0, failure.minimum_bytes
+        message = failure.message
+        if plain_bytes is not None and plain_bytes > budget_bytes:
+            message += (
+                f"\n  plain     PyTorch takes {plain_bytes} bytes ({format_bytes(plain_bytes)})"
+            )
+            least_bytes = plain_bytes if least_bytes is None else min(least_bytes, plain_bytes)
+        raise InfeasibleBudget(message, budget_bytes=budget_bytes, minimum_bytes=least_bytes)
 
     def _explained(
         self, plain: Record, fitted: Record, difference: Difference
@@ -221,20 +241,6 @@ def _end_of(record: Record) -> Ended:
     ended = record.ended()
     assert ended is not None  # else `_Runs._run` has raised an error
     return ended
-
-
-def _raise_refusal(failure: Failure | None) -> None:
-    """Raise the error of a program that cannot be proven, or whose budget is too small."""
-    if failure is None:
-        return
-    if failure.refuses == "program":
-        raise BadInput(failure.message)
-    if failure.refuses == "budget":
-        raise InfeasibleBudget(
-            failure.message,
-            budget_bytes=failure.budget_bytes or 0,
-            minimum_bytes=failure.minimum_bytes,
-        )
 
 
 def _refuse_broken(plain: Ended, fitted: Ended, script: str) -> None:
