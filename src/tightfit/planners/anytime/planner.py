@@ -15,7 +15,7 @@ from tightfit.graph.ir import OpId
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.anytime.exhaustive import EXHAUSTIVE, solve_small
 from tightfit.planners.anytime.pool import PooledSchedule
-from tightfit.planners.anytime.search import Search
+from tightfit.planners.anytime.search import FirstPlan, Search
 from tightfit.planners.anytime.seeds import add_greedy_plan
 from tightfit.planners.anytime.strategy import run_search
 from tightfit.planners.base import Limits, Task
@@ -52,9 +52,10 @@ def plan_anytime(task: Task, limits: Limits, progress: Progress) -> Outcome:
 
 @dataclass(frozen=True)
 class AnytimeResult:
-    """An outcome, and the schedules worth starting from again."""
+    """An outcome, when the first plan was there, and the schedules worth starting from again."""
 
     outcome: Outcome
+    first: FirstPlan | None
     schedules: tuple[PooledSchedule, ...] = ()
 
 
@@ -73,21 +74,21 @@ def run_anytime(
         least = order_for(task, limits)
         easy = order_only(task, least, limits, started)
     if easy is not None and easy.status == "optimal":
-        return AnytimeResult(easy)
+        return _at_once(easy)
     if easy is None:
         proof = _prove_infeasible(task, least, started)
         if proof is not None:
-            return AnytimeResult(proof)
+            return _at_once(proof)
     problem = build_problem(task)
     small = solve_small(task, problem, limits, started)
     if small is not None and small.plan is None:
         small = _solve_small_in_others(task, least, limits, started)
     if small is not None:
-        return AnytimeResult(_better(small, easy))
+        return _at_once(_better(small, easy))
     orders = _Orders(task, limits, progress, started)
     with contextlib.suppress(KeyboardInterrupt), shown(progress, "plan", at_most_s=limits.seconds):
         orders.run(problem, seeds, least)
-    return AnytimeResult(_better(orders.outcome(), easy), orders.schedules())
+    return AnytimeResult(_better(orders.outcome(), easy), orders.first, orders.schedules())
 
 
 def _prove_infeasible(task: Task, least: LeastPeak | None, started: float) -> Outcome | None:
@@ -137,6 +138,12 @@ def _better(found: Outcome, easy: Outcome | None) -> Outcome:
     return easy
 
 
+def _at_once(easy: Outcome) -> AnytimeResult:
+    """Return an answer that needed no search."""
+    first = None if easy.plan is None else FirstPlan(easy.seconds, easy.overhead)
+    return AnytimeResult(easy, first)
+
+
 @dataclass(frozen=True)
 class _Order:
     """An order of first computations by name, as ops of the graph, and the search in it."""
@@ -167,6 +174,7 @@ class _Orders:
         self.progress = progress
         self.started = started
         self.tried: list[_Order] = []
+        self.first: FirstPlan | None = None
 
     def run(
         self, problem: EngineProblem, seeds: Sequence[PooledSchedule], least: LeastPeak | None
@@ -182,6 +190,7 @@ class _Orders:
         for seed in seeds:
             traced.pool.add_seed(seed)
         traced.repair_seeds()
+        self._note_first(traced)
         waiting = self._promising([traced, *self._others(least)])
         for number, search in enumerate(waiting):
             first = waiting[0].pool
@@ -192,7 +201,10 @@ class _Orders:
             seconds = self.limits.seconds - (time.perf_counter() - self.started)
             share = _FIRST_SHARE if number + 1 < len(waiting) else 1.0
             search.clock.restart(max(0.05, share * seconds))
-            run_search(search)
+            try:
+                run_search(search)
+            finally:
+                self._note_first(search)
 
     def _start(
         self, name: str, ops: tuple[OpId, ...], task: Task, problem: EngineProblem
@@ -200,6 +212,11 @@ class _Orders:
         search = Search(task, problem, self.limits, self.progress, time.perf_counter())
         self.tried.append(_Order(name, ops, search))
         return search
+
+    def _note_first(self, search: Search) -> None:
+        if self.first is None and search.first is not None:
+            offset = search.clock.started - self.started
+            self.first = FirstPlan(offset + search.first.seconds, search.first.overhead)
 
     def _others(self, least: LeastPeak | None) -> list[Search]:
         """The searches in other orders, each begun with a greedy plan."""

@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from tightfit._core import _engine
 from tightfit.planners.anytime.clock import Clock
@@ -22,6 +23,14 @@ from tightfit.units import format_percent
 
 _LARGE = 1000  # ops from which on long searches beat many short ones
 _FASTEST_SHARE = 0.5  # of the pieces of search that see only the fastest variants
+
+
+@dataclass(frozen=True)
+class FirstPlan:
+    """When the first plan was there, in seconds from the start, and its overhead (a fraction)."""
+
+    seconds: float
+    overhead: float
 
 
 class Search:
@@ -46,6 +55,7 @@ class Search:
             _engine.Schedule(problem.engine, problem.budget_bytes)
             for _ in range(max(1, limits.workers))
         ]
+        self.first: FirstPlan | None = None
         self.last_overhead = math.inf  # of the jobs run last
         self.jobs = 0
 
@@ -82,8 +92,11 @@ class Search:
         self.add(found)
 
     def add(self, found: Sequence[PooledSchedule | None]) -> None:
+        """Take in results; note the first plan."""
         for result in found:
             self.pool.add(result)
+        if self.first is None and self.pool.best is not None:
+            self.first = FirstPlan(self.clock.elapsed(), self.pool.overhead)
 
     def repair_seeds(self) -> None:
         """Bring completed programs below the budget."""

@@ -58,7 +58,7 @@ class StepPlans:
         self._name = name
         self._guard = guard
         self._way_out = settings.way_out
-        self.latest: dict[Part, Kind] = {}  # of the last call of each part
+        self._latest: dict[Part, Kind] = {}
         self._holdings: dict[Part, list[Holding]] = {}  # of the calls of this step
         self._base_bytes = 0  # held at its begin, with memory that will come and stay
         self._ended: StepLedger[Kind] | None = None  # the last complete step
@@ -85,6 +85,11 @@ class StepPlans:
         """Of these, the bytes that plans are made for."""
         return self.limit_bytes - self.late_bytes - self.options.left_bytes
 
+    @property
+    def latest(self) -> Mapping[Part, Kind]:
+        """The kind of the last call of each part."""
+        return self._latest
+
     def change_options(self, options: Options) -> None:
         self.options = options
         self._histories = StepHistories()
@@ -92,7 +97,7 @@ class StepPlans:
     def forget_absent(self) -> None:
         """Forget parts that have not run in the last step: others run in their place now."""
         self._has_graph_breaks = True
-        self.latest = {part: kind for part, kind in self.latest.items() if part in self._holdings}
+        self._latest = {part: kind for part, kind in self._latest.items() if part in self._holdings}
         called = set(self._holdings)
         self._histories.keep(called)
         self._order.keep(called)
@@ -275,7 +280,7 @@ class StepPlans:
     def _may_run(self, ledger: StepLedger[Kind]) -> dict[Part, PossibleCall[Kind]]:
         """Return the calls of parts that a step did not have and may have, with least plans."""
         granularity = granularity_of(self._guard.device)
-        away = {part: kind for part, kind in self.latest.items() if part not in ledger.parts}
+        away = {part: kind for part, kind in self._latest.items() if part not in ledger.parts}
         return {
             part: PossibleCall(kind, kind.least, new_gradient_bytes(part.modules, granularity))
             for part, kind in away.items()
@@ -312,7 +317,7 @@ class StepPlans:
         return self._noted(part, kind, kind.least)
 
     def _noted(self, part: Part, kind: Kind, holding: Holding) -> Holding:
-        self.latest[part] = kind
+        self._latest[part] = kind
         self._holdings.setdefault(part, []).append(holding)
         return holding
 
@@ -410,7 +415,7 @@ class StepPlans:
         Each is expected to keep as much as those before it, with code between their graphs. Where
         there were none, the last of them works in addition to what it keeps.
         """
-        parts = [other for other in {*self.latest, part} if other.is_of_class(part)]
+        parts = [other for other in {*self._latest, part} if other.is_of_class(part)]
         modules = {other.member for other in parts}
         if len(modules) < 2:
             unseen, least = max(0, part.alike - len(parts)), kind.least
@@ -423,7 +428,7 @@ class StepPlans:
     def _following_bytes(self, part: Part) -> int:
         """Return the peak of the parts that have not run in this step, with their least plans."""
         held = peak = 0
-        for other, kind in self.latest.items():
+        for other, kind in self._latest.items():
             if other is not part and other not in self._holdings:
                 peak = max(peak, held + kind.least.needed_bytes)
                 held += kind.least.staying_bytes
