@@ -284,8 +284,8 @@ def _announcing(options: Options, label: str) -> AbstractContextManager[None]:
     return said_while_waiting(lambda: label)
 
 
-def in_groups(graph: Graph, outcome: Outcome, options: Options) -> Outcome:
-    """Return an outcome whose plan hands over gradients in groups for which there is room.
+def in_groups(graph: Graph, outcome: Outcome, options: Options) -> Plan:
+    """Return the plan of an outcome that hands over gradients in groups for which there is room.
 
     They take memory of their own until then, where others wait for them or nobody asks for them.
     """
@@ -296,10 +296,10 @@ def in_groups(graph: Graph, outcome: Outcome, options: Options) -> Outcome:
     if options.ranks is not None:  # another rank has made it; all send gradients early
         group_bytes = 1
     if group_bytes >= GROUP_BYTES:
-        return outcome
+        return outcome.plan
     plan = handing_over_in_groups(graph, outcome.plan, group_bytes)
     verify(plan, graph)
-    return msgspec.structs.replace(outcome, plan=plan)
+    return plan
 
 
 def cached_outcome(task: Task, options: Options) -> Outcome | None:

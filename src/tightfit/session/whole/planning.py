@@ -374,13 +374,14 @@ def _better(
 
 def _lowered(spec: Specialisation, graph: Graph, outcome: Outcome, options: Options) -> Planned:
     assert outcome.plan is not None
-    outcome = in_groups(graph, outcome, options)
-    assert outcome.plan is not None
+    plan = in_groups(graph, outcome, options)
+    if options.ranks is not None:  # all run, and know, the same
+        outcome = msgspec.structs.replace(outcome, plan=plan)
     spec.known.remember(outcome.plan)
     store_plan(spec.captured.graph, "last" if spec.plans else "first", outcome, options)
     clock = spec.tuner.clock if spec.tuner is not None else None
-    program = lower(spec.captured, outcome.plan, clock=clock)
-    if outcome.plan.far is None:
+    program = lower(spec.captured, plan, clock=clock)
+    if plan.far is None:
         return Planned(graph, outcome, Runner(spec.captured, program))
     assert options.far_memory is not None
     moves = Moves()
