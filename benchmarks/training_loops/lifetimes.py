@@ -121,11 +121,8 @@ def batches_mixed(run: Run) -> None:
     run.fit(net, optimizer=optimizer)
     for _ in range(run.steps):
         x, y = torch.randn(rows, width), torch.randn(rows, width)
-        optimizer.zero_grad()
         loss = 0.3 * F.mse_loss(net(x), y) + 0.7 * F.mse_loss(net(x.flip(0)), y)
-        loss.backward()
-        optimizer.step()
-        run.note(loss)
+        run.step(loss, optimizer)
     run.trained(net)
 
 

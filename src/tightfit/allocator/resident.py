@@ -22,12 +22,17 @@ def granularity_of(kind: str) -> int:
     return _GRANULARITY.get(kind, 512)
 
 
-def resident_tensor_bytes(tensors: Iterable[Any], granularity: int) -> int:
+def resident_tensor_bytes(
+    tensors: Iterable[Any], granularity: int, without: Iterable[Any] = ()
+) -> int:
     """Return the bytes of the distinct storages of tensors, rounded as the allocator rounds.
 
-    Of a tensor that is spread over processes the local part counts.
+    Of a tensor that is spread over processes the local part counts. `without`: tensors whose
+    storages do not count.
     """
-    return sum(rounded_up(storage.nbytes(), granularity) for storage in storages_of(tensors))
+    left_out = {storage._cdata for storage in _each_storage(without)}
+    counted = (s for s in storages_of(tensors) if s._cdata not in left_out)
+    return sum(rounded_up(storage.nbytes(), granularity) for storage in counted)
 
 
 def storages_of(tensors: Iterable[Any]) -> list[torch.UntypedStorage]:

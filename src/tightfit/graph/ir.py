@@ -191,6 +191,19 @@ class Graph(_Frozen, frozen=True):
     def bytes_of(self, values: Iterable[ValueId]) -> int:
         return sum(self.values[value].size_bytes for value in values)
 
+    @property
+    def handed_over_bytes(self) -> int:
+        """Bytes of the gradients that a plan hands over."""
+        return sum(value.size_bytes for value in self.values if value.fate == "handed_over")
+
+    @property
+    def returned_bytes(self) -> int:
+        return sum(value.size_bytes for value in self.values if value.fate == "returned")
+
+    @property
+    def tangent_bytes(self) -> int:
+        return sum(value.size_bytes for value in self.values if value.role == "tangent")
+
     def taken_over_bytes(self, alternative: Alternative) -> int:
         """Return the bytes of the storage that an alternative takes over, if any."""
         target = alternative.overwrites

@@ -29,6 +29,9 @@ from tightfit.plan.plan import (
 Step: TypeAlias = Compute | Store | Load | Free
 """Choices of a method: computes, moves, and where a stored value leaves near memory."""
 
+GROUP_BYTES = 1 << 20
+"""Of fresh gradients that are handed over together, unless something else is asked for."""
+
 
 def keep_everything(graph: Graph) -> list[Compute]:
     """Return the computes of a step that recomputes nothing and uses default alternatives."""
@@ -39,10 +42,6 @@ def everything_kept(graph: Graph, gradients: Gradients = "fresh") -> Plan:
     """Return the plan of plain PyTorch: nothing is recomputed, within the bytes that it takes."""
     budget_bytes = eager_peak_bytes(graph, gradients=gradients)
     return assemble(graph, keep_everything(graph), budget_bytes=budget_bytes, gradients=gradients)
-
-
-GROUP_BYTES = 1 << 20
-"""Of gradients that are handed over together, unless something else is asked for."""
 
 
 def assemble(

@@ -18,6 +18,7 @@ from tightfit.scripts.trained import TrainedModules, unwrapped
 from tightfit.session.handles import fitted_of
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.devices import device_of_modules
+from tightfit.session.memory.optimizers import subclasses_of
 from tightfit.session.options import make_options, refuse_other_than_optimizer
 from tightfit.units import parse_bytes
 
@@ -214,12 +215,7 @@ def _as_list(modules: Any) -> list[nn.Module]:
 
 
 def _optimizers() -> list[Any]:
-    classes: set[type] = {torch.optim.Optimizer}
-    newest: list[type] = [torch.optim.Optimizer]
-    while newest:
-        newest = [c for cls in newest for c in cls.__subclasses__() if c not in classes]
-        classes.update(newest)
-    return alive(classes)
+    return alive(subclasses_of(torch.optim.Optimizer))
 
 
 def _trained_by(optimizer: Any) -> set[int]:

@@ -23,8 +23,8 @@ class TrainedModules:
 
     def __init__(self) -> None:
         self._roots: list[tuple[str, weakref.ref[nn.Module]]] = []
-        # The modules inside each of them when it was added, by their names
-        self._inner: dict[str, list[tuple[str, weakref.ref[nn.Module]]]] = {}
+        # They and the modules inside them when they were added, each before those inside it
+        self._named: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._optimizers: list[tuple[str, weakref.ref[Any]]] = []
         self._stepped_in_backward: set[int] = set()
@@ -38,11 +38,13 @@ class TrainedModules:
         """Add a module that is called by no other module, or fitted, unless its parent is known."""
         module = unwrapped(module)
         if module not in self._known:
-            self._known.update(module.modules())
             root = _unique_name(module, self._roots)
             self._roots.append((root, weakref.ref(module)))
-            inner = ((name, one) for name, one in module.named_modules() if name)
-            self._inner[root] = [(f"{root}.{name}", weakref.ref(one)) for name, one in inner]
+            new = (
+                (n, one) for n, one in module.named_modules(prefix=root) if one not in self._known
+            )
+            self._named += [(name, weakref.ref(one)) for name, one in new]
+            self._known.update(module.modules())
 
     def modules(self) -> list[nn.Module]:
         roots = (reference() for _, reference in self._roots)
@@ -103,14 +105,11 @@ class TrainedModules:
     def _living(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield the outermost modules; where one is gone, the outermost ones inside it."""
         seen: set[nn.Module] = set()
-        for root, reference in self._roots:
-            whole = reference()
-            inner = [(root, reference)] if whole is not None else self._inner[root]
-            for name, each in inner:
-                module = each()
-                if module is not None and module not in seen:
-                    seen.update(module.modules())
-                    yield name, module
+        for name, reference in self._named:
+            module = reference()
+            if module is not None and module not in seen:
+                seen.update(module.modules())
+                yield name, module
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

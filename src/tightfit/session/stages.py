@@ -290,12 +290,12 @@ def in_groups(graph: Graph, outcome: Outcome, options: Options) -> Plan:
     They take memory of their own until then, where others wait for them or nobody asks for them.
     """
     assert outcome.plan is not None
-    handed_bytes = sum(v.size_bytes for v in graph.values if v.fate == "handed_over")
     spare_bytes = options.planned_bytes - outcome.peak_bytes
-    group_bytes = max(spare_bytes // _SPARE_SHARE, handed_bytes // _MOST_GROUPS, 1)
+    group_bytes = max(spare_bytes // _SPARE_SHARE, graph.handed_over_bytes // _MOST_GROUPS, 1)
     if options.ranks is not None:  # another rank has made it; all send gradients early
         group_bytes = 1
-    if group_bytes >= GROUP_BYTES:
+    is_single = outcome.plan.gradients == "accumulated"  # each is handed over by itself anyway
+    if is_single or group_bytes >= GROUP_BYTES:
         return outcome.plan
     plan = handing_over_in_groups(graph, outcome.plan, group_bytes)
     verify(plan, graph)

@@ -44,13 +44,13 @@ def after_this_backward(call: Callable[[], Any]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
 
 
-_OWN = f"{__name__.partition('.')[0]}."
-
-
 def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
     """Return where in autograd's graph the gradient of a tensor goes: a node, and its place."""
     edge = torch.autograd.graph.get_gradient_edge(tensor)
     return edge.node, edge.output_nr
+
+
+_OWN = f"{__name__.partition('.')[0]}."  # how the names of tightfit's modules begin
 
 
 def hooks_of_gradient(tensor: torch.Tensor) -> list[Any]:

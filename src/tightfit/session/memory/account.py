@@ -62,7 +62,7 @@ class Account:
             weakref.WeakKeyDictionary()
         )
         self._trains = True
-        self.steps_in_backward = False  # hooks step optimizers in it, and free the gradients
+        self.hooks_step = False  # in the backward, and free the gradients
         self.since, self.loop_peaks = SinceLastCall(), LoopPeaks(self.device, self._tally)
 
     @property
@@ -90,14 +90,14 @@ class Account:
 
         `counted`: identities of parameters whose gradients are counted elsewhere.
         """
-        if self.steps_in_backward:
+        if self.hooks_step:
             return 0
         without = counted | self.optimizers.stepped_in_backward | self.optimizers.without_gradient
         return new_gradient_bytes(self.modules, self.granularity_bytes, without)
 
     def note_step(self) -> None:
         """Note that an optimizer steps now."""
-        self.steps_in_backward |= in_backward()
+        self.hooks_step |= in_backward()
 
     def bucket_bytes(self) -> int:
         """Return the bytes of the buckets that gradients go into, if ranks train together."""
@@ -113,8 +113,7 @@ class Account:
         Not of state in the memory of members or gradients: `p.data = state["old"]` puts it there.
         """
         others = [*self._members(), *self._gradients()]
-        together_bytes = resident_tensor_bytes([*others, *self._states()], self.granularity_bytes)
-        return together_bytes - resident_tensor_bytes(others, self.granularity_bytes)
+        return resident_tensor_bytes(self._states(), self.granularity_bytes, without=others)
 
     def coming_state_bytes(self, counted_elsewhere: Sequence[Account] = ()) -> int:
         """Return the bytes of the optimizers' state that will be there and is not yet.

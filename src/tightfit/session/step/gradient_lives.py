@@ -28,7 +28,7 @@ def gradient_lives(graph: Graph, existing_bytes: int, step: StepPeaks) -> Gradie
     """
     if not step.ended_bytes:
         return None
-    handed_bytes = sum(v.size_bytes for v in graph.values if v.fate == "handed_over")
+    handed_bytes = graph.handed_over_bytes
     staying_bytes = staying_bytes_of(graph, step)
     new_bytes = max(0, handed_bytes - existing_bytes)
     # they held these, and hold the sums: less is there than both would take
@@ -43,5 +43,4 @@ def staying_bytes_of(graph: Graph, step: StepPeaks) -> int:
 
     Less than 0 if memory of the start of the step was freed before.
     """
-    tangents = sum(v.size_bytes for v in graph.values if v.role == "tangent")
-    return step.entered_bytes + step.freed_bytes - step.boundary_bytes - tangents
+    return step.entered_bytes + step.freed_bytes - step.boundary_bytes - graph.tangent_bytes

@@ -50,8 +50,7 @@ def holding_of(graph: Graph, plan: Plan) -> Holding:
     """Return the bytes of a call under a plan."""
     simulation = simulate(graph, plan)
     crossing, constant = simulation.crossing_index, graph.constant_bytes
-    outputs = sum(value.size_bytes for value in graph.values if value.fate == "returned")
-    tangents = sum(value.size_bytes for value in graph.values if value.role == "tangent")
+    outputs, tangents = graph.returned_bytes, graph.tangent_bytes
     begin = simulation.after_bytes[crossing]
     return Holding(
         plan=plan,

@@ -207,7 +207,7 @@ def needed_by_steps(
     `surroundings`: with all expected memory. `step`: its peaks; None: its backward has not begun.
     """
     measured = _as_measured(spec, surroundings, account, step)
-    if account.steps_in_backward:  # such steps run in the order of plain PyTorch only
+    if account.hooks_step:  # such steps run in the order of plain PyTorch only
         return with_slack(measured.plain_bytes(spec))
     return with_slack(_needed_budget(spec, measured, now=surroundings).needed_bytes)
 
@@ -232,7 +232,7 @@ def _as_measured(
     spec: Specialisation, surroundings: Surroundings, account: Account, step: StepPeaks | None
 ) -> ReleasingStep:
     """Return a step with the measured memory of user code, or with the expected."""
-    if account.steps_in_backward:
+    if account.hooks_step:
         surroundings = replace(surroundings, gradients="accumulated")
     returned_bytes = account.since.returned_bytes(account.tally) or 0
     measured_bytes = spec.user_code.measured_bytes

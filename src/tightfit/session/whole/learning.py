@@ -101,12 +101,11 @@ class StepMonitor:
         self.guard.before_forward(
             constant_bytes, budget_bytes, options.shared, runs, is_known=begun > _LEARNED
         )
-        coming_bytes = 0  # with steps in backward, the peak of the backward contains the state
-        if options.steps is None:
-            coming_bytes = account.held_at_call(inputs, sharing, spec.input_bytes).coming_bytes
-        gradient_bytes = account.held_at_call(inputs, sharing, spec.input_bytes).gradient_bytes
+        held = account.held_at_call(inputs, sharing, spec.input_bytes)
+        # with steps in backward, the peak of the backward contains the state
+        coming_bytes = held.coming_bytes if options.steps is None else 0
         before_coming_bytes, self._coming_bytes = self._coming_bytes, coming_bytes
-        before_gradient_bytes, self._gradient_bytes = self._gradient_bytes, gradient_bytes
+        before_gradient_bytes, self._gradient_bytes = self._gradient_bytes, held.gradient_bytes
         if self.guard.steps and last is not None:
             last = msgspec.structs.replace(
                 last, coming_bytes=before_coming_bytes, gradient_bytes=before_gradient_bytes

@@ -231,8 +231,8 @@ class LessExpected:
     def _as_plain(self, spec: Specialisation) -> Iterator[Surroundings]:
         """Yield surroundings for plain PyTorch's way, if it fits once outputs are freed."""
         least, peak_bytes = self._certain, self.plain_bytes(spec)
-        returned = sum(v.size_bytes for v in spec.captured.graph.values if v.fate == "returned")
-        if least.budget_bytes < peak_bytes <= least.budget_bytes + returned:
+        returned_bytes = spec.captured.graph.returned_bytes
+        if least.budget_bytes < peak_bytes <= least.budget_bytes + returned_bytes:
             yield replace(least, budget_bytes=peak_bytes)
 
     def _attempts(

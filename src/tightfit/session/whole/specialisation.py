@@ -96,12 +96,12 @@ class Specialisation:
     `key`: the signature. `guards`: what the step depends on in addition. `is_further`: whether the
     same call was captured before, so that its first plan must not wait. `user_code`: memory of user
     code between forward and backward. `surplus_bytes`: bytes that a backward held beyond its plan,
-    as user code holds them until its end. `joined_bytes`: gradients of code outside that wait for
-    its own: see `joined`. `tuner`: times the first steps; None when costs are final. `used`: the
-    number of the last call that used it. `postponed`: alternatives that are still to be compared;
-    None: there are none. `places`: which inputs of a handed graph are its placeholders; empty: some
-    are no inputs; None: not known yet. `received`: the outputs that had gradients in its last
-    backward; None: there was none.
+    as user code holds them until its end. `lives`: of its gradients; None: as in most loops.
+    `tuner`: times the first steps; None when costs are final. `used`: the number of the last call
+    that used it. `postponed`: alternatives that are still to be compared; None: there are none.
+    `places`: which inputs of a handed graph are its placeholders; empty: some are no inputs; None:
+    not known yet. `received`: the outputs that had gradients in its last backward; None: there was
+    none.
     """
 
     def __init__(
