@@ -35,8 +35,8 @@ def version_of(tensor: torch.Tensor) -> int:
 
 def versions_of(inputs: Sequence[Any]) -> list[int]:
     """Return the version of each tensor; 0 for inputs of other types."""
-    versions = [getattr(x, "_version", 0) for x in inputs]
-    if not _UNCOUNTED:
+    versions = list(map(getattr, inputs, repeat("_version"), repeat(0)))
+    if _UNCOUNTED.keys().isdisjoint(map(id, inputs)):
         return versions
     return list(map(operator.add, versions, map(_UNCOUNTED.get, map(id, inputs), repeat(0))))
 
@@ -45,19 +45,21 @@ def copy_uncounted(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tens
     """Copy into tensors as kernels do that PyTorch takes to change nothing."""
     with private.same_versions(tuple(targets)):
         private.foreach_copy(targets, sources)
-    for target in targets:
-        _count(target)
+    counted = list(map(id, targets))
+    if not _REFERENCES.keys() >= set(counted):
+        _refer_to(targets)
+    _UNCOUNTED.update(counted)
 
 
-def _count(tensor: torch.Tensor) -> None:
-    own = id(tensor)
-    if own not in _REFERENCES:
+def _refer_to(tensors: Sequence[torch.Tensor]) -> None:
+    """Have changes of tensors be forgotten when they are gone."""
+    for tensor in tensors:
+        own = id(tensor)
 
-        def forget(_: weakref.ref[torch.Tensor]) -> None:
+        def forget(_: weakref.ref[torch.Tensor], own: int = own) -> None:
             del _REFERENCES[own], _UNCOUNTED[own]
 
-        _REFERENCES[own] = weakref.ref(tensor, forget)
-    _UNCOUNTED[own] += 1
+        _REFERENCES.setdefault(own, weakref.ref(tensor, forget))
 
 
 class ChangingBuffers:

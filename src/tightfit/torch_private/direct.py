@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 aten = torch.ops.aten
 
@@ -44,4 +45,7 @@ DIRECT: dict[Any, Any] = {
 
 def direct(function: Any) -> Any:
     """Return a direct entry to an operator of a planned step; the same where there is none."""
-    return DIRECT.get(function, function)
+    found = DIRECT.get(function)
+    if found is None and type(function) is OpOverload:
+        found = function._op  # which a call of it calls
+    return found or function

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from itertools import chain
@@ -379,15 +378,9 @@ def _captures_cuda_graph() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-_ADDRESS = operator.methodcaller("data_ptr")
-
-
 def _state_of(inputs: Sequence[Any]) -> list[Any]:
     """Return versions and addresses, which differ for a tensor that was changed since."""
-    try:
-        addresses = list(map(_ADDRESS, inputs))
-    except AttributeError:  # numbers are among them
-        addresses = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in inputs]
+    addresses = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in inputs]
     return list(zip(versions_of(inputs), addresses, strict=True))
 
 

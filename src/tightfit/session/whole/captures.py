@@ -226,7 +226,8 @@ class Captures(RepeatedCalls):
 
     def learn_outputs(self, spec: Specialisation, run: Run) -> None:
         """Note which outputs have received gradients; drop a step that was captured for others."""
-        self.note_backward(spec.key)
+        if spec.received is None:  # the key of a large model takes a while to hash
+            self.note_backward(spec.key)
         if run.reached.in_other_strides:
             self._other_strides.add(spec.key)
             self.forget(spec)
