@@ -109,7 +109,7 @@ def lives(seed: int) -> Iterator[dict[str, Any]]:
     """Yield one record of the whole life of a seed's model within one budget.
 
     ``outcome`` is as in `cases`; ``"over budget"`` if at any instant from `fit` on more bytes were
-    given out than the budget has.
+    allocated than the budget has.
     """
     comparison, outcome = _comparison(seed)
     if comparison is None:

@@ -8,7 +8,7 @@
 Each loop of `training_loops` runs in processes of its own, with an empty cache: plainly, then
 within `RATIO` of the most that the plain program held; where that is refused, within the budget
 that the error advises, a few times at most. A row compares every loss of every step and the
-parameters in the end bit by bit, and says the most bytes given out at any instant from `fit` on,
+parameters in the end bit by bit, and says the most bytes allocated at any instant from `fit` on,
 first call and optimizer included, over the budget (what exactly is counted: `training_loops.run`),
 and the seconds of the first six steps of both. Rows are appended to
 ``benchmarks/results/loops.jsonl``.

@@ -29,8 +29,8 @@ and the lines of tightfit. It runs plainly and fitted, in processes of their own
 cache. The budget is 0.6 of the most that the plain program held. Where that is refused, it is
 the least budget that the errors name, followed up to four times.
 
-*Held* is the peak of bytes given out by PyTorch's allocator from the call of `fit` on, as a share
-of the budget. Bytes given out before there was a model are subtracted. The first call, planning,
+*Held* is the peak of bytes allocated by PyTorch's allocator from the call of `fit` on, as a share
+of the budget. Bytes allocated before there was a model are subtracted. The first call, planning,
 the optimizer and everything that user code keeps are in it. *Over in* names the steps in which it
 was more than 1; the first step begins with `fit`. *Bits*: every loss of every step, and parameters
 and buffers in the end. Seconds are those of the first step, and of steps 2 to 6 together, of the

@@ -50,7 +50,7 @@ def own_caches() -> Iterator[None]:
 def alone() -> None:
     """Let models that earlier tests have left limit nothing: budgets of several are one limit."""
     for left in list(account._LIMITERS):
-        left.keep_to(None)
+        left.set_limit(None)
 
 
 @pytest.fixture(scope="module")

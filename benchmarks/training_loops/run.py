@@ -1,6 +1,6 @@
 """One training loop under watch: fitted or plain, metered for its whole life.
 
-The meter reads the bytes that PyTorch's allocator has given out in this process since the first
+The meter reads the bytes that PyTorch's allocator has allocated in this process since the first
 call of `Run.fit`, and adds the models that are fitted. It keeps the largest such number of every
 instant, not that of some moments, and has nothing to do with what tightfit inspects, plans or
 measures by itself: parameters, copies that are made later, batches, activations, gradients, the

@@ -72,23 +72,23 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 def test_the_limit_is_the_budget_and_what_others_had_reserved(device: Device) -> None:
     device.live, device.reserved = 3 * GIB, 4 * GIB
     tally = CudaTally(DEVICE, [])
-    tally.keep_to(8 * GIB, 2 * GIB)  # of what was there, 2 GiB are the model's own
+    tally.set_limit(8 * GIB, 2 * GIB)  # of what was there, 2 GiB are the model's own
     assert device.allowed_bytes == 8 * GIB + 2 * GIB
-    tally.keep_to(None, 0)
+    tally.set_limit(None, 0)
     assert device.fraction == 1.0
 
 
 def test_of_several_the_least_holds_and_none_is_above_the_users_own(device: Device) -> None:
     device.fraction = 0.5
     first, second = CudaTally(DEVICE, []), CudaTally(DEVICE, [])
-    first.keep_to(8 * GIB, 0)
-    second.keep_to(6 * GIB + 1, 0)
+    first.set_limit(8 * GIB, 0)
+    second.set_limit(6 * GIB + 1, 0)
     assert device.allowed_bytes == 6 * GIB + 1
-    second.keep_to(None, 0)
+    second.set_limit(None, 0)
     assert device.allowed_bytes == 8 * GIB
-    first.keep_to(60 * GIB, 0)
+    first.set_limit(60 * GIB, 0)
     assert device.fraction == 0.5
-    first.keep_to(None, 0)
+    first.set_limit(None, 0)
     assert device.fraction == 0.5
 
 
@@ -96,7 +96,7 @@ def test_of_several_the_least_holds_and_none_is_above_the_users_own(device: Devi
 def test_the_limit_is_exact_to_the_byte(device: Device, limit_gib: int) -> None:
     tally = CudaTally(DEVICE, [])
     for limit in (limit_gib * GIB, limit_gib * GIB - 1, limit_gib * GIB + 12345):
-        tally.keep_to(limit, 0)
+        tally.set_limit(limit, 0)
         assert device.allowed_bytes == limit
 
 
@@ -104,9 +104,9 @@ def test_segments_grow_unless_the_user_has_decided(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.8")
-    CudaTally(DEVICE, []).keep_to(GIB, 0)
+    CudaTally(DEVICE, []).set_limit(GIB, 0)
     assert device.settings == ["garbage_collection_threshold:0.8,expandable_segments:True"]
-    CudaTally(DEVICE, []).keep_to(GIB, 0)
+    CudaTally(DEVICE, []).set_limit(GIB, 0)
     assert len(device.settings) == 1
     device.settings = ["expandable_segments:False"]
     assert not allocator_settings.expand_segments()
@@ -116,11 +116,11 @@ def test_segments_grow_unless_the_user_has_decided(
 
 
 def test_an_arena_keeps_segments_as_they_are(device: Device) -> None:
-    CudaTally(DEVICE, []).keep_to(GIB, 0)
+    CudaTally(DEVICE, []).set_limit(GIB, 0)
     assert device.settings[-1] == "expandable_segments:True"
     allocator_settings.divide_coarsely()
     assert device.settings[-1] == "expandable_segments:False"
-    CudaTally(DEVICE, []).keep_to(GIB, 0)
+    CudaTally(DEVICE, []).set_limit(GIB, 0)
     assert device.settings[-1] == "expandable_segments:False"
 
 
@@ -135,14 +135,14 @@ def test_what_the_device_refuses_is_said_in_terms_of_the_budget(device: Device) 
     assert not is_refusal(error)  # no limit was asked for
     tally = CudaTally(DEVICE, [])
     device.live, device.reserved = round(3.6 * GIB), round(4.5 * GIB)
-    tally.keep_to(5 * GIB, GIB)
+    tally.set_limit(5 * GIB, GIB)
     assert is_refusal(error) and not is_refusal(RuntimeError("another one"))
     assert not is_refusal(torch.OutOfMemoryError(TEXT.replace("GPU 0", "GPU 1")))
     assert refused_bytes(error) == (5 * GIB, 392 * MIB, device.live + GIB)
     exceeded = budget_exceeded(error, "The backward was stopped.")
     assert exceeded.budget_bytes == 5 * GIB and exceeded.measured_bytes > 4 * GIB
     assert "The backward was stopped. tightfit: the budget of" in str(exceeded)
-    assert "921.60 MiB reserved and not given out" in str(exceeded)
+    assert "921.60 MiB reserved and not allocated" in str(exceeded)
     tally.describe_refusals(RefusalDetails(budget_bytes=20 * GIB))
     assert budget_exceeded(error, "").measured_bytes == 20 * GIB
 
@@ -150,16 +150,16 @@ def test_what_the_device_refuses_is_said_in_terms_of_the_budget(device: Device) 
         raise error
 
     assert unless_refused(refused) is None
-    tally.keep_to(None, 0)
+    tally.set_limit(None, 0)
     with pytest.raises(torch.OutOfMemoryError):
         unless_refused(refused)
 
 
 def test_a_tally_that_is_let_go_of_limits_nothing(device: Device) -> None:
     tally = CudaTally(DEVICE, [])
-    tally.keep_to(GIB, 0)
+    tally.set_limit(GIB, 0)
     other = CudaTally(DEVICE, [])
-    other.keep_to(2 * GIB, 0)
+    other.set_limit(2 * GIB, 0)
     assert device.allowed_bytes == GIB
     del tally
     gc.collect()

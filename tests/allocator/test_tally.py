@@ -1,4 +1,4 @@
-"""Tallies: what was given out since a moment, and the limit it keeps to."""
+"""Tallies: what was allocated since a moment, and the limit it keeps to."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def test_it_counts_what_came_since_and_still_lives() -> None:
     before = floats(MIB)
     tally = CpuTally()
     after, more = floats(MIB), floats(2 * MIB)
-    assert tally.given_bytes() == 3 * MIB
+    assert tally.allocated_bytes() == 3 * MIB
     assert tally.counted_bytes([before, after, after[:7], None]) == MIB
     del before, more
-    assert tally.given_bytes() == MIB
+    assert tally.allocated_bytes() == MIB
 
 
 def test_a_request_beyond_the_limit_is_refused_before_it_is_given() -> None:
     tally = CpuTally()
     held = floats(MIB)
-    tally.keep_to(3 * MIB, before_bytes=MIB)
+    tally.set_limit(3 * MIB, before_bytes=MIB)
     fits = floats(MIB)
     with pytest.raises(RuntimeError) as refused:
         floats(64)
@@ -49,8 +49,8 @@ def test_a_request_beyond_the_limit_is_refused_before_it_is_given() -> None:
     error = budget_exceeded(refused.value, "A test was refused.", further_bytes=100)
     assert error.measured_bytes == 3 * MIB + 164
     assert "try a budget" not in str(error)
-    assert tally.refusals().count == 1 and tally.given_bytes() == 2 * MIB
-    tally.keep_to(None, 0)
+    assert tally.refusals().count == 1 and tally.allocated_bytes() == 2 * MIB
+    tally.set_limit(None, 0)
     assert floats(8 * MIB).nbytes == 8 * MIB
     del held, fits
 
@@ -68,7 +68,7 @@ def test_what_can_be_made_again_is_freed_before_anything_is_refused(
     monkeypatch.setattr(tallies, "_FREEING", [])
     tally = CpuTally()
     kept[:] = [floats(MIB), floats(MIB)]
-    tally.keep_to(2 * MIB + 64, 0)
+    tally.set_limit(2 * MIB + 64, 0)
     assert unless_refused(lambda: floats(MIB)) is None  # it is optional
     assert not lacking
     free_before_refusals(free)
@@ -87,7 +87,7 @@ def test_a_refusal_is_described_once_nothing_more_can_be_freed(
     describe_before_refusals(lambda *given: described.append(given))
     free_before_refusals(lambda lacking_bytes, device: kept.pop().nbytes if kept else 0)
     tally = CpuTally()
-    tally.keep_to(2 * MIB, 0)
+    tally.set_limit(2 * MIB, 0)
     held = floats(2 * MIB)
     assert unless_refused(lambda: floats(MIB)) is None
     assert described == [(MIB, True)] and len(kept) == 1  # its error is not read
@@ -104,7 +104,7 @@ def test_garbage_is_collected_before_anything_is_refused() -> None:
 
     tally = CpuTally()
     Holder()
-    tally.keep_to(3 * MIB, 0)
+    tally.set_limit(3 * MIB, 0)
     assert floats(2 * MIB).nbytes == 2 * MIB
     assert not tally.refusals().count
 
@@ -112,7 +112,7 @@ def test_garbage_is_collected_before_anything_is_refused() -> None:
 def test_threads_together_never_exceed_the_limit() -> None:
     tally = CpuTally()
     limit = 64 * 1024
-    tally.keep_to(limit, 0)
+    tally.set_limit(limit, 0)
     meter = CpuMeter()
     start = meter.live_bytes()
 
@@ -130,7 +130,7 @@ def test_threads_together_never_exceed_the_limit() -> None:
     for thread in threads:
         thread.join()
     assert meter.peak_bytes() - start <= limit
-    assert tally.given_bytes() == 0
+    assert tally.allocated_bytes() == 0
 
 
 def test_room_is_made_before_a_request_is_refused() -> None:
@@ -141,11 +141,13 @@ def test_room_is_made_before_a_request_is_refused() -> None:
         lacking.append(lacking_bytes)
         return bool(held) and held.pop() is not None
 
-    tally.keep_to(2 * MIB, before_bytes=MIB)
+    tally.set_limit(2 * MIB, before_bytes=MIB)
     tally.make_room_by(free)
     held.append(floats(MIB))
     held.append(floats(MIB))
-    assert lacking == [MIB, MIB] and tally.given_bytes() == MIB and tally.take_peak_bytes() == MIB
+    assert (
+        lacking == [MIB, MIB] and tally.allocated_bytes() == MIB and tally.take_peak_bytes() == MIB
+    )
     with pytest.raises(RuntimeError, match="has no room"):
         floats(2 * MIB)
     assert len(lacking) == 4 and not held

@@ -329,14 +329,14 @@ def test_weights_that_lie_elsewhere_count_once() -> None:
     """Averages of weights are often put in the place of what was there before `fit`."""
     model = nn.Linear(64, 64)
     account = Account({"": model}, None)
-    account.keep_to(1 << 30)
+    account.set_limit(1 << 30)
     account.enforce()
     held_bytes = account.held_bytes()
     for parameter in model.parameters():
         parameter.data = parameter.data * 0.9
     account.enforce()
     assert account.held_bytes() == held_bytes > 0
-    account.keep_to(None)
+    account.set_limit(None)
 
 
 def test_what_user_code_takes_between_steps_is_refused_before_it_is_given(metered) -> None:

@@ -45,7 +45,7 @@ def fitted(
     monkeypatch: pytest.MonkeyPatch, share: float, budget: int = BUDGET, **options: Any
 ) -> tuple[nn.Module, Fragmenting]:
     """Fit a model on the CPU whose allocator loses a share, as one of a GPU."""
-    gc.collect()  # it counts all that is given out: what others have left must not go amid steps
+    gc.collect()  # it counts all that is allocated: what others have left must not go amid steps
     made: list[Fragmenting] = []
     limit_bytes = None if "on_exceed" in options else budget
 

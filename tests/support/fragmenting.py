@@ -8,15 +8,15 @@ from tightfit.session.memory.account import Account
 
 
 class Fragmenting:
-    """Whatever is given out, it has reserved more: by a share of the most that came since it began.
+    """Whatever is allocated, it has reserved more: by a share of the most that came since it began.
 
     What is reserved stays so. Where that would be more than the limit, it gives back what is
-    cached and tries again: then only what is given out is reserved.
+    cached and tries again: then only what is allocated is reserved.
 
     Parameters
     ----------
     share : float
-        What is lost, of what is given out.
+        What is lost, of what is allocated.
     limit_bytes : int or None
         Of the device; None: there is none.
 

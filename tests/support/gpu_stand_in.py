@@ -19,7 +19,7 @@ from tightfit.torch_private.gpu import allocator_settings
 Result = TypeVar("Result")
 
 _TOTAL_BYTES = 80 << 30
-_OTHERS_BYTES = 1 << 30  # reserved by other code, so that it is more than what is given out
+_OTHERS_BYTES = 1 << 30  # reserved by other code, so that it is more than what is allocated
 
 
 class _Allocator:
@@ -55,7 +55,7 @@ class _Allocator:
     def set_per_process_memory_fraction(self, fraction: float, index: int) -> None:
         self._fraction = fraction
         allowed_bytes = int(fraction * _TOTAL_BYTES) - _OTHERS_BYTES - self._start_bytes
-        self._tally.keep_to(None if fraction == 1 else allowed_bytes, 0)
+        self._tally.set_limit(None if fraction == 1 else allowed_bytes, 0)
 
     def get_device_properties(self, index: int) -> SimpleNamespace:
         return SimpleNamespace(total_memory=_TOTAL_BYTES)

@@ -12,14 +12,14 @@ import torch
 class AllocatorState:
     """A caching allocator at one moment."""
 
-    allocated_bytes: int  # given out
-    reserved_bytes: int  # taken from the device: given out, cached, or lost between blocks
+    allocated_bytes: int
+    reserved_bytes: int  # taken from the device: allocated, cached, or lost between blocks
     retries: int  # how often so far it has given all that was cached back to serve a request
 
 
 class CudaCachingAllocator:
     page_bytes = 22 << 20
-    """By which it takes memory from the device: about so much is reserved and not given out, of
+    """By which it takes memory from the device: about so much is reserved and not allocated, of
     segments that expand, for large requests and for small ones."""
 
     def __init__(self, device: torch.device) -> None:

@@ -15,7 +15,7 @@ class CudaArenaMemory:
     """A block of PyTorch's CUDA allocator, free, in a pool of which no other code requests memory.
 
     The allocator takes the smallest free stretch that is large enough. It keeps account itself of
-    every byte: live bytes there are counted in its statistics, and nothing is given out twice. The
+    every byte: live bytes there are counted in its statistics, and nothing is allocated twice. The
     memory goes back when the object is gone and nothing in it is alive.
 
     Raises `torch.OutOfMemoryError` if the device has no such stretch. `address`: of its first byte.

@@ -32,7 +32,7 @@ class Refusals:
 
 
 class CudaTally:
-    """A tally of PyTorch's CUDA allocator: bytes given out now minus bytes given out then.
+    """A tally of PyTorch's CUDA allocator: bytes allocated now minus bytes allocated then.
 
     The limit is PyTorch's own (`set_per_process_memory_fraction`), for bytes that the allocator
     reserves: cached blocks and gaps between blocks count, whichever code asks. Bytes reserved
@@ -58,16 +58,16 @@ class CudaTally:
         self._start = self._meter.live_bytes()
         self._reserved_start = self._meter.held_bytes()
         self._before = {s.data_ptr() for s in storages_of(before)}
-        self.kept_to: tuple[int, int] | None = None
+        self.limit: tuple[int, int] | None = None
         self._limit_bytes = self._before_bytes = 0
         self._details = RefusalDetails()
         weakref.finalize(self, self._apply, self._index).atexit = False
 
-    def given_bytes(self) -> int:
+    def allocated_bytes(self) -> int:
         return self._meter.live_bytes() - self._start
 
     def take_peak_bytes(self) -> int:
-        """Return the most that was given out at once; the peak is PyTorch's, and goes on."""
+        """Return the most that was allocated at once; the peak is PyTorch's, and goes on."""
         return self._meter.peak_bytes() - self._start
 
     def asked_so_far_bytes(self) -> int:
@@ -79,12 +79,12 @@ class CudaTally:
         sizes = {s.data_ptr(): s.nbytes() for s in storages_of(tensors) if s.device.type == "cuda"}
         return sum(n for address, n in sizes.items() if address not in self._before)
 
-    def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
+    def set_limit(self, limit_bytes: int | None, before_bytes: int) -> None:
         """Have the allocator reserve no more than a limit from now on, uncounted bytes aside."""
         now = None if limit_bytes is None else (limit_bytes, before_bytes)
-        if now == self.kept_to:
+        if now == self.limit:
             return
-        self.kept_to = now
+        self.limit = now
         if now is None:
             self._limited.discard(self)
         else:
@@ -123,7 +123,7 @@ class CudaTally:
         """Describe a refusal of PyTorch in terms of the budget."""
         asked = _ASKED.search(str(error))
         asked_bytes = parse_bytes(asked[1].replace("bytes", "B")) if asked else 0
-        held_bytes = self.given_bytes() + self._before_bytes
+        held_bytes = self.allocated_bytes() + self._before_bytes
         cached_bytes = max(0, self._meter.held_bytes() - self._meter.live_bytes())
         named = held_bytes + asked_bytes + max(asked_bytes, held_bytes // 8)
         details = self._details
@@ -132,7 +132,7 @@ class CudaTally:
             f"tightfit: the budget of {self._limit_bytes} bytes "
             f"({format_bytes(self._limit_bytes)}) has no room for a further {asked_bytes} bytes "
             f"({format_bytes(asked_bytes)}): {held_bytes} bytes ({format_bytes(held_bytes)}) are "
-            f"held now, and {format_bytes(cached_bytes)} reserved and not given out. "
+            f"held now, and {format_bytes(cached_bytes)} reserved and not allocated. "
             f"{details.origin.sentence}. Try a budget of {named} bytes ({format_bytes(named)}), or "
             f"hold less{details.origin.ways}; tightfit.unfit ends the limit of a model"
         )

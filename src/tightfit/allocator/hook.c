@@ -218,7 +218,7 @@ static inline void count_free(uint64_t size) { atomic_fetch_sub(&live_bytes, rou
 
 /* ------------------------------------------------------------------ tallies */
 
-/* A tally counts the blocks given out since it was opened, as long as they live, and may have a
+/* A tally counts the blocks allocated since it was opened, as long as they live, and may have a
  * limit that they keep to. Memory from before that counts against the limit all the same (the parameters
  * of a model) is set from outside, in bytes. The owner of the limit may be asked to make
  * room, in the thread that allocates. A request that would exceed a limit all the same is refused
@@ -711,11 +711,11 @@ EXPORT void tightfit_hook_tally_close(int slot) {
     pthread_mutex_unlock(&tallies_lock);
 }
 
-EXPORT int64_t tightfit_hook_tally_given_bytes(int slot) {
+EXPORT int64_t tightfit_hook_tally_allocated_bytes(int slot) {
     return atomic_load(&tallies[slot].given);
 }
 
-/* Returns the most that was given out at once and lets the peak start again from now. */
+/* Returns the most that was allocated at once and lets the peak start again from now. */
 EXPORT int64_t tightfit_hook_tally_take_peak(int slot) {
     return atomic_exchange(&tallies[slot].peak, atomic_load(&tallies[slot].given));
 }
@@ -729,8 +729,8 @@ EXPORT void tightfit_hook_tally_describe(int slot, int64_t budget, int64_t comin
     atomic_store(&tallies[slot].ways, ways);
 }
 
-/* Limits bytes given out, plus `before` bytes. */
-EXPORT void tightfit_hook_tally_keep_to(int slot, int64_t limit, int64_t before) {
+/* Limits bytes allocated, plus `before` bytes. */
+EXPORT void tightfit_hook_tally_set_limit(int slot, int64_t limit, int64_t before) {
     atomic_store(&tallies[slot].before, before);
     atomic_store(&tallies[slot].limit, limit);
 }

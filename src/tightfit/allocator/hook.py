@@ -27,13 +27,13 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...] | None]] = {
     "tightfit_hook_peak_reset": (None, (ctypes.c_int,)),
     "tightfit_hook_tally_open": (ctypes.c_int, ()),
     "tightfit_hook_tally_close": (None, (ctypes.c_int,)),
-    "tightfit_hook_tally_given_bytes": (ctypes.c_int64, (ctypes.c_int,)),
+    "tightfit_hook_tally_allocated_bytes": (ctypes.c_int64, (ctypes.c_int,)),
     "tightfit_hook_tally_take_peak": (ctypes.c_int64, (ctypes.c_int,)),
     "tightfit_hook_tally_describe": (
         None,
         (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p),
     ),
-    "tightfit_hook_tally_keep_to": (None, None),  # a number and two of c_int64
+    "tightfit_hook_tally_set_limit": (None, None),  # a number and two of c_int64
     "tightfit_hook_tally_make_room": (None, (ctypes.c_int, MAKE_ROOM)),
     "tightfit_hook_before_refusals": (None, (BEFORE_REFUSAL,)),
     "tightfit_hook_tally_refusals": (

@@ -1,4 +1,4 @@
-"""How many bytes a device's allocator has given out, now and at most."""
+"""How many bytes a device's allocator has allocated, now and at most."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 class Meter(Protocol):
     """Reads one device's allocator.
 
-    `live_bytes` and `peak_bytes` count bytes given out, each request rounded as the device's
+    `live_bytes` and `peak_bytes` count bytes allocated, each request rounded as the device's
     allocator rounds. Only differences mean something: memory allocated before the meter existed may
     or may not be in them. Every meter has a peak of its own, which starts from the bytes live when
     the meter is made.
@@ -35,7 +35,7 @@ class Meter(Protocol):
     shares_peak: bool
 
     def live_bytes(self) -> int:
-        """Return the bytes given out and not yet freed."""
+        """Return the bytes allocated and not yet freed."""
 
     def peak_bytes(self) -> int:
         """Return the most that `live_bytes` was since the last `reset_peak` of this meter."""
@@ -244,7 +244,7 @@ def _without_collection() -> Iterator[None]:
 
 
 def cuda_requests() -> int:
-    """Return how many blocks CUDA's allocator has given out so far, of all devices."""
+    """Return how many blocks CUDA's allocator has allocated so far, of all devices."""
     import torch
 
     if not torch.cuda.is_initialized():

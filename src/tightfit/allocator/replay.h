@@ -7,11 +7,11 @@
 
 #define GRANULARITY 64 /* c10 aligns CPU memory to 64 bytes; each request is rounded up to it */
 
-/* The hook's record of a block that was given out. */
+/* The hook's record of a block that was allocated. */
 typedef struct {
     uintptr_t address; /* 0: none */
     uint64_t size;
-    uint64_t stamp; /* how many tallies had been opened when it was given out */
+    uint64_t stamp; /* how many tallies had been opened when it was allocated */
     uint64_t record; /* 0, or (recording << 40) + index of its lifetime */
 } Entry;
 

@@ -28,18 +28,18 @@ class _NoPlaceLeft(HookUnavailable):
 
 
 class Tally(Protocol):
-    """Counts the bytes given out on a device since it was made, as long as they are held."""
+    """Counts the bytes allocated on a device since it was made, as long as they are held."""
 
     refuses: bool  # whether it can refuse requests above a limit
-    kept_to: tuple[int, int] | None  # the limit and the bytes before, of `keep_to`; None: no limit
+    limit: tuple[int, int] | None  # in bytes, with the bytes before; see `set_limit`
 
-    def given_bytes(self) -> int:
-        """Return the bytes given out since and still held."""
+    def allocated_bytes(self) -> int:
+        """Return the bytes allocated since and still held."""
 
     def counted_bytes(self, tensors: Iterable[Any]) -> int:
         """Return the bytes of those storages of tensors that are among them."""
 
-    def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
+    def set_limit(self, limit_bytes: int | None, before_bytes: int) -> None:
         """Refuse requests from now on that would exceed a limit, where the device can.
 
         `limit_bytes`: for counted bytes and for those before; None: no limit. `before_bytes`: bytes
@@ -76,14 +76,14 @@ class CpuTally:
                 "64 fitted models exist in this process already: drop those that are not used"
             )
         self._make_room = MAKE_ROOM()
-        self.kept_to: tuple[int, int] | None = None
+        self.limit: tuple[int, int] | None = None
         self._limit, self._before = ctypes.c_int64(), ctypes.c_int64()
         self.describe_refusals(RefusalDetails())
         closing = weakref.finalize(self, self._hook.tightfit_hook_tally_close, self._slot)
         closing.atexit = False
 
-    def given_bytes(self) -> int:
-        return self._hook.tightfit_hook_tally_given_bytes(self._slot)
+    def allocated_bytes(self) -> int:
+        return self._hook.tightfit_hook_tally_allocated_bytes(self._slot)
 
     def counted_bytes(self, tensors: Iterable[Any]) -> int:
         storages = (s for s in storages_of(tensors) if s.device.type != "meta")  # shapes alone
@@ -92,14 +92,14 @@ class CpuTally:
         count = self._hook.tightfit_hook_tally_counted_bytes
         return int(count(self._slot, blocks, len(addresses)))
 
-    def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
+    def set_limit(self, limit_bytes: int | None, before_bytes: int) -> None:
         now = None if limit_bytes is None else (limit_bytes, before_bytes)
-        if now == self.kept_to:
+        if now == self.limit:
             return
-        self.kept_to = now
+        self.limit = now
         self._limit.value = _NO_LIMIT if limit_bytes is None else limit_bytes
         self._before.value = before_bytes
-        self._hook.tightfit_hook_tally_keep_to(self._slot, self._limit, self._before)
+        self._hook.tightfit_hook_tally_set_limit(self._slot, self._limit, self._before)
 
     def describe_refusals(self, details: RefusalDetails) -> None:
         texts = _lasting(details.origin.sentence), _lasting(details.origin.ways)
@@ -119,7 +119,7 @@ class CpuTally:
         self._make_room = asked  # the previous callback must live until it is replaced
 
     def take_peak_bytes(self) -> int:
-        """Return the most that was given out at once; the peak starts again from now."""
+        """Return the most that was allocated at once; the peak starts again from now."""
         return int(self._hook.tightfit_hook_tally_take_peak(self._slot))
 
     def refusals(self) -> Refusals:

@@ -19,7 +19,7 @@ class OnlineReport:
     core : str
         The core that intercepts operators: ``"C++"``, or ``"Python"`` and why.
     budget_bytes, peak_bytes : int
-        The budget, and the most that the allocator had given out at once.
+        The budget, and the most that the allocator had allocated at once.
     operators : int
         That ran for the first time; views are not counted.
     evictions : int

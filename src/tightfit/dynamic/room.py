@@ -21,7 +21,7 @@ _CPU = torch.device("cpu")
 
 
 class Room(ABC):
-    """Bytes given out on a device, bytes that existed before, and the limit of both.
+    """Bytes allocated on a device, bytes that existed before, and the limit of both.
 
     `device`: with its index, if it is a GPU. Raises `HookUnavailable` if the allocator hook cannot
     be installed.
@@ -43,7 +43,7 @@ class Room(ABC):
     @property
     def held_bytes(self) -> int:
         """Bytes that count now."""
-        return self._before_bytes + self._tally.given_bytes()
+        return self._before_bytes + self._tally.allocated_bytes()
 
     @abstractmethod
     def keep(self, free: Callable[[int], bool] | int) -> None:
@@ -68,7 +68,7 @@ class Room(ABC):
         """Note that a storage from before the region was freed."""
         self.peak_bytes()
         self._before_bytes -= size_bytes
-        self._tally.keep_to(self.limit_bytes, self._before_bytes)
+        self._tally.set_limit(self.limit_bytes, self._before_bytes)
 
     def peak_bytes(self) -> int:
         """Return the most that counted at once so far."""
@@ -94,10 +94,10 @@ class CallingRoom(Room):
 
     def keep(self, free: Callable[[int], bool] | int) -> None:
         self._tally.make_room_by(free)
-        self._tally.keep_to(self.limit_bytes, self._before_bytes)
+        self._tally.set_limit(self.limit_bytes, self._before_bytes)
 
     def open(self) -> None:
-        self._tally.keep_to(None, 0)
+        self._tally.set_limit(None, 0)
         self._tally.make_room_by(None)
 
     def refusals(self) -> Refusals:
@@ -120,10 +120,10 @@ class RetryingRoom(Room):
     def keep(self, free: Callable[[int], bool] | int) -> None:
         assert callable(free)
         self._free = free
-        self._tally.keep_to(self.limit_bytes, self._before_bytes)
+        self._tally.set_limit(self.limit_bytes, self._before_bytes)
 
     def open(self) -> None:
-        self._tally.keep_to(None, 0)
+        self._tally.set_limit(None, 0)
         self._free = None
 
     def refusals(self) -> Refusals:
@@ -143,7 +143,7 @@ class RetryingRoom(Room):
                     raise
 
     def make(self, size_bytes: int) -> None:
-        """Evict until so much would be given out, as far as that goes."""
+        """Evict until so much would be allocated, as far as that goes."""
         unless_refused(lambda: self.in_room(lambda: new_memory(size_bytes, self.device)))
 
     def taken_by(self, run: Callable[[], Result]) -> tuple[Result, int]:
@@ -170,7 +170,7 @@ class CudaRoom(RetryingRoom):
     _tally: CudaTally
 
     def note_earlier_freed(self, size_bytes: int) -> None:
-        """Do nothing: such memory is given out no longer, and not counted."""
+        """Do nothing: such memory is allocated no longer, and not counted."""
 
     def taken_by(self, run: Callable[[], Result]) -> tuple[Result, int]:
         """Return a call's result, and the bytes that it has asked for: peaks are the user's."""
@@ -194,5 +194,5 @@ def storages_alive(device: torch.device = _CPU) -> list[torch.UntypedStorage]:
 
 
 def allocated_bytes(storage: torch.UntypedStorage) -> int:
-    """Return the bytes that the allocator has given out for a storage."""
+    """Return the bytes that the allocator has allocated for a storage."""
     return rounded_up(storage.nbytes(), granularity_of(storage.device.type))

@@ -36,7 +36,7 @@ _MOST_CALLS = 8  # between two steps of an optimizer that are distinguished
 class Addresses(DefaultAddresses):
     """The arena of a fitted callable on the CPU.
 
-    A plan bounds bytes given out by PyTorch's allocator. The process also holds objects of Python
+    A plan bounds bytes allocated by PyTorch's allocator. The process also holds objects of Python
     and the planner, free pages of the C library, workspaces of libraries, and their code. That is
     measured between two steps, and so is by how much the arena is higher than the plan's peak. The
     next plans leave both of the budget.

@@ -40,7 +40,7 @@ class Copies:
 
     @property
     def tally(self) -> Tally | None:
-        """What counts the bytes given out since the model was fitted."""
+        """What counts the bytes allocated since the model was fitted."""
         original = self._original()
         return self._tally if original is None else original.account.tally
 

@@ -399,7 +399,7 @@ class Fitted:
         """Leave a shared budget, lift the limit, and run the registered callbacks."""
         if self.options.shared is not None:
             self.options.shared.leave(self.account)
-        self.account.keep_to(None)
+        self.account.set_limit(None)
         for callback in self._at_leaving:
             callback()
         self._at_leaving.clear()

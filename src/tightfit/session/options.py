@@ -67,7 +67,7 @@ class Options:
     steps: StepsInBackward | None = None
     offload: Offload | None = None  # where plans may move values to; None: nowhere
     far_memory: FarMemory | None = None  # where they are then
-    tally: Tally | None = None  # has counted bytes given out before `fit`; None: none has
+    tally: Tally | None = None  # has counted bytes allocated before `fit`; None: none has
 
     @property
     def needs_plans(self) -> bool:

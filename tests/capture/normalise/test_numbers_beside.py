@@ -1,4 +1,4 @@
-"""Numbers that a step holds are outside of what PyTorch's allocator has given out."""
+"""Numbers that a step holds are outside of what PyTorch's allocator has allocated."""
 
 from __future__ import annotations
 

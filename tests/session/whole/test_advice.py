@@ -45,7 +45,7 @@ class TooTight:
         self.spec.captured = dataclasses.replace(defaults, larger_budget_graph=priced.graph)
         self.optimizer = torch.optim.SGD(layer.parameters(), momentum=0.9)
         self.account = Account({"model": layer}, self.optimizer)
-        self.account.keep_to(1 << 30)
+        self.account.set_limit(1 << 30)
         self._inputs = calls.captures.inputs(self.spec, calls.given(ROWS))
         self.surroundings = surroundings_of(self.spec, self._inputs, self.account, self.options)
 
@@ -111,7 +111,7 @@ def test_within_the_advised_budget_they_are_compared(
     has_room = []
     for limit_bytes in (CONSTANTS + 2 * VALUE, CONSTANTS + compared_bytes()):
         monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path / f"{limit_bytes}"))
-        account.keep_to(limit_bytes)
+        account.set_limit(limit_bytes)
         account.enforce()
         room_bytes = limit_bytes - account.held_bytes()
         spec = calls.captures.capture(key, call, calls.options, 1, room_bytes)

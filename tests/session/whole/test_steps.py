@@ -47,7 +47,7 @@ class Trained:
         self.options = make_options(budget_bytes, **keywords)
         self.calls = LayerCalls(self.layer, self.options, function)
         self.account = Account({"model": self.layer}, torch.optim.SGD(self.layer.parameters()))
-        self.account.keep_to(budget_bytes)
+        self.account.set_limit(budget_bytes)
         addresses = DefaultAddresses()
         self.steps = WholeSteps(self.calls.callee, self.options, self.account, addresses)
 

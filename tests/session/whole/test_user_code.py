@@ -48,7 +48,7 @@ class Limited:
         self.spec = LayerCalls(self.layer, make_options(LIMIT, costs="unit", cache=False)).capture(
             rows=64
         )
-        self.account.keep_to(LIMIT)
+        self.account.set_limit(LIMIT)
         self.open_call = self.further_call()
 
     def further_call(self) -> OpenCall:
@@ -110,9 +110,9 @@ def test_a_step_that_was_seen_to_its_end_tells_what_later_steps_take() -> None:
     unseen_bytes = (asked_bytes - WEIGHTS) // 5
     assert limited.advised_bytes() == asked_bytes + WEIGHTS + unseen_bytes
     limited.account.loop_peaks.call_begins([])
-    limited.account.keep_to(4 * LIMIT)
+    limited.account.set_limit(4 * LIMIT)
     torch.empty(3 * passing_bytes, dtype=torch.uint8)
-    limited.account.keep_to(LIMIT)
+    limited.account.set_limit(LIMIT)
     limited.account.loop_peaks.step_begins(held_bytes, lambda: True, coming_bytes)
     assert limited.advised_bytes() == held_bytes + 3 * passing_bytes + WEIGHTS
 

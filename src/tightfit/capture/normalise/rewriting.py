@@ -122,7 +122,7 @@ def _copy_of(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
 
 
 def outside_allocator(constant: Any) -> Any:
-    """Return a number that a step holds, in memory that PyTorch's allocator has not given out.
+    """Return a number that a step holds, in memory that PyTorch's allocator has not allocated.
 
     Plain PyTorch makes such a number again in each forward and holds nothing between steps.
     """

@@ -57,7 +57,7 @@ class Account:
         self._before_now = 0
         self._given_at_count = -1
         self._known: tuple[Any, HeldAtCall] | None = None
-        # Bytes that others held when so many were given out
+        # Bytes that others held when so many were allocated
         self._counted: weakref.WeakKeyDictionary[Account, tuple[int, int]] = (
             weakref.WeakKeyDictionary()
         )
@@ -67,7 +67,7 @@ class Account:
 
     @property
     def tally(self) -> Tally | None:
-        """Counts the bytes given out; None where nothing can."""
+        """Counts the bytes allocated; None where nothing can."""
         return self._tally
 
     # -- memory that exists -------------------------------------------------------------------
@@ -165,7 +165,7 @@ class Account:
         `inputs`: of the call; tensors among them count for it. `sharing`: of callables within the
         same budget.
         """
-        given = self._tally.given_bytes() if self._tally is not None else None
+        given = self._tally.allocated_bytes() if self._tally is not None else None
         if input_bytes is None:
             input_bytes = element_bytes(inputs)
         running = 0
@@ -187,7 +187,7 @@ class Account:
         if self._tally is not None and self.replicas is None:
             tally, members = self._tally, self._own()
             own_bytes = tally.counted_bytes([*members, *inputs])
-            others_bytes = tally.given_bytes() - own_bytes - library_bytes(self.device)
+            others_bytes = tally.allocated_bytes() - own_bytes - library_bytes(self.device)
             # members of its own in whose place others are for a while are among them
             before_bytes = self._before_bytes_of(members)
             others_bytes += self._before_bytes((self, *sharing)) - before_bytes
@@ -213,7 +213,7 @@ class Account:
         limit_bytes = limiter._limit_bytes or 0
         if limiter is self or limiter._state == "running" or self._tally is None:
             return limit_bytes
-        given = self._tally.given_bytes()
+        given = self._tally.allocated_bytes()
         counted = self._counted.get(limiter)
         if counted is None or counted[0] != given:
             counted = self._counted[limiter] = given, self._tally.counted_bytes(limiter._own())
@@ -254,14 +254,14 @@ class Account:
 
     # -- the limit ----------------------------------------------------------------------------
 
-    def keep_to(self, limit_bytes: int | None, sharing: Sequence[Account] = ()) -> None:
+    def set_limit(self, limit_bytes: int | None, sharing: Sequence[Account] = ()) -> None:
         """Have a limit, and refuse from now on every request that would exceed it.
 
         Not where more is held already: planning will say so, and name the bytes a plan needs.
         Models that were fitted with budgets of their own are not distinguished by an allocator:
         together they keep to the sum.
 
-        `limit_bytes`: for all bytes given out since this began, and for those that the modules and
+        `limit_bytes`: for all bytes allocated since this began, and for those that the modules and
         those sharing it had before; None: no limit. `sharing`: of callables within the same budget,
         which keep to it through this account.
         """
@@ -273,7 +273,7 @@ class Account:
         if limit_bytes is not None:
             _LIMITERS.add(self)
         for other in sharing:
-            other.keep_to(None)
+            other.set_limit(None)
         if limit_bytes is None:
             self.lift_limit()
             return
@@ -299,14 +299,14 @@ class Account:
         self._state = state
         tally = self._tally
         if tally is not None and _LIMITERS.are_only(self):
-            is_kept = state != "free" and tally.kept_to == (self._limit_bytes, self._before_now)
+            is_kept = state != "free" and tally.limit == (self._limit_bytes, self._before_now)
             if not is_kept and (state == "free" or not self._refuse_above(self._limit_bytes or 0)):
-                tally.keep_to(None, 0)
+                tally.set_limit(None, 0)
             return
         limiters = self._limiters()
         refusing = [limiter._tally for limiter in limiters if limiter._refuse_more(limiters)]
         if self._tally is not None and self._tally not in refusing:  # a copy has the same tally
-            self._tally.keep_to(None, 0)
+            self._tally.set_limit(None, 0)
 
     def _refuse_more(self, limiters: Sequence[Account]) -> bool:
         """Refuse requests above the own limit and those of others, if it can be kept now."""
@@ -322,7 +322,7 @@ class Account:
         """Refuse requests above a limit, if it can be kept now."""
         if self._tally is None or self.held_bytes() > limit_bytes:
             return False
-        self._tally.keep_to(limit_bytes, self._before_now)
+        self._tally.set_limit(limit_bytes, self._before_now)
         return True
 
     def count_again(self) -> None:
@@ -334,7 +334,7 @@ class Account:
         if self._tally is not None and self._limit_bytes is not None:
             within = (self, *self._limited_with)
             self._before_now = self._before_bytes(within)
-            self._given_at_count = self._tally.given_bytes()
+            self._given_at_count = self._tally.allocated_bytes()
 
     def before_bytes(self) -> int:
         """Return the bytes held now that were allocated before the tally began."""
@@ -342,8 +342,8 @@ class Account:
         return self._before_now
 
     def _recount_before(self) -> None:
-        """Count again if anything was given out or back: averaged weights may be elsewhere."""
-        if self._tally is not None and self._tally.given_bytes() != self._given_at_count:
+        """Count again if anything was allocated or freed: averaged weights may be elsewhere."""
+        if self._tally is not None and self._tally.allocated_bytes() != self._given_at_count:
             self._count_before()
 
     @property
@@ -401,7 +401,7 @@ class Account:
         """Return all that counts against the limit now; 0 where there is none."""
         if self._tally is None or self._limit_bytes is None:
             return 0
-        return self._tally.given_bytes() + self._before_now
+        return self._tally.allocated_bytes() + self._before_now
 
     # -- learning -----------------------------------------------------------------------------
 
@@ -419,11 +419,11 @@ class Account:
         self._trains = trains
 
     def collect_garbage(self) -> bool:
-        """Collect garbage; return whether less is given out now."""
-        before = self._tally.given_bytes() if self._tally is not None else 0
+        """Collect garbage; return whether less is allocated now."""
+        before = self._tally.allocated_bytes() if self._tally is not None else 0
         gc.collect()
         self.locate()
-        return self._tally is not None and self._tally.given_bytes() < before
+        return self._tally is not None and self._tally.allocated_bytes() < before
 
     def join(self, replicas: Replicas) -> None:
         """Count the buckets of the DistributedDataParallel around, too."""

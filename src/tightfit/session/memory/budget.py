@@ -84,7 +84,7 @@ class Budget:
         return [member for member in self._members if member is not account]
 
     def tally(self, device: torch.device) -> Tally | None:
-        """Return what counts the bytes given out since its first member; None: it has none."""
+        """Return what counts the bytes allocated since its first member; None: it has none."""
         return next((m.tally for m in self._members if m.device == device), None)
 
     def close_steps(self) -> None:

@@ -3,7 +3,7 @@
 A caching allocator takes more from a device than it gives out: blocks are cached, and gaps between
 them may be too small for a request. Where the device's limit is reached it gives back cached blocks
 and tries again, which takes time. Its loss shows at the moment when it first does that, or when it
-last took more: the bytes that were not given out then.
+last took more: the bytes that were not allocated then.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AllocatorStep:
 
     @property
     def lost_share(self) -> float:
-        """The share of reserved bytes that was not given out when that mattered."""
+        """The share of reserved bytes that was not allocated when that mattered."""
         return self._lost
 
     def note(self, now: AllocatorState) -> None:

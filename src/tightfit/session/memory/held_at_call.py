@@ -13,7 +13,7 @@ class HeldAtCall:
     # state_bytes, coming_bytes: the optimizers' state that is there, and that will be
     state_bytes: int
     coming_bytes: int
-    # Other bytes given out since the callable was fitted and still held: outputs of steps
+    # Other bytes allocated since the callable was fitted and still held: outputs of steps
     # before, averages of weights, other models; but not the inputs
     others_bytes: int
     others_coming_bytes: int  # gradients and state that others within the same budget will hold

@@ -84,7 +84,7 @@ class Limit:
 
     def follow(self, limit_bytes: int | None, sharing: Sequence[Account]) -> None:
         """Keep to another limit; None: to none."""
-        self._account.keep_to(limit_bytes if self._is_enforced else None, sharing)
+        self._account.set_limit(limit_bytes if self._is_enforced else None, sharing)
 
     def begin(
         self, limit_bytes: int | None, sharing: Sequence[Account], *, is_looking: bool = False

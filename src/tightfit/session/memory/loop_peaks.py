@@ -85,9 +85,9 @@ class LoopPeaks:
 
     def _earlier_peak_bytes(self) -> int:
         """Return the peak since the tally began, unless a step may have run meanwhile."""
-        if self._meter is None or not isinstance(self._tally, CpuTally) or self._tally.kept_to:
+        if self._meter is None or not isinstance(self._tally, CpuTally) or self._tally.limit:
             return 0
-        begin_bytes = self._meter.live_bytes() - self._tally.given_bytes()
+        begin_bytes = self._meter.live_bytes() - self._tally.allocated_bytes()
         return begin_bytes + self._tally.take_peak_bytes()
 
     def _end(self) -> None:
@@ -100,13 +100,13 @@ class LoopPeaks:
         self._most_bytes = 0
 
     def take_peak(self) -> int:
-        """Return the most that was given out since this code, or the step, began."""
+        """Return the most that was allocated since this code, or the step, began."""
         if self._meter is not None:
             self._most_bytes = max(self._most_bytes, self._meter.take_peak_bytes())
         return self._most_bytes
 
     def skip_peak(self) -> None:
-        """Leave out what was given out since the peak was last taken."""
+        """Leave out what was allocated since the peak was last taken."""
         if self._meter is not None:
             self._meter.reset_peak()
 

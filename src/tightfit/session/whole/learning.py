@@ -152,7 +152,7 @@ class StepMonitor:
         if step.others_ran:
             return  # its peaks contain memory of others
         if not (options.arena and self._account.device.type == "cuda"):
-            # fillers of an arena there count as given out: plans leave room for them already
+            # fillers of an arena there count as allocated: plans leave room for them already
             constant_bytes = step.constant_bytes - before.more_bytes
             if last.graph.constant_bytes >= constant_bytes + before.coming_bytes:
                 constant_bytes += before.coming_bytes  # which the plan has counted
