@@ -271,6 +271,13 @@ class Process(Called):
     assert torch.nn.Module.__call__ is torch.nn.Module._wrapped_call_impl
 
 
+def test_the_module_inside_a_wrapper_of_one_device_is_fitted(proof_of: Any) -> None:
+    """Many public programs wrap their model for several GPUs, also where there is none."""
+    proof = proof_of(LOOP.replace("optimizer =", "net = nn.DataParallel(net)\noptimizer ="))
+    assert proof.fitted == ("Sequential",)
+    assert proof.verdict == "proven" and proof.holds
+
+
 def test_a_step_that_is_run_again_in_a_backward_is_no_module_of_the_program(proof_of: Any) -> None:
     """A penalty on a gradient, of a model with batch norm, whose buffers a second run copies."""
     proof = proof_of("""
@@ -315,6 +322,9 @@ def test_what_cannot_be_proven_is_said(proof_of: Any) -> None:
             "net.sum().backward()\n"
             "optimizer.step()\n"
         )
+    sharded = 'type("FullyShardedDataParallel", (nn.Linear,), {})(8, 1)'
+    with pytest.raises(BadInput, match="cannot be fitted: the model is wrapped by Fully"):
+        proof_of(LOOP.replace("network(8, 1)", sharded))
     with pytest.raises(BadInput, match="without tightfit, too: ValueError: no more data"):
         proof_of(LOOP + "raise ValueError('no more data')", steps=9)
     own_error = "raise ValueError('fitted' if 'forward' in vars(net) else 'plain')"

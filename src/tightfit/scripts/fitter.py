@@ -12,6 +12,7 @@ from torch import nn
 
 from tightfit.allocator.alive import alive
 from tightfit.api.fit import fit, fit_by_options, step, unfit
+from tightfit.errors import BadInput
 from tightfit.scripts.job import CannotProve, Job
 from tightfit.scripts.program_memory import ProgramMemory
 from tightfit.scripts.trained import TrainedModules, unwrapped
@@ -168,7 +169,10 @@ class Fitter:
             )
 
     def _fit_here(self, module: nn.Module, optimizers: list[Any], *, is_all: bool) -> None:
-        """Fit a module; `is_all`: whether it has all parameters of all optimizers."""
+        """Fit a module; `is_all`: whether it has all parameters of all optimizers.
+
+        Raises `CannotProve` if it is one that cannot be fitted.
+        """
         if self._job.budget_bytes is None:
             raise CannotProve(
                 f"the program fits nothing itself: give a budget for its {type(module).__name__}, "
@@ -188,7 +192,10 @@ class Fitter:
         if not self._is_plain:
             options = make_options(budget, optimizer=optimizer, **self._job.keywords)
             tally = self._memory.tally_on(device_of_modules({"": module}))
-            fit_by_options(module, dataclasses.replace(options, tally=tally))
+            try:
+                fit_by_options(module, dataclasses.replace(options, tally=tally))
+            except BadInput as refused:
+                raise CannotProve(f"{type(module).__name__} cannot be fitted: {refused}") from None
 
     def _shared_budget(self, budget_bytes: int) -> Budget:
         if self._shared is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from tightfit.studies.bits import digest_of, is_zero
 
@@ -113,9 +113,15 @@ class TrainedModules:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module inside `torch.compile` and `DistributedDataParallel`."""
+    """Return the module inside `torch.compile`, `DistributedDataParallel` and `DataParallel`.
+
+    On several devices `DataParallel` calls copies of its module, which no plan runs.
+    """
     module = getattr(module, "_orig_mod", module)
-    return module.module if isinstance(module, DistributedDataParallel) else module
+    calls_it = isinstance(module, DistributedDataParallel) or (
+        isinstance(module, DataParallel) and len(module.device_ids) <= 1
+    )
+    return module.module if calls_it else module
 
 
 def _unique_name(thing: Any, known: list[tuple[str, Any]]) -> str:
