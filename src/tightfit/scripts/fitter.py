@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -135,6 +136,8 @@ class Fitter:
         """Count from now on, as if the program fitted its modules once it has an optimizer."""
         if self._program_fits:
             return
+        if self._fitted_here:
+            gc.collect()  # a fitted module that is gone is garbage, a plain one is freed
         devices = [p.device for group in optimizer.param_groups for p in group["params"]]
         device = next((d for d in devices if d.type == "cuda"), torch.device("cpu"))
         self._memory.count_from_now(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +29,7 @@ class TrainedModules:
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._optimizers: list[tuple[str, weakref.ref[Any]]] = []
         self._stepped_in_backward: set[int] = set()
+        self._roots_compared = 0
 
     def step_in_backward(self, optimizer: Any) -> None:
         """Leave out the gradients of an optimizer's parameters: one of the runs frees them."""
@@ -70,6 +72,9 @@ class TrainedModules:
 
     def digests(self) -> dict[str, str]:
         """Return a hash of the bits of each of `tensors`."""
+        if 0 < self._roots_compared < len(self._roots):
+            gc.collect()
+        self._roots_compared = len(self._roots)
         return {name: digest_of(tensor).hex() for name, tensor in self.tensors().items()}
 
     def has_gradient(self) -> bool:
