@@ -271,6 +271,41 @@ class Process(Called):
     assert torch.nn.Module.__call__ is torch.nn.Module._wrapped_call_impl
 
 
+def test_modules_that_come_and_go_are_fitted_within_what_plain_pytorch_takes(
+    proof_of: Any,
+) -> None:
+    """Federated averaging: a client that is gone counts no more, and its tensors have no names."""
+    text = """
+import copy
+shared, kept = network(64, 8), []
+for number in range(3):
+    trials = [copy.deepcopy(shared) for _ in range(2)]
+    with torch.no_grad():
+        net = min(trials, key=lambda each: each(torch.ones(4, 64)).sum().item())
+    del trials
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(2):
+        loss = net(torch.randn(16, 64)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(loss.item())
+    kept.append(copy.deepcopy(net.state_dict()))
+    shared.load_state_dict(kept[-1])
+"""
+    roomy = proof_of(text, budget="64MiB", steps=6)
+    assert roomy.verdict == "proven", roomy.difference
+    tight = proof_of(text, budget=f"{roomy.eager_peak_bytes}B", steps=6)
+    assert tight.verdict == "proven" and tight.holds, tight
+
+
+def test_the_module_inside_a_wrapper_of_one_device_is_fitted(proof_of: Any) -> None:
+    """Many public programs wrap their model for several GPUs, also where there is none."""
+    proof = proof_of(LOOP.replace("optimizer =", "net = nn.DataParallel(net)\noptimizer ="))
+    assert proof.fitted == ("Sequential",)
+    assert proof.verdict == "proven" and proof.holds
+
+
 def test_a_step_that_is_run_again_in_a_backward_is_no_module_of_the_program(proof_of: Any) -> None:
     """A penalty on a gradient, of a model with batch norm, whose buffers a second run copies."""
     proof = proof_of("""
@@ -315,6 +350,9 @@ def test_what_cannot_be_proven_is_said(proof_of: Any) -> None:
             "net.sum().backward()\n"
             "optimizer.step()\n"
         )
+    sharded = 'type("FullyShardedDataParallel", (nn.Linear,), {})(8, 1)'
+    with pytest.raises(BadInput, match="cannot be fitted: the model is wrapped by Fully"):
+        proof_of(LOOP.replace("network(8, 1)", sharded))
     with pytest.raises(BadInput, match="without tightfit, too: ValueError: no more data"):
         proof_of(LOOP + "raise ValueError('no more data')", steps=9)
     own_error = "raise ValueError('fitted' if 'forward' in vars(net) else 'plain')"

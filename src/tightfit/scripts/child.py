@@ -36,6 +36,7 @@ from tightfit.scripts.program_memory import ProgramMemory
 from tightfit.scripts.record import Ended, Failure, Generator, Line, Record, Step
 from tightfit.scripts.replaced_functions import replaced_functions
 from tightfit.scripts.trained import TrainedModules
+from tightfit.session.memory.account import lift_every_limit
 from tightfit.studies.model import explain_error
 from tightfit.torch_private.patches import replaced
 
@@ -68,6 +69,8 @@ class _Run:
             output = around.enter_context(contextlib.closing(_output(self._record_line)))
             around.enter_context(contextlib.redirect_stdout(output))
             code, failure = _run_program(self._job)
+        peak_bytes = self._memory.take_peak_bytes()
+        lift_every_limit()  # what follows belongs to no step
         for name, digest in _random_states().items():
             self._record.add(Generator(name, "" if digest == began.get(name) else digest))
         self._record.add(
@@ -76,7 +79,7 @@ class _Run:
                 trained=self._has_trained,
                 fitted=self._fitter.names,
                 budget_bytes=self._memory.budget_bytes,
-                peak_bytes=self._memory.take_peak_bytes(),
+                peak_bytes=peak_bytes,
                 seconds=time.perf_counter() - began_s,
                 failure=failure,
             )

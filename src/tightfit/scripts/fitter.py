@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 
 from tightfit.allocator.alive import alive
 from tightfit.api.fit import fit, fit_by_options, step, unfit
+from tightfit.errors import BadInput
 from tightfit.scripts.job import CannotProve, Job
 from tightfit.scripts.program_memory import ProgramMemory
 from tightfit.scripts.trained import TrainedModules, unwrapped
@@ -134,6 +136,8 @@ class Fitter:
         """Count from now on, as if the program fitted its modules once it has an optimizer."""
         if self._program_fits:
             return
+        if self._fitted_here:
+            gc.collect()  # a fitted module that is gone is garbage, a plain one is freed
         devices = [p.device for group in optimizer.param_groups for p in group["params"]]
         device = next((d for d in devices if d.type == "cuda"), torch.device("cpu"))
         self._memory.count_from_now(device)
@@ -168,7 +172,10 @@ class Fitter:
             )
 
     def _fit_here(self, module: nn.Module, optimizers: list[Any], *, is_all: bool) -> None:
-        """Fit a module; `is_all`: whether it has all parameters of all optimizers."""
+        """Fit a module; `is_all`: whether it has all parameters of all optimizers.
+
+        Raises `CannotProve` if it is one that cannot be fitted.
+        """
         if self._job.budget_bytes is None:
             raise CannotProve(
                 f"the program fits nothing itself: give a budget for its {type(module).__name__}, "
@@ -188,7 +195,10 @@ class Fitter:
         if not self._is_plain:
             options = make_options(budget, optimizer=optimizer, **self._job.keywords)
             tally = self._memory.tally_on(device_of_modules({"": module}))
-            fit_by_options(module, dataclasses.replace(options, tally=tally))
+            try:
+                fit_by_options(module, dataclasses.replace(options, tally=tally))
+            except BadInput as refused:
+                raise CannotProve(f"{type(module).__name__} cannot be fitted: {refused}") from None
 
     def _shared_budget(self, budget_bytes: int) -> Budget:
         if self._shared is None:

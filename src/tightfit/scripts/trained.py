@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from tightfit.studies.bits import digest_of, is_zero
 
@@ -28,6 +29,7 @@ class TrainedModules:
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._optimizers: list[tuple[str, weakref.ref[Any]]] = []
         self._stepped_in_backward: set[int] = set()
+        self._roots_compared = 0
 
     def step_in_backward(self, optimizer: Any) -> None:
         """Leave out the gradients of an optimizer's parameters: one of the runs frees them."""
@@ -70,6 +72,9 @@ class TrainedModules:
 
     def digests(self) -> dict[str, str]:
         """Return a hash of the bits of each of `tensors`."""
+        if 0 < self._roots_compared < len(self._roots):
+            gc.collect()
+        self._roots_compared = len(self._roots)
         return {name: digest_of(tensor).hex() for name, tensor in self.tensors().items()}
 
     def has_gradient(self) -> bool:
@@ -113,9 +118,15 @@ class TrainedModules:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module inside `torch.compile` and `DistributedDataParallel`."""
+    """Return the module inside `torch.compile`, `DistributedDataParallel` and `DataParallel`.
+
+    On several devices `DataParallel` calls copies of its module, which no plan runs.
+    """
     module = getattr(module, "_orig_mod", module)
-    return module.module if isinstance(module, DistributedDataParallel) else module
+    calls_it = isinstance(module, DistributedDataParallel) or (
+        isinstance(module, DataParallel) and len(module.device_ids) <= 1
+    )
+    return module.module if calls_it else module
 
 
 def _unique_name(thing: Any, known: list[tuple[str, Any]]) -> str:

@@ -75,6 +75,9 @@ class Route(Protocol):
     def close_step(self) -> StepPeaks | None:
         """End the measured window of the last step now; return its peaks."""
 
+    def needed_bytes(self) -> int:
+        """Return the least budget for steps like the last; 0: nothing is known of any."""
+
     def change_options(self, options: Options) -> None:
         """Plan the next step with other options; captured steps stay."""
 
@@ -333,8 +336,7 @@ class Fitted:
         return self._whole.smallest_budget(Arguments.of(args, kwargs))
 
     def _needed_bytes(self) -> int:
-        """Return the least budget for steps like the last; 0: nothing is known of any."""
-        return self._whole.needed_bytes() if self.route is self._whole else 0
+        return self.route.needed_bytes()
 
     def join_replicas(self, wrapper: DistributedDataParallel) -> None:
         """Plan together with the other ranks of a DistributedDataParallel around the module."""

@@ -84,6 +84,10 @@ class GraphSteps(WholeSteps):
             return self.in_graphs.plain_bytes()
         return self._graphs_of_step.plain_bytes()
 
+    def needed_bytes(self) -> int:
+        graphs = self.in_graphs
+        return super().needed_bytes() if graphs is None else graphs.needed_bytes()
+
     def outside_of_plans(self) -> bool:
         is_outside = self.outside.is_called_within()
         self._is_called = self._is_called or is_outside

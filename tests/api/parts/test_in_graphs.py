@@ -271,3 +271,31 @@ def test_the_first_budget_that_is_advised_has_room_for_layers_that_have_not_run_
     fitted = within(refused.advised_bytes)
     assert not fitted.error
     assert (fitted.losses, fitted.parameters) == (plain.losses, plain.parameters)
+
+
+def test_the_advice_of_an_optimizers_step_has_room_for_the_next_call() -> None:
+    """That call begins with the state that the step makes, and with gradients yet to be cleared."""
+
+    def loop(run: Run) -> None:
+        model = Counting()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        run.fit(model, optimizer=optimizer)
+        for _ in range(run.steps):
+            loss = model(torch.randn(16, 64)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.note(loss)
+        run.trained(model)
+
+    def within(budget_bytes: int | None) -> Life:
+        gc.collect()
+        return live(loop, Run(budget_bytes, steps=4, small=True, cache=False))
+
+    plain = within(None)
+    refused = within(plain.whole_bytes * 7 // 10)
+    assert "the step of SGD" in refused.error and refused.advised_bytes is not None
+    assert refused.advised_bytes <= plain.whole_bytes
+    fitted = within(refused.advised_bytes)
+    assert not fitted.error
+    assert (fitted.losses, fitted.parameters) == (plain.losses, plain.parameters)

@@ -453,6 +453,12 @@ def _count_all_again() -> None:
 before_refusals(_count_all_again)
 
 
+def lift_every_limit() -> None:
+    """Refuse nothing any more until a step begins or ends: training is over."""
+    for limiter in _LIMITERS.now():
+        limiter.lift_limit()
+
+
 def lasting_bytes_of(accounts: Iterable[Account]) -> int:
     """Return the bytes that several accounts hold between steps; common tensors count once."""
     accounts = list(accounts)

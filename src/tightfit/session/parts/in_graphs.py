@@ -225,6 +225,9 @@ class _Resident:
     def stepping_bytes(self) -> int:
         return stepping_bytes(self._account)
 
+    def gradient_bytes(self) -> int:
+        return self._account.gradient_bytes()
+
     def rest(self) -> None:
         """End the step: its budget is for the code that follows."""
         self._account.rest()

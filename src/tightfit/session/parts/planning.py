@@ -136,6 +136,15 @@ class StepPlans:
         spare = max((kind.least.output_bytes for kind in worst.calls), default=0)
         return _peak_at_least(worst) + (spare if possible else 0)
 
+    def least_peak_bytes_after(self, ledger: StepLedger[Kind], left_bytes: int) -> int:
+        """Return the peak of a step by least plans, where another step has left so many bytes.
+
+        They are gone as its first backward begins.
+        """
+        least = [kind.least for kind in ledger.calls]
+        peak_bytes = ledger.forward_peak_of(least) + left_bytes
+        return max(peak_bytes, ledger.peak_of(least), ledger.outside_bytes)
+
     def _has_room(self, ledger: StepLedger[Kind]) -> bool:
         """Whether a step of such calls fits with plans that hold little."""
         if self.options.ranks is not None:

@@ -47,6 +47,9 @@ class PartsRoute:
     def close_step(self) -> StepPeaks | None:
         return self.steps.close_step()
 
+    def needed_bytes(self) -> int:
+        return self.steps.needed_bytes()
+
     def change_options(self, options: Options) -> None:
         self.options = options
         self.steps.change_options(options)

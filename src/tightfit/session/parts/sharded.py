@@ -123,6 +123,10 @@ class _Metered:
         """Return nothing: memory of the optimizer's step is measured once it runs."""
         return 0
 
+    def gradient_bytes(self) -> int:
+        """Return nothing: it is measured what a step leaves."""
+        return 0
+
     def rest(self) -> None:
         """End the step: its budget is for the code that follows."""
         self._account.rest()

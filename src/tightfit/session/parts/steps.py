@@ -29,6 +29,7 @@ from tightfit.plan.explain import PlannedPart
 from tightfit.plan.plan import Plan
 from tightfit.progress import Announcements, announce
 from tightfit.session.memory.limit import raising
+from tightfit.session.memory.surroundings import with_slack
 from tightfit.session.options import Options
 from tightfit.session.parts.again import PartRepeater, PartStep
 from tightfit.session.parts.kinds import Kind, KnownCalls, Part, PartCall, forget_oldest
@@ -54,6 +55,9 @@ class Resident(Protocol):
 
     def stepping_bytes(self) -> int:
         """Return bytes held while the optimizer steps, as far as predicted."""
+
+    def gradient_bytes(self) -> int:
+        """Return the bytes of gradients that exist now, as far as they are known."""
 
     def rest(self) -> None:
         """Note that no backward is awaited any more."""
@@ -221,6 +225,20 @@ class PartSteps:
         outside = (each.peak_bytes for each in ledger.intervals if not each.is_planned)
         outside_bytes = ledger.base_bytes + max(outside, default=0)
         return max(self.plans.least_peak_bytes(ledger), outside_bytes)
+
+    def needed_bytes(self) -> int:
+        """Return the least budget for steps like that which ends now; 0: its backward is to come.
+
+        The next step begins with what this one has left: gradients, and outputs of the model. They
+        are expected to be gone as its backward begins. Inputs may be others, and as large.
+        """
+        writer = self._writer
+        if writer is None or not writer.is_complete:
+            return 0
+        resident_bytes = self.guard.held_bytes() - self.guard.live_bytes()
+        ledger = writer.ledger(resident_bytes + self._resident.coming_bytes())
+        left_bytes = max(self.guard.live_bytes(), self._resident.gradient_bytes())
+        return with_slack(self.plans.least_peak_bytes_after(ledger, left_bytes))
 
     def plain_bytes(self) -> int | None:
         """Return the peak of the last complete step with nothing recomputed; None: unknown."""

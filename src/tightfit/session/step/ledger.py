@@ -103,6 +103,12 @@ class StepLedger(Generic[CallKind]):
         peaks = peaks + every.forward @ [holding.forward_bytes for holding in new]
         return peaks + every.backward @ [holding.rise_bytes for holding in new]
 
+    def forward_peak_of(self, new: Sequence[Holding]) -> int:
+        """Return the peak until the first backward begins, with another plan for each call."""
+        phases = [interval.phase for interval in self.planned]
+        count = phases.index("backward") if "backward" in phases else len(phases)
+        return int(self.peaks_of(new)[:count].max(initial=self.base_bytes))
+
     def begin_of(self, call: int, new: Sequence[Holding]) -> int:
         """Return bytes held when a call's forward begins, with another plan for each call."""
         own = self._forwards[call]
