@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.operators import cases
 
-EVERY = 16
+EVERY = 32
 
 
 @pytest.mark.slow
@@ -15,4 +15,4 @@ def test_operators_have_the_bits_of_plain_pytorch() -> None:
     pytest.importorskip("expecttest", reason="PyTorch's own samples of operators import it")
     found = [*cases(1, every=EVERY)]
     assert not [case for case in found if case[2].startswith(("unequal", "error"))]
-    assert sum(outcome == "equal" for *_, outcome in found) > 50
+    assert sum(outcome == "equal" for *_, outcome in found) > 25
