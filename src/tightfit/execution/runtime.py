@@ -357,6 +357,11 @@ class Run(Chained):
             return None
         return self._repeatable.outputs_once_more()[self.runner.returned.plain[place]]
 
+    def promises_outputs(self) -> bool:
+        """Whether it can make outputs again before its backward; it holds what that takes."""
+        again = self._repeatable
+        return again is not None and self.state.may_begin_backward and again.promises()
+
     def _check_startable(self, *, with_copies: bool = False) -> None:
         if not self.state.may_begin_backward:
             is_freed = self.reached.is_retained and self.state is RunState.DONE
