@@ -376,6 +376,19 @@ def test_a_program_that_steps_in_backward_is_proven_without_gradients(
         proof_of(text.replace("KEYWORD", "clip_grad_norm=1.0"), budget=None)
 
 
+def test_the_first_step_may_be_of_a_parameter_outside_of_modules(
+    proof_of: Callable[..., ScriptProof],
+) -> None:
+    first = """
+scale = torch.zeros(1, requires_grad=True)
+other = torch.optim.SGD([scale], lr=0.1)
+scale.exp().backward()
+other.step()
+"""
+    proof = proof_of(LOOP.replace("\nfor ", f"{first}for ", 1), steps=3)
+    assert (proof.verdict, proof.fitted) == ("proven", ("Sequential",)), proof
+
+
 def test_steps_of_hooks_in_one_backward_are_one_step_in_any_order(
     proof_of: Callable[..., ScriptProof],
 ) -> None:

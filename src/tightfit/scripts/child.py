@@ -70,6 +70,10 @@ class _Run:
             output = around.enter_context(contextlib.closing(_output(self._record_line)))
             around.enter_context(contextlib.redirect_stdout(output))
             code, failure = _run_program(self._job)
+        # At the end: the first steps may be of parameters outside of modules
+        refusal = self._fitter.refusal() if self._steps and failure is None else None
+        if refusal is not None:
+            code, failure = 1, _failure(refusal, self._job.script)
         for name, digest in _random_states().items():
             self._record.add(Generator(name, "" if digest == began.get(name) else digest))
         self._record.add(
@@ -113,7 +117,6 @@ class _Run:
     def _end_step(self, name: str) -> None:
         """Note a step; those of hooks in one backward are one: their order may be another."""
         self._steps += 1
-        self._fitter.require_fitted()
         digests = self._trained.digests()
         self._record.add(Step(self._steps, name, digests))
         if not self._has_trained:
