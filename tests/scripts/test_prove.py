@@ -414,6 +414,35 @@ def test_a_program_that_steps_in_backward_is_proven_without_gradients(
         proof_of(text.replace("KEYWORD", "clip_grad_norm=1.0"), budget=None)
 
 
+def test_the_first_step_may_be_of_a_parameter_outside_of_modules(
+    proof_of: Callable[..., ScriptProof],
+) -> None:
+    first = """
+scale = torch.zeros(1, requires_grad=True)
+other = torch.optim.SGD([scale], lr=0.1)
+scale.exp().backward()
+other.step()
+"""
+    proof = proof_of(LOOP.replace("\nfor ", f"{first}for ", 1), steps=3)
+    assert (proof.verdict, proof.fitted) == ("proven", ("Sequential",)), proof
+
+
+def test_steps_of_hooks_in_one_backward_are_one_step_in_any_order(
+    proof_of: Callable[..., ScriptProof],
+) -> None:
+    hooks = """
+optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in net.parameters()}
+def step(parameter):
+    optimizers[parameter].step()
+    optimizers[parameter].zero_grad()
+for p in net.parameters():
+    p.register_post_accumulate_grad_hook(step)
+"""
+    loop = LOOP.replace("    optimizer.step()\n    optimizer.zero_grad()\n", "")
+    proof = proof_of(loop.replace("\nfor ", f"{hooks}for ", 1), steps=3)
+    assert (proof.verdict, proof.steps) == ("proven", 3), proof
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not end children so")
 def test_a_killed_proof_leaves_no_process_behind(tmp_path: Path) -> None:
     script, noted = tmp_path / "sleeps.py", tmp_path / "process"

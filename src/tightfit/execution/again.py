@@ -69,6 +69,9 @@ class Repeatable(Protocol):
     def may_free(self) -> bool:
         """Whether the call can be run once more for its first backward, as things are now."""
 
+    def promises(self) -> bool:
+        """Whether the call can be run once more later on; it holds what that takes, then."""
+
     def freed(self) -> None:
         """Note that saved tensors were freed before the first backward, to keep to a limit."""
 

@@ -362,6 +362,11 @@ class Run(Chained):
             return None
         return self._repeatable.outputs_once_more()[self.runner.returned.plain[place]]
 
+    def promises_outputs(self) -> bool:
+        """Whether it can make outputs again, and holds what that takes; or its backward was."""
+        again = self._repeatable
+        return not self.state.may_begin_backward or (again is not None and again.promises())
+
     def _check_startable(self, *, with_copies: bool = False) -> None:
         if not self.state.may_begin_backward:
             is_freed = self.reached.is_retained and self.state is RunState.DONE

@@ -31,7 +31,7 @@ def name_of(function: Any) -> str:
     if isinstance(function, private.OpOverload):
         return function.name()
     if isinstance(function, OpaqueForward | OpaqueBackward):
-        return f"opaque module {function.call.name}"
+        return f"opaque module {function.call.title}"
     if isinstance(function, PredictedOp):
         return repr(function)
     return f"{function.__module__}.{function.__qualname__}"

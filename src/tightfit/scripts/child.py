@@ -38,6 +38,7 @@ from tightfit.scripts.replaced_functions import replaced_functions
 from tightfit.scripts.trained import TrainedModules
 from tightfit.session.memory.account import lift_every_limit
 from tightfit.studies.model import explain_error
+from tightfit.torch_private import engine
 from tightfit.torch_private.patches import replaced
 
 
@@ -51,6 +52,7 @@ class _Run:
         self._memory = ProgramMemory()
         self._fitter = Fitter(job, self._trained, self._memory)
         self._steps = 0
+        self._backward = -1  # the last one in which an optimizer has stepped
         self._has_trained = False
         self._first_digests: dict[str, str] | None = None
         self._hook: Any = None
@@ -71,6 +73,10 @@ class _Run:
             code, failure = _run_program(self._job)
         peak_bytes = self._memory.take_peak_bytes()
         lift_every_limit()  # what follows belongs to no step
+        # At the end: the first steps may be of parameters outside of modules
+        refusal = self._fitter.refusal() if self._steps and failure is None else None
+        if refusal is not None:
+            code, failure = 1, _failure(refusal, self._job.script)
         for name, digest in _random_states().items():
             self._record.add(Generator(name, "" if digest == began.get(name) else digest))
         self._record.add(
@@ -103,10 +109,18 @@ class _Run:
             self._first_digests = self._trained.digests()
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._steps += 1
-        self._fitter.require_fitted()
-        digests = self._trained.digests()
         name = self._trained.add_optimizer(optimizer)
+        if not engine.in_backward():
+            self._end_step(name)
+        elif self._backward != engine.running_backward():
+            self._backward = engine.running_backward()
+            name = f"{type(optimizer).__name__} in a backward"
+            engine.after_this_backward(lambda: self._end_step(name))
+
+    def _end_step(self, name: str) -> None:
+        """Note a step; those of hooks in one backward are one: their order may be another."""
+        self._steps += 1
+        digests = self._trained.digests()
         self._record.add(Step(self._steps, name, digests))
         if not self._has_trained:
             self._has_trained = self._trained.has_gradient() or self._has_moved(digests)

@@ -161,15 +161,16 @@ class Fitter:
             is_all = all(own >= _trained_by(o) for o in optimizers)
             self._fit_here(module, stepping, is_all=is_all)
 
-    def require_fitted(self) -> None:
-        """Raise `CannotProve` if nothing was fitted."""
-        if not self.names:
-            raise CannotProve(
-                "the program trains, but calls no module that could be fitted: it uses parameters "
-                "outside of modules, calls methods of modules other than their forward, or calls "
-                "modules that torch.compile has wrapped. Way out: tightfit.fit (with methods=, "
-                "which names such methods) or tightfit.step in the program"
-            )
+    def refusal(self) -> CannotProve | None:
+        """Return the error of a program that has trained, if nothing was fitted."""
+        if self.names:
+            return None
+        return CannotProve(
+            "the program trains, but calls no module that could be fitted: it uses parameters "
+            "outside of modules, calls methods of modules other than their forward, or calls "
+            "modules that torch.compile has wrapped. Way out: tightfit.fit (with methods=, "
+            "which names such methods) or tightfit.step in the program"
+        )
 
     def _fit_here(self, module: nn.Module, optimizers: list[Any], *, is_all: bool) -> None:
         """Fit a module; `is_all`: whether it has all parameters of all optimizers.

@@ -5,6 +5,7 @@ Kernels that work in vectors give other last bits for other strides: `elu_backwa
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 
@@ -74,3 +75,32 @@ def test_an_input_may_be_a_leaf_in_one_call_and_not_in_another() -> None:
         net(*(F.elu(layer(leaf)) for leaf in leaves)).sin().sum().backward()
         results.append([p.grad for p in (*leaves, *layer.parameters(), net.scale)])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+class Doubling(nn.Module):
+    """Reads a tensor twice, behind a graph break, by an operator that saves none of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(8, 8), nn.Parameter(torch.tensor(1.5))
+        self.reference: weakref.ref[Tensor] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.layer(x)
+        self.note(made)
+        return torch.cat([made, made], 1) * self.scale
+
+    @torch.compiler.disable
+    def note(self, made: Tensor) -> None:
+        self.reference = weakref.ref(made)
+
+
+def test_an_input_is_not_held_for_the_strides_of_its_gradient() -> None:
+    plain, fitted = Doubling(), Doubling()
+    tightfit.fit(fitted, "64MiB", costs="unit", cache=False)
+    fitted(torch.randn(60, 8)).sum().backward()  # finds out whether one backward is all
+    for net in (plain, fitted):
+        output = net(torch.randn(60, 8))
+        assert net.reference is not None
+        assert net.reference() is None
+        output.sum().backward()

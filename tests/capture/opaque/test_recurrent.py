@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import tightfit
 from tightfit.api.prove import prove
 from tightfit.capture.capture import capture
+from tightfit.capture.opaque.call import OpaqueCall
 from tightfit.capture.opaque.needs import NoRoomToMeasure
 from tightfit.capture.traced_call import TracedCall
 from tightfit.session.handles import fitted_of
@@ -202,3 +203,19 @@ def test_a_fitted_layer_that_runs_again_in_backward_runs_without_another_plan() 
     words, layer = (tightfit.fit(m, budget, costs="unit", cache=False) for m in models)
     assert all(map(torch.equal, rolled_out(words, layer), expected))
     assert tightfit.report(layer).overhead > 0
+
+
+def test_a_model_that_is_one_op_itself_is_named_by_its_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured: set[str] = set()
+
+    @contextlib.contextmanager
+    def noting(call: OpaqueCall) -> Iterator[None]:
+        measured.add(call.title)
+        yield
+
+    monkeypatch.setattr("tightfit.capture.opaque.tracing.naming_its_needs", noting)
+    model = tightfit.fit(nn.LSTM(8, 8), "4MiB", costs="unit", cache=False)
+    model(torch.randn(5, 3, 8))[0].sum().backward()
+    assert measured == {"LSTM"}

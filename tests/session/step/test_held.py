@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
+import pytest
 import torch
 
 from tightfit.capture.calls.structure import flat_spec
 from tightfit.capture.handed import GraphArguments
+from tightfit.session.step import held as module
 from tightfit.session.step.held import HeldInputs, release_retained
 
 
@@ -75,3 +78,33 @@ def test_inputs_that_no_call_makes_again_stay_for_a_further_backward() -> None:
     now = held.now()
     assert now is not None and weight is not None
     assert all(map(torch.equal, expected, now.args[:2]))
+
+
+class Maker:
+    """A call that makes an output again of its inputs."""
+
+    def __init__(self) -> None:
+        arguments = given()
+        self.inputs = HeldInputs(arguments)
+        self.inputs.hold_only(frozenset(), frozenset(), "in case")
+
+    def promises_outputs(self) -> bool:
+        return self.inputs.promise()
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_an_input_is_released_only_if_it_can_be_made_again(
+    monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    maker, made = Maker(), torch.nn.Parameter(torch.ones(3)) * 2
+    run: Any = maker
+    monkeypatch.setattr(module, "made_by", lambda _: (run, 0))
+    held = HeldInputs(GraphArguments((made,), {}, (made,), flat_spec(1), (made,)))
+    held.hold_all()
+    del made
+    if is_gone:  # what the other call would make it of
+        maker.inputs.release()
+    held.release()
+    assert (held.now() is not None) == is_gone
+    maker.inputs.release()
+    assert (maker.inputs.now() is not None) != is_gone  # a promise is kept

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import fx
 
@@ -102,12 +104,15 @@ def _overlap(one: range, other: range) -> bool:
 
 
 def _laid_out(work: Rewriting, gradient: fx.Node, position: int) -> fx.Node:
-    """Return a gradient with the strides of its parameter."""
-    parameter = work.placeholders[position]
-    like = parameter.meta["val"]
-    if gradient.meta["val"].stride() == like.stride() or not is_without_gaps(like):
+    """Return a gradient with the strides of its parameter, or of an input.
+
+    The strides are constants: an input that is read for them alone would be held until then.
+    """
+    like = work.placeholders[position].meta["val"]
+    strides = like.stride()
+    if gradient.meta["val"].stride() == strides or not is_without_gaps(like):
         return gradient
-    return work.insert(gradient, _copy_like, (gradient, parameter), private.like(like))
+    return work.insert(gradient, _copy_strided, (gradient, strides), private.like(like))
 
 
 def _with_own_strides(work: Rewriting, gradient: fx.Node) -> fx.Node:
@@ -130,14 +135,15 @@ def _is_written_once(value: torch.Tensor) -> bool:
 
 def added_up(gradient: fx.Node) -> fx.Node:
     """Return the node that autograd has added up for a gradient: before its layout is changed."""
-    source = gradient.args[0] if gradient.target is _copy_like else gradient
+    source = gradient.args[0] if gradient.target is _copy_strided else gradient
     assert isinstance(source, fx.Node)
     return source
 
 
-def _copy_like(source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _copy_strided(source: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Return a copy of `source` with other strides, which leave no gaps."""
     return torch.empty_strided(
-        like.shape, like.stride(), dtype=source.dtype, device=source.device
+        source.shape, strides, dtype=source.dtype, device=source.device
     ).copy_(source)
 
 

@@ -103,6 +103,7 @@ class OpaqueCall:
         operands = arguments.operands
         self.key = key
         self.name = name
+        self.title = name or type(module).__name__  # in messages: the model itself has no name
         self.module = module
         self.body = _Body(module, function)
         self.operands = operands
@@ -144,7 +145,7 @@ class OpaqueCall:
                 self._source(o, t, anchor) for o, t in zip(self.operands, tensors, strict=True)
             ]
             output = self._call(sources, state or {})
-            leaves, structure = structure_of(output, f"the opaque module {self.name!r}")
+            leaves, structure = structure_of(output, f"the opaque module {self.title!r}")
             place = {id(t): i for i, t in enumerate(sources) if t is tensors[i]}
             passed = tuple(
                 None if k in self.seen.new else place.get(id(leaf)) for k, leaf in enumerate(leaves)
@@ -155,7 +156,7 @@ class OpaqueCall:
             outputs = _own(leaves, others)
         if any(t._version != v for t, v in zip(tensors, versions, strict=True)):
             raise CaptureError(
-                f"the opaque module {self.name!r} writes over one of its inputs, which others may "
+                f"the opaque module {self.title!r} writes over one of its inputs, which others may "
                 "read: let it clone the input first",
                 module=self.name,
             )
@@ -214,8 +215,8 @@ class OpaqueCall:
         if held_bytes > profile.record_bytes:
             self.seen.keeps(held_bytes)
             raise OpaqueChanged(
-                f"the opaque module {self.name!r} kept {format_bytes(held_bytes)} for its backward,"
-                f" but {format_bytes(profile.record_bytes)} when it was measured: its saved "
+                f"the opaque module {self.title!r} kept {format_bytes(held_bytes)} for its backward"
+                f", but {format_bytes(profile.record_bytes)} when it was measured: its saved "
                 "tensors depend on the data. The plan is dropped; run the step again and a plan "
                 "with this much room is made"
             )
@@ -434,7 +435,7 @@ def _explained(
         if is_refusal(error):
             raise
         raise CaptureError(
-            f"the opaque module {call.name!r} fails when it is run by itself to be measured: "
+            f"the opaque module {call.title!r} fails when it is run by itself to be measured: "
             f"{type(error).__name__}: {str(error)[:300]}. It gets tensors of the shapes of "
             "this step; values are those of the call only where an input of the call goes "
             "straight into it",

@@ -56,7 +56,7 @@ def naming_its_needs(call: OpaqueCall) -> Iterator[None]:
         if needed_bytes <= taken_bytes:  # kernels take more than fakes show
             needed_bytes = taken_bytes + taken_bytes // _MARGIN + _MARGIN_BYTES
         message = (
-            f"the module {call.name!r} runs as one op, and the budget has no room to run it by "
+            f"the module {call.title!r} runs as one op, and the budget has no room to run it by "
             "itself, as it must once to be measured."
         )
         found = budget_exceeded(error, message, further_bytes=needed_bytes - taken_bytes)

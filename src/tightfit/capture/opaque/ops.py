@@ -38,7 +38,7 @@ class OpaqueForward:
         result = self.call.forward(tensors)
         if any(b._version != v for b, v in zip(buffers, before, strict=True)):
             raise PlanMismatch(
-                f"the opaque module {self.call.name!r} changes its buffers, though it did not "
+                f"the opaque module {self.call.title!r} changes its buffers, though it did not "
                 "when it was measured: computing it again would change them twice. Move the code "
                 "that changes them out of the module, or the module out of the fitted part"
             )
@@ -52,7 +52,7 @@ class OpaqueForward:
                 if a != b
             ]
             raise OpaqueVaries(
-                f"the opaque module {self.call.name!r} returned other tensors than when it was "
+                f"the opaque module {self.call.title!r} returned other tensors than when it was "
                 f"measured ({wrong[0] if wrong else 'their number or differentiability'}): its "
                 "output depends on the data, which a plan cannot hold. Way out: pad to a fixed "
                 "shape, or move it out of the fitted part",
@@ -61,7 +61,7 @@ class OpaqueForward:
         now, then = result.structure.constants, profile.structure.constants
         if now != then:
             raise OpaqueVaries(
-                f"the opaque module {self.call.name!r} returned {now} in addition to its tensors, "
+                f"the opaque module {self.call.title!r} returned {now} in addition to its tensors, "
                 f"but {then} when it was captured: a planned step would go on with the old values. "
                 "Return tensors, or move it out of the fitted part",
                 module=self.call.name,
@@ -88,7 +88,7 @@ class OpaqueForward:
         else:
             return
         raise OpaqueChanged(
-            f"the opaque module {call.name!r} returned {returned} when it was measured: that "
+            f"the opaque module {call.title!r} returned {returned} when it was measured: that "
             "depends on the data. The plan is dropped; run the step again and a plan for this is "
             "made"
         )
@@ -167,7 +167,7 @@ class OpaqueBackward:
         for operand, geometry, gradient in zip(operands, expected, gradients, strict=True):
             if operand.parameter is None and (geometry is None) != (gradient is None):
                 raise PlanMismatch(
-                    f"the opaque module {self.call.name!r} differentiates with respect to other "
+                    f"the opaque module {self.call.title!r} differentiates with respect to other "
                     "inputs than when it was captured: which ones depends on the data, which a "
                     "plan cannot hold. Way out: move it out of the fitted part"
                 )

@@ -230,7 +230,7 @@ class OpaqueStandIns:
         state = self._members[call.name]
         if any(isinstance(t, private.FakeTensor) or t.is_meta for t in state.values()):
             raise CaptureError(
-                f"the opaque module {call.name!r} must run once to be measured, but here there "
+                f"the opaque module {call.title!r} must run once to be measured, but here there "
                 "are only shapes: use real parameters and inputs"
             )
         with private.without_modes(), naming_its_needs(call):

@@ -133,18 +133,25 @@ class RepeatableCall(Generic[_Step]):
 
         Not where a mode is on that may be off by then; autocast is restored.
         """
-        joint = self._step.captured.joint
-        if self._why_not_once_more() or decided_by_updates(joint):
-            return False
-        if saving_hook() or caches_parametrizations():
+        if self._decides_otherwise():
             return False
         try:
             given = self._given.now()
-            written = {position for _, position in joint.write_backs}
+            written = {position for _, position in self._step.captured.joint.write_backs}
             with self._autocast.restored():
                 return given is not None and self._obstacle(given, (), written) is None
         except (TightfitError, RuntimeError):  # the model is gone, or checking it needs memory
             return False
+
+    def _decides_otherwise(self) -> bool:
+        """Whether a further run of the forward would make something else, as things are now."""
+        if self._why_not_once_more() or decided_by_updates(self._step.captured.joint):
+            return True
+        return saving_hook() or caches_parametrizations()
+
+    def promises(self) -> bool:
+        """Whether the call can be run once more later on; it holds what that takes, then."""
+        return not self._decides_otherwise() and self._given.promise()
 
     def freed(self) -> None:
         """Hold the inputs: saved tensors were freed before the first backward."""

@@ -79,12 +79,30 @@ class HeldInputs:
             _RETAINED.add(self)
 
     def release(self) -> None:
-        """Free inputs that other calls can make again, or that are held just in case."""
+        """Free inputs that other calls promise to make again, or that are held just in case."""
         if self._given is not None:
             self._split()
-        for place in (*self._makers, *self._only_in_case):
+        made_again = (p for p, (run, _) in self._makers.items() if _promises_outputs(run()))
+        for place in (*made_again, *self._only_in_case):
             x = self._inputs[place]
             self._inputs[place] = weakref.ref(x) if isinstance(x, torch.Tensor) else x
+
+    def promise(self) -> bool:
+        """Hold all inputs from now on, but for those that other calls promise to make again.
+
+        Return whether that can be: some may be gone.
+        """
+        if self._given is not None:
+            return True
+        there = self._present_inputs()
+        for place in self._weak_places:
+            made_again = place in self._makers and _promises_outputs(self._makers[place][0]())
+            if there[place] is None and not made_again:
+                return False
+            if not made_again and place not in self._written:
+                self._inputs[place] = there[place]
+        self._only_in_case = set()
+        return True
 
     def now(self, stand_in: StandIn = lambda given, run, output: None) -> GraphArguments | None:
         """Return the inputs, with stand-ins for outputs of other calls; None if any is gone."""
@@ -111,6 +129,10 @@ class HeldInputs:
         if self._given is not None:
             return [*self._given.inputs]
         return [x() if isinstance(x, weakref.ref) else x for x in self._inputs]
+
+
+def _promises_outputs(run: Run | None) -> bool:
+    return run is not None and run.promises_outputs()
 
 
 _RETAINED: weakref.WeakSet[HeldInputs] = weakref.WeakSet()
