@@ -87,6 +87,9 @@ def test_the_short_way_runs_the_same_operator(operator: Any) -> None:
         torch.testing.assert_close(result, other_result, rtol=0, atol=0)
 
 
-def test_other_functions_stay_what_they_are() -> None:
-    assert direct(aten.nonzero.default) is aten.nonzero.default
+def test_other_operators_and_functions_stay_what_they_are() -> None:
+    x = torch.tensor([0.0, 2.0])
+    with Seen() as mode:
+        assert direct(aten.nonzero.default)(x).tolist() == [[1]]
+    assert [each.partition("(")[0] for each in mode.operators] == ["aten.nonzero.default"]
     assert direct(len) is len

@@ -28,7 +28,12 @@ _CARRY = _signed(0x7F7F7F7F7F7F7F7F)
 
 
 def flat(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """Return a dense tensor's elements in the order of memory, laid out by these strides."""
+    """Return a tensor's elements in the order of memory, laid out by these dense strides.
+
+    On a CPU those of an expanded number, as the gradient of an output may be, take no memory.
+    """
+    if tensor.device.type == "cpu" and not any(tensor.stride()):
+        return tensor.as_strided((tensor.numel(),), (0,))
     if tensor.stride() != strides:
         other = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
         tensor = other.copy_(tensor)

@@ -51,10 +51,11 @@ def gradient_in_stretches(
 ) -> torch.Tensor:
     """Return the gradient of a dropout's input; of a CPU's kernel two further tensors are made.
 
-    `gradient`, `mask`: dense, and laid out alike. `out`: is written over, and may be the gradient.
+    `gradient`, `mask`: dense, and laid out alike, or the gradient is an expanded number. `out`: is
+    written over, and may be the gradient.
     """
-    strides = gradient.stride()
-    made = torch.empty_like(gradient) if out is None else out
+    strides = mask.stride()
+    made = gradient.new_empty_strided(gradient.shape, strides) if out is None else out
     given, marks, written = (flat(tensor, strides) for tensor in (gradient, mask, made))
     step = min(_MOST, max(_LEAST, given.numel() // _PARTS))
     for place, marked, result in zip(

@@ -162,10 +162,13 @@ class Writer:
         return self._constant(value)
 
     def _like_traced(self, value: Any) -> str:
-        """Return the code of an argument that is contiguous if it was in the trace."""
+        """Return the code of an argument, contiguous in the memory format that the trace has."""
         traced = value.meta.get("val") if isinstance(value, fx.Node) else None
-        is_contiguous = isinstance(traced, torch.Tensor) and traced.is_contiguous()
-        return self.literal(value) + (".contiguous()" if is_contiguous else "")
+        code = self.literal(value)
+        if not isinstance(traced, torch.Tensor):
+            return code
+        layout = next((f for f in _LAYOUTS if traced.is_contiguous(memory_format=f)), None)
+        return f"{code}.contiguous(memory_format={self._constant(layout)})" if layout else code
 
     def reference(self, node: fx.Node) -> str:
         """Return the name of a node's result; a view is made if it is not there."""
@@ -239,9 +242,16 @@ def _view_as_complex_gradient(gradient: torch.Tensor) -> torch.Tensor:
     return torch.view_as_complex(gradient.contiguous())
 
 
+_LAYOUTS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 _TURNS = (aten.t.default, aten.transpose.int)
 _OF_CONTIGUOUS = frozenset(
-    (aten._weight_norm_interface_backward.default, aten._cdist_backward.default)
+    (
+        aten._cdist_backward.default,
+        aten._weight_norm_interface_backward.default,
+        aten.cudnn_batch_norm_backward.default,
+        aten.miopen_batch_norm_backward.default,
+        aten.native_group_norm_backward.default,
+    )
 )
 """Autograd makes the gradient contiguous before it calls these."""
 
