@@ -45,7 +45,7 @@ from tightfit.execution.returned import (
 from tightfit.execution.run_state import RunState
 from tightfit.execution.saved_reads import SavedReads
 from tightfit.execution.stepping import refuse_other_backward
-from tightfit.execution.sums import Sums, added_to, is_sum
+from tightfit.execution.sums import Sums, added_to, is_sum, outside_term_message, views_message
 from tightfit.progress import announce
 from tightfit.torch_private import core as private
 from tightfit.torch_private import engine
@@ -74,11 +74,7 @@ class Runner:
         self._without: dict[frozenset[int], frozenset[int]] = {}
         self.saved_reads = SavedReads(joint)
         self.written = {position for _, position in joint.write_backs}
-        self._numbers = [
-            i
-            for i, (node, source) in enumerate(zip(joint.placeholders, joint.sources, strict=True))
-            if source.kind != "tangent" and not isinstance(node.meta.get("val"), torch.Tensor)
-        ]
+        self._numbers = joint.numbers
         self.stepped = tuple(position for _, position in joint.stepped)
         self.afterwards = " Parameters that were stepped by then stay so." if self.stepped else ""
         viewed = inputs_viewed(joint)  # after the chain, so that their gradients come before
@@ -122,22 +118,14 @@ class Runner:
     def announce_sum(self, tell: Callable[[str], None], position: int) -> None:
         """Say it, once, if code outside the plan adds to a gradient that is a sum itself."""
         self.summed.discard(position)
-        tell(
-            f"the gradient of {self.joint.sources[position].name} of {self.captured.graph.name} is "
-            "a sum, and code outside the plan adds to it: in another order than plain PyTorch, so "
-            "that last bits may differ. Put that code into the plan, too (tightfit.step)"
-        )
+        name = self.joint.sources[position].name
+        tell(outside_term_message(name, self.captured.graph.name))
 
     def look_at_views(self, tell: Callable[[str], None], grad_outputs: Mapping[int, Any]) -> None:
         """Say it, once, if views of one another add to a gradient that is a sum in the plan."""
         if self._mixed and any(grad_outputs.get(index) is not None for index in self._mixed):
             self._mixed.clear()
-            tell(
-                f"outputs of {self.captured.graph.name} are views of one tensor, which the plan "
-                "itself reads. Gradients that code outside adds up come before those of the plan, "
-                "in another order than plain PyTorch, so that last bits may differ. Put that code "
-                "into the plan (tightfit.step)"
-            )
+            tell(views_message(self.captured.graph.name))
 
 
 class Run(Chained):

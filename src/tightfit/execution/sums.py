@@ -41,6 +41,24 @@ class FirstSum:
     term: fx.Node  # the first of them
 
 
+def outside_term_message(name: str, graph: str) -> str:
+    """Return the message that code outside of a plan adds to a gradient that is a sum itself."""
+    return (
+        f"the gradient of {name} of {graph} is a sum, and code outside the plan adds to it: in "
+        "another order than plain PyTorch, so that last bits may differ. Put that code into the "
+        "plan, too (tightfit.step)"
+    )
+
+
+def views_message(graph: str) -> str:
+    """Return the message that views of one another add to a gradient that is a sum in the plan."""
+    return (
+        f"outputs of {graph} are views of one tensor, which the plan itself reads. Gradients that "
+        "code outside adds up come before those of the plan, in another order than plain PyTorch, "
+        "so that last bits may differ. Put that code into the plan (tightfit.step)"
+    )
+
+
 def is_sum(node: Any) -> bool:
     return isinstance(node, fx.Node) and node.target in (aten.add.Tensor, aten.add_.Tensor)
 
