@@ -74,6 +74,12 @@ def in_numpy(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
     return self.b(h) * torch.from_numpy(factors)
 
 
+def with_numbers_of_numpy(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
+    output = self.b(h)
+    flat = output.reshape(int(np.prod(output.shape)))
+    return flat * float(np.log(np.ceil(len(h) / 3) + 2)) / np.sqrt(len(flat))
+
+
 def tried(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
     try:
         return self.b(h.view(3, -1))
@@ -154,6 +160,7 @@ FOLLOWED = [
         where=SEVERAL,
     ),
     case("computations in NumPy", in_numpy, where=SEVERAL),
+    case("numbers computed in NumPy (`int(np.prod(x.shape))`)", with_numbers_of_numpy),
     case("errors that the forward catches", tried, before=(CAUGHT_ERRORS, PARTLY)),
     case(
         "computed numbers by which the outermost forward decides (`if loss.item() > 3:`)",

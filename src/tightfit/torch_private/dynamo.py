@@ -45,7 +45,11 @@ from tightfit.torch_private.frames.leaves import (
     noted,
     run_leaf,
 )
-from tightfit.torch_private.frames.numpy import NumpyFollowed, without_numpy
+from tightfit.torch_private.frames.numpy import (
+    NumpyFollowed,
+    numbers_computed,
+    without_numpy,
+)
 from tightfit.torch_private.frames.outermost import with_own_frame
 from tightfit.torch_private.frames.recompiled import noting_failed_guards
 from tightfit.torch_private.frames.values import follows_values
@@ -168,6 +172,7 @@ class _PerFrame:
                 with (
                     _noting_suppressed(suppressed),
                     config.patch(trace_numpy=numpy),
+                    numbers_computed(),
                     noting_ends(functools.partial(self._note_end, frame, ends, answers)),
                     answers.around(),
                 ):
