@@ -90,10 +90,10 @@ def document() -> str:
         "",
         "## Releases of PyTorch",
         "",
-        f"From {'.'.join(map(str, OLDEST))} on; continuous integration tests all on 2.13, and the "
-        "batteries of this page, of operators and of `tightfit.online` on 2.11 and 2.14 "
-        "(`make releases`); 2.12 passed them, too. What older releases do differently (the limit "
-        "holds alike):",
+        f"From {'.'.join(map(str, OLDEST))} on; continuous integration tests 2.13, and "
+        "`make releases` runs the batteries of this page, of operators and of `tightfit.online` on "
+        "2.11 and 2.14; 2.12 passed them, too. What older releases do differently (the limit holds "
+        "alike):",
         "",
         "| from | what | before |",
         "|---|---|---|",
