@@ -72,16 +72,6 @@ class JointGraph:
         )
 
     @property
-    def numbers(self) -> list[int]:
-        """The places of inputs that are no tensors."""
-        pairs = enumerate(zip(self.placeholders, self.sources, strict=True))
-        return [
-            i
-            for i, (node, source) in pairs
-            if source.kind != "tangent" and not isinstance(node.meta.get("val"), torch.Tensor)
-        ]
-
-    @property
     def device(self) -> torch.device:
         """The device of the step.
 

@@ -74,7 +74,6 @@ class Runner:
         self._without: dict[frozenset[int], frozenset[int]] = {}
         self.saved_reads = SavedReads(joint)
         self.written = {position for _, position in joint.write_backs}
-        self._numbers = joint.numbers
         self.stepped = tuple(position for _, position in joint.stepped)
         self.afterwards = " Parameters that were stepped by then stay so." if self.stepped else ""
         viewed = inputs_viewed(joint)  # after the chain, so that their gradients come before
@@ -88,7 +87,7 @@ class Runner:
 
     def __call__(self, inputs: list[Any], run: Run) -> list[Any]:
         """Run the forward program on the placeholder tensors; return the flattened outputs."""
-        detached = private.detached(inputs, self._numbers)
+        detached = private.detached(inputs)
         for position in self.written:  # a buffer itself is, as it may take another shape
             if not inputs[position].requires_grad:
                 detached[position] = inputs[position]

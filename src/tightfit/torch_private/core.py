@@ -389,25 +389,10 @@ def min_cut_partition(
         return min_cut_rematerialization_partition(module, None, num_fwd_outputs=forward_outputs)
 
 
-def detached(inputs: Sequence[Any], numbers: Iterable[int] = ()) -> list[Any]:
-    """Return inputs with tensors without a history in the place of tensors.
-
-    `numbers`: the places of inputs that are no tensors, as far as known.
-    """
-    tensors = [*inputs]
-    for place in numbers:
-        tensors[place] = _NOTHING
+def detached(inputs: Iterable[Any]) -> list[Any]:
+    """Return inputs with tensors without a history in the place of tensors."""
     with torch._C._AutoDispatchBelowAutograd():  # which has nothing to note of them
-        try:
-            found = list(map(torch.Tensor.detach, tensors))
-        except TypeError:  # there are more numbers
-            return [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
-    for place in numbers:
-        found[place] = inputs[place]
-    return found
-
-
-_NOTHING = torch.empty(0)
+        return [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
 
 
 without_autocast: Callable[[], contextlib.AbstractContextManager[None]] = torch._C._DisableAutocast

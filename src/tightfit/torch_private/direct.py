@@ -45,7 +45,6 @@ DIRECT: dict[Any, Any] = {
 
 def direct(function: Any) -> Any:
     """Return a direct entry to an operator of a planned step; the same where there is none."""
-    found = DIRECT.get(function)
-    if found is None and type(function) is OpOverload:
-        found = function._op  # which a call of it calls
-    return found or function
+    if type(function) is OpOverload:
+        return DIRECT.get(function, function._op)  # which a call of it calls
+    return function

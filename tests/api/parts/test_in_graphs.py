@@ -6,6 +6,7 @@ import copy
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -233,6 +234,24 @@ def test_a_step_foreseen_a_little_above_its_budget_runs_within_it_and_is_measure
     assert fitted.largest_bytes <= (fitted.budget_bytes or 0)
 
 
+def first_advice_works(
+    loop: Callable[[Run], None], *, steps: int, share: float
+) -> tuple[Life, Life]:
+    """Assert that the budget trains that is advised in a share of plain PyTorch's; return both."""
+
+    def within(budget_bytes: int | None) -> Life:
+        gc.collect()
+        return live(loop, Run(budget_bytes, steps=steps, small=True, cache=False))
+
+    plain = within(None)
+    refused = within(int(plain.whole_bytes * share))
+    assert refused.advised_bytes is not None
+    fitted = within(refused.advised_bytes)
+    assert not fitted.error
+    assert (fitted.losses, fitted.parameters) == (plain.losses, plain.parameters)
+    return plain, refused
+
+
 class PartlyEager(nn.Module):
     """A layer that keeps most of its memory for the backward outside of any graph."""
 
@@ -260,17 +279,8 @@ def test_the_first_budget_that_is_advised_has_room_for_layers_that_have_not_run_
             kept.append(noted_step(run, model, optimizer, samples=512))
         run.trained(model)
 
-    def within(budget_bytes: int | None) -> Life:
-        gc.collect()
-        return live(loop, Run(budget_bytes, steps=6, small=True, cache=False))
-
-    plain = within(None)
-    refused = within(plain.whole_bytes * 6 // 10)
-    assert refused.advised_bytes is not None
-    assert refused.advised_bytes <= 1.1 * plain.whole_bytes
-    fitted = within(refused.advised_bytes)
-    assert not fitted.error
-    assert (fitted.losses, fitted.parameters) == (plain.losses, plain.parameters)
+    plain, refused = first_advice_works(loop, steps=6, share=0.6)
+    assert (refused.advised_bytes or 0) <= 1.1 * plain.whole_bytes
 
 
 def test_the_advice_of_an_optimizers_step_has_room_for_the_next_call() -> None:
@@ -288,14 +298,6 @@ def test_the_advice_of_an_optimizers_step_has_room_for_the_next_call() -> None:
             run.note(loss)
         run.trained(model)
 
-    def within(budget_bytes: int | None) -> Life:
-        gc.collect()
-        return live(loop, Run(budget_bytes, steps=4, small=True, cache=False))
-
-    plain = within(None)
-    refused = within(plain.whole_bytes * 7 // 10)
-    assert "the step of SGD" in refused.error and refused.advised_bytes is not None
-    assert refused.advised_bytes <= plain.whole_bytes
-    fitted = within(refused.advised_bytes)
-    assert not fitted.error
-    assert (fitted.losses, fitted.parameters) == (plain.losses, plain.parameters)
+    plain, refused = first_advice_works(loop, steps=4, share=0.7)
+    assert "the step of SGD" in refused.error
+    assert (refused.advised_bytes or 0) <= plain.whole_bytes
