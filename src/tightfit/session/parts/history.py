@@ -141,6 +141,16 @@ class StepHistories:
 
     def __init__(self) -> None:
         self._known: dict[Any, list[StepHistory]] = {}
+        self._ended: dict[Any, None] = {}  # signatures of which a step was complete
+
+    def note_end(self, signature: Any) -> None:
+        """Note that a step with such inputs was complete."""
+        self._ended[signature] = None
+        forget_oldest(self._ended)
+
+    def have_ended(self, signature: Any) -> bool:
+        """Whether a step with such inputs was complete, however much it held at its begin."""
+        return signature in self._ended
 
     def of(self, signature: Any, held_bytes: int, alike_bytes: int) -> StepHistory:
         """Return the history of steps that begin with as many bytes held; one begins now.

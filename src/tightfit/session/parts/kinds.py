@@ -129,6 +129,12 @@ class KnownCalls(RepeatedCalls):
         """Return how many kinds of calls are known."""
         return len(self._known)
 
+    @property
+    def vary(self) -> bool:
+        """Whether any part was called with other inputs than before."""
+        parts = [part for alike in self._known.values() for part, _ in alike]
+        return len(set(parts)) < len(parts)
+
     def known(self, part: Part, given: GraphArguments) -> PartCall | None:
         """Return the kind of a call, if one like it was captured."""
         key = part.key(given)

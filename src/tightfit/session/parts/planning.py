@@ -62,6 +62,7 @@ class StepPlans:
         self._holdings: dict[Part, list[Holding]] = {}  # of the calls of this step
         self._base_bytes = 0  # held at its begin, with memory that will come and stay
         self._ended: StepLedger[Kind] | None = None  # the last complete step
+        self._ended_base_bytes = 0  # of that step
         # Held in this step as the first graph of each module began
         self._held_before: dict[Any, int] = {}
         self._histories = StepHistories()
@@ -141,7 +142,7 @@ class StepPlans:
 
         They are gone as its first backward begins.
         """
-        least = [kind.least for kind in ledger.calls]
+        least = _least(ledger)
         peak_bytes = ledger.forward_peak_of(least) + left_bytes
         return max(peak_bytes, ledger.peak_of(least), ledger.outside_bytes)
 
@@ -188,9 +189,10 @@ class StepPlans:
 
     def ended(self, ledger: StepLedger[Kind]) -> None:
         """Learn from a complete step, as far as its peaks were seen."""
+        self._histories.note_end(self._history.signature)
         if self._was_freed:
             return  # what its calls held does not follow from their plans
-        self._ended = ledger
+        self._ended, self._ended_base_bytes = ledger, self._base_bytes
         if self._guard.is_learning:
             self._history.ended(ledger)
         else:
@@ -295,6 +297,11 @@ class StepPlans:
             for part, kind in away.items()
         }
 
+    def later_gradient_bytes(self) -> int:
+        """Return the bytes of gradients of all parts that do not exist yet."""
+        modules = {name: own for part in self._latest for name, own in part.modules.items()}
+        return new_gradient_bytes(modules, granularity_of(self._guard.device))
+
     def _infeasible(self, ledger: StepLedger[Kind]) -> InfeasibleBudget:
         needed = max(_peak_at_least(ledger), ledger.outside_bytes, self._stepping_bytes)
         return InfeasibleBudget(
@@ -398,13 +405,14 @@ class StepPlans:
     def _needed_as_before(self, part: Part, held_bytes: int) -> int:
         """Return the least peak of a step like the last, as far as that is known.
 
-        More may be held as a part begins than by the plans that have run. Then later modules of its
-        class are expected to hold as much more as those before it.
+        What the last has left is expected to be gone in the backward, such as its loss. More may be
+        held as a part begins than by the plans that have run. Then later modules of its class are
+        expected to hold as much more as those before it.
         """
-        ledger = self._ended
+        ledger, base_bytes = self._ended, self._base_bytes
         if ledger is None or part not in ledger.parts:
             return 0
-        ledger = self._history.with_varying(ledger.with_base(self._base_bytes))
+        ledger = self._history.with_varying(ledger.with_base(base_bytes))
         ran = {p: iter(holdings) for p, holdings in self._holdings.items()}
         pairs = [*zip(ledger.parts, ledger.calls, strict=True)]
         now = [next(ran.get(own, iter(())), kind.least) for own, kind in pairs]
@@ -415,8 +423,9 @@ class StepPlans:
         gone = {own.member for own in ledger.parts[:turn] if own.is_of_class(part)} - {part.member}
         if gone:
             more_bytes = more_bytes * len({*modules}) // len(gone)
-        least_bytes = max(ledger.peak_of([kind.least for _, kind in pairs]), ledger.outside_bytes)
-        return least_bytes + more_bytes
+        left_bytes = max(0, base_bytes - self._ended_base_bytes)
+        ledger = ledger.with_base(base_bytes - left_bytes)
+        return self.least_peak_bytes_after(ledger, left_bytes) + more_bytes
 
     def _unseen_bytes(self, part: Part, kind: Kind) -> int:
         """Return the peak of modules of the same class that no step has called yet.
@@ -424,6 +433,8 @@ class StepPlans:
         Each is expected to keep as much as those before it, with code between their graphs. Where
         there were none, the last of them works in addition to what it keeps.
         """
+        if self._histories.have_ended(self._history.signature):
+            return 0  # it has called all that there are
         parts = [other for other in {*self._latest, part} if other.is_of_class(part)]
         modules = {other.member for other in parts}
         if len(modules) < 2:
@@ -451,8 +462,22 @@ def _growth(held_bytes: Mapping[Any, int]) -> int:
 
 
 def _peak_at_least(ledger: StepLedger[Kind]) -> int:
-    """Return the peak of a step whose calls all run the plans that save least."""
-    return ledger.peak_with({kind: kind.least for kind in ledger.calls})
+    return ledger.peak_of(_least(ledger))
+
+
+def _least(ledger: StepLedger[Kind]) -> list[Holding]:
+    """Return plans of a step's calls with which it holds little: each saves least, or nothing.
+
+    What saves least until its backward may hold more in it than what keeps everything.
+    """
+    chosen = {kind: kind.least for kind in ledger.calls}
+    peak_bytes = ledger.peak_with(chosen)
+    for kind in [*chosen]:
+        other = {**chosen, kind: kind.most}
+        other_bytes = ledger.peak_with(other)
+        if other_bytes < peak_bytes:
+            chosen, peak_bytes = other, other_bytes
+    return [chosen[kind] for kind in ledger.calls]
 
 
 def _fit(plans: PartPlans, ledger: StepLedger[Kind], most_bytes: int) -> bool:

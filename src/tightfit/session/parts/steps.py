@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from tightfit.allocator.tally import free_before_refusals
+from tightfit.allocator.tally import describe_before_refusals, free_before_refusals
 from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.capture.handed import GraphArguments
 from tightfit.capture.opaque.needs import NoRoomToMeasure
@@ -91,6 +91,7 @@ class PartSteps:
         self._open: Living[Run] = Living()
         self._writer: LedgerWriter | None = None
         self._last: tuple[StepLedger[Kind], int] | None = None
+        self._has_accumulated = False  # whether a step has begun with gradients
         self._again = PartRepeater(self)
         self._announcements = Announcements()
         self._announced_eager: weakref.WeakSet[Part] = weakref.WeakSet()  # that was announced
@@ -127,6 +128,28 @@ class PartSteps:
             self.guard.note_freed_saved(freed_bytes)
         return freed_bytes
 
+    def name_needed(self, lacking_bytes: int) -> None:
+        """Have the error of a refused request name a budget, if it comes in the backward.
+
+        By then saved tensors of the calls that await theirs were freed. The next step keeps some,
+        the optimizer's state, and gradients that are accumulated. Where steps vary, later ones may
+        need more than follows from this one.
+
+        `lacking_bytes`: by which the request exceeds the limit.
+        """
+        writer = self._writer
+        if writer is None or not (writer.has_begun_backward and self.is_under_way):
+            return
+        if self.known.vary:
+            return
+        ending_bytes = max(0, self.guard.live_bytes() - writer.begin_bytes)  # with the current call
+        later_bytes = self.guard.held_bytes() - ending_bytes + _least_peak_of(writer.awaiting())
+        needed_bytes = max(self.plans.limit_bytes + lacking_bytes, later_bytes)
+        needed_bytes += self._resident.coming_bytes()
+        if self._has_accumulated:
+            needed_bytes += self.plans.later_gradient_bytes()
+        self._resident.name_budget(with_slack(needed_bytes))
+
     # -- steps --------------------------------------------------------------------------------
 
     def begin(self, signature: Any) -> None:
@@ -141,6 +164,7 @@ class PartSteps:
         self.known.settle_outputs()
         limit_bytes = self.plans.limit_bytes
         resident = self._resident
+        self._has_accumulated = self._has_accumulated or resident.gradient_bytes() > 0
         self.guard.before_forward(
             resident.resident_bytes, limit_bytes, runs=self._open, is_known=True
         )
@@ -406,6 +430,38 @@ def _free_saved(lacking_bytes: int, device: torch.device) -> int:
 
 
 free_before_refusals(_free_saved)
+
+
+def _least_peak_of(awaiting: Sequence[Kind]) -> int:
+    """Return the most that calls hold until the last backward, if each keeps what is best."""
+    lower, upper = 0, sum(kind.most.peak_bytes + kind.least.peak_bytes for kind in awaiting)
+    while lower < upper:
+        middle = (lower + upper) // 2
+        lower, upper = (lower, middle) if _have_room(awaiting, middle) else (middle + 1, upper)
+    return upper
+
+
+def _have_room(awaiting: Sequence[Kind], limit_bytes: int) -> bool:
+    """Whether a limit has room for the backwards of calls, the last call's first."""
+    saved_bytes = 0
+    for kind in awaiting:
+        left_bytes = limit_bytes - saved_bytes
+        both = (kind.least, kind.most)
+        fitting = [
+            own.saved_bytes for own in both if own.saved_bytes + own.rise_bytes <= left_bytes
+        ]
+        if not fitting:
+            return False
+        saved_bytes += min(fitting)
+    return True
+
+
+def _name_needed(lacking_bytes: int, is_optional: bool) -> None:
+    for steps in _EVERY if not is_optional else ():
+        steps.name_needed(lacking_bytes)
+
+
+describe_before_refusals(_name_needed)
 
 
 def _drop(writer: LedgerWriter, guard: Guard, call: int) -> None:

@@ -39,6 +39,15 @@ class LedgerWriter:
     def has_begun_backward(self) -> bool:
         return "backward" in (self._current[0], *(each.phase for each in self._intervals))
 
+    @property
+    def begin_bytes(self) -> int:
+        """The bytes held when the current call began, or the code between calls."""
+        return self._current[3]
+
+    def awaiting(self) -> list[Any]:
+        """Return the kinds of the calls that await their backward."""
+        return [self._calls[call] for call in self._open]
+
     def awaits(self, call: int) -> bool:
         """Whether a call's backward is to come."""
         return call in self._open
