@@ -6,7 +6,8 @@ python benchmarks/in_backward.py [--models gpt2,vit] [--optimizers "SGD;AdamW"] 
 Each run is a process of its own, one thread. ``plain`` is the loop as it is; ``after`` a fitted
 model whose optimizer steps after backward; ``within`` one with ``update_in_backward=True``. Both
 train in the least budget that holds for their loop, the latter with ample room, too, and with
-gradients clipped by their norm in three budgets between. Peaks are
+gradients clipped by their norm in three budgets between. The processes of one loop take turns, step
+by step: a time is compared with that of the plain loop in the same round. Peaks are
 those of whole steps, from a forward to ``zero_grad``, above what lasts between steps. Rows go to
 ``benchmarks/results/in_backward.jsonl``, the page is ``docs/in-backward-measured.md``.
 """
@@ -16,10 +17,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -61,6 +64,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=1e-3),
     "Adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-3),
 }
+AMPLE = "64GiB"
+STEP, END = "step\n", "end\n"  # lines that a process reads
+NOT_TIMED = 2  # steps
 CLIPPED = ", clipped"  # behind the name of an optimizer: gradients are clipped by their norm
 MAX_NORM = 1.0
 WAYS = "plain", "after", "within"
@@ -109,7 +115,7 @@ class _Loop:
 
     def least_bytes(self, way: str) -> int:
         """Return the least budget in which the whole loop holds."""
-        self.fit(way, "64GiB")
+        self.fit(way, AMPLE)
         args = self.example.args
         args, kwargs = ((), args) if isinstance(args, dict) else (args, {})
         fitted = attached(self.model)
@@ -155,24 +161,20 @@ class _Loop:
         return digest.hexdigest()[:16]
 
 
-def child(model: str, optimizer: str, way: str, budget: str, steps: str) -> None:
-    """Train one model one way; print a row."""
+def child(model: str, optimizer: str, way: str, budget: str) -> None:
+    """Find the least budget, or take a step for each line that is read; then print a row."""
     torch.set_num_threads(1)
     loop = _Loop(model, optimizer)
     if budget == "least":
         print(json.dumps({"least_bytes": loop.least_bytes(way)}))
         return
-    loop.fit(way, budget if budget == "64GiB" else int(budget))
-    seconds, cpu = [], []
-    for number in range(int(steps) - 1):
-        begin, of_cpu = time.perf_counter(), time.process_time()
+    loop.fit(way, budget if budget == AMPLE else int(budget))
+    while sys.stdin.readline() == STEP:
+        began = time.process_time()
         loop.step()
-        if number > 1:
-            seconds.append(time.perf_counter() - begin)
-            cpu.append(time.process_time() - of_cpu)
+        print(json.dumps({"cpu_s": time.process_time() - began}), flush=True)
     peak = measure_peak(loop.step, device="cpu")[1].peak_bytes
     row: Row = {"peak_bytes": peak, "hash": loop.hash()}
-    row["step_s"], row["cpu_s"] = statistics.median(seconds), statistics.median(cpu)
     if way != "plain":
         report = tightfit.report(loop.model)
         row |= {"planned_bytes": report.planned_peak_bytes, "constants": report.constant_bytes}
@@ -180,44 +182,91 @@ def child(model: str, optimizer: str, way: str, budget: str, steps: str) -> None
     print(json.dumps(row))
 
 
-def _run(*words: str) -> Row:
-    command = [sys.executable, __file__, "--child", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return {"error": done.stderr.strip().splitlines()[-1][:300]}
-    return json.loads(done.stdout.strip().splitlines()[-1])
+class _Process:
+    """One way to train one model, in a process of its own."""
+
+    def __init__(self, *words: str) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--child", *words],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+
+    def answer(self, line: str) -> Row:
+        """Return what the process answers to a line: a row, or its error."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return self._error()
+        answered = self._process.stdout.readline()
+        return json.loads(answered) if answered else self._error()
+
+    def _error(self) -> Row:
+        self._process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().strip().splitlines()
+        return {"error": lines[-1][:300] if lines else f"exit {self._process.returncode}"}
+
+
+def _least_bytes(model: str, optimizer: str, way: str) -> int | None:
+    return _Process(model, optimizer, way, "least").answer(END).get("least_bytes")
+
+
+def _budgets(model: str, optimizer: str, way: str) -> tuple[int | None, list[str]]:
+    """Return the least budget of a way to train, and those in which it is measured."""
+    if way == "plain":
+        return None, [AMPLE]
+    least = _least_bytes(model, optimizer, way)
+    budgets = [AMPLE] if way == "within" else []
+    if least is None:
+        return None, budgets
+    budgets.append(str(int(1.005 * least) + MIB))
+    if way == "within" and optimizer.endswith(CLIPPED):
+        process = _Process(model, optimizer, way, AMPLE)
+        process.answer(STEP)
+        room = process.answer(END).get("planned_bytes", least) - least
+        budgets += [str(int(least + part * room)) for part in BETWEEN]
+    return least, budgets
 
 
 def measure(models: Sequence[str], optimizers: Sequence[str], ways: str, steps: int) -> None:
     """Append the rows of some models with some optimizers."""
     for model, optimizer in RUNS:
-        if model not in models or optimizer not in optimizers:
-            continue
-        for way in (way for way in WAYS if way in ways.split(",")):
-            least = None if way == "plain" else _run(model, optimizer, way, "least", "0")
-            least_bytes = least.get("least_bytes") if least is not None else None
-            budgets = ["64GiB"] if way != "after" else []
-            if least_bytes is not None:
-                budgets.append(str(int(1.005 * least_bytes) + MIB))
-            for budget in budgets:
-                ample = _measure(model, optimizer, way, budget, least_bytes, steps)
-                if budget == "64GiB" and way == "within" and optimizer.endswith(CLIPPED):
-                    room = ample.get("planned_bytes", 0) - (least_bytes or 0)
-                    budgets += [str(int((least_bytes or 0) + part * room)) for part in BETWEEN]
+        if model in models and optimizer in optimizers:
+            wanted = [way for way in WAYS if way == "plain" or way in ways.split(",")]
+            rows = _taking_turns(model, optimizer, wanted, steps)
+            append_rows(ROWS, *rows)
+            print(*rows, sep="\n", flush=True)
 
 
-def _measure(
-    model: str, optimizer: str, way: str, budget: str, least_bytes: int | None, steps: int
-) -> Row:
-    """Train one model one way; append the row and return it."""
-    row = {"model": model, "optimizer": optimizer, "way": way, "budget": budget}
-    row |= {"least_bytes": least_bytes, "steps": steps}
-    row |= _run(model, optimizer, way, budget, str(steps))
-    row |= circumstances(1, 1)
-    append_rows(ROWS, row)
-    print(row, flush=True)
-    return row
+def _taking_turns(model: str, optimizer: str, ways: Sequence[str], steps: int) -> list[Row]:
+    """Return the rows of one loop, of which all processes take turns."""
+    rows: list[Row] = []
+    for way in ways:
+        least, budgets = _budgets(model, optimizer, way)
+        head = {"model": model, "optimizer": optimizer, "way": way, "least_bytes": least}
+        rows += [{**head, "budget": budget, "steps": steps} for budget in budgets]
+    processes = [_Process(model, optimizer, row["way"], row["budget"]) for row in rows]
+    seconds: list[list[float]] = []
+    for _ in range(steps - 1):
+        taken = [process.answer(STEP) for process in processes]
+        seconds.append([answer.get("cpu_s", math.nan) for answer in taken])
+    timed = seconds[NOT_TIMED:]
+    for index, process in enumerate(processes):
+        own = {
+            "cpu_s": statistics.median(step[index] for step in timed),
+            "of_plain": statistics.median(step[index] / step[0] for step in timed),
+        }
+        rows[index] |= {**process.answer(END), **own, **circumstances(1, len(timed))}
+    return rows
 
 
 def document(rows: Sequence[Row]) -> str:
@@ -230,7 +279,8 @@ def document(rows: Sequence[Row]) -> str:
         "whose optimizer steps after backward. Least: the least budget that holds for the whole "
         "loop, the optimizer's step included; in brackets the part above parameters, buffers, "
         "inputs and the optimizer's state. Peak: of a whole step, measured, above the bytes "
-        "between steps. Step: processor time, the median. Bits: weights, buffers, the "
+        "between steps. Step: processor time, the median; in brackets the median ratio to the "
+        "plain loop's step of the same round, processes taking turns. Bits: weights, buffers, the "
         "optimizer's state and all losses after so many steps, against the plain loop. Where they "
         "are those of *after* only, the difference is not one of the step.",
         "",
@@ -249,22 +299,21 @@ def _cells(row: Row, alike: Sequence[Row]) -> list[str]:
     name = [MODELS[row["model"]][0], row["optimizer"], row["way"], _budget(row)]
     if "error" in row:
         return [*name, "", "", "", "", row["error"]]
-    plain = next(r for r in alike if r["way"] == "plain")
     least, constants = row["least_bytes"], row.get("constants")
     text = "" if least is None else f"{least / MIB:.0f} ({(least - constants) / MIB:.0f})"
     extra = f"{row['overhead']:+.1%}" if "overhead" in row else ""
-    seconds = f"{row['cpu_s']:.2f} ({row['cpu_s'] / plain['cpu_s'] - 1:+.1%})"
+    seconds = f"{row['cpu_s']:.2f} ({row['of_plain'] - 1:+.1%})"
     same = {r["way"] for r in alike if r["hash"] == row["hash"]} - {row["way"]}
     bits = (
         "equal" if "plain" in same else f"those of {', '.join(sorted(same))}" if same else "differ"
     )
-    bits = "" if row is plain else f"{bits}, {row['steps']} steps"
+    bits = "" if row["way"] == "plain" else f"{bits}, {row['steps']} steps"
     return [*name, text, f"{row['peak_bytes'] / MIB:.0f}", extra, seconds, bits]
 
 
 def _budget(row: Row) -> str:
     """Return the name of a row's budget."""
-    if row["budget"] == "64GiB":
+    if row["budget"] == AMPLE:
         return "ample"
     size = int(row["budget"])
     return "least" if size <= 1.006 * row["least_bytes"] + MIB else f"{size / MIB:.0f} MiB"

@@ -111,6 +111,9 @@ def test_what_is_proven_is_not_disproven(seed: int) -> None:
         # take twice the workspace, and half of the batch tells no more of it
         ("detector", 0.6, 1.3),
         ("state_in_an_attribute", 0.8, 0.9),  # a loss outside that is known finds no room
+        ("function_in_break", 0.5, 0.57),  # in the first backward of a model in several graphs
+        ("branch_on_value", 0.64, 0.75),  # between its graphs, after a step
+        ("disabled_layer", 0.46, 0.53),  # the same; the loss of that step is still there
         ("two_views", 0.5, 0.62),  # of two calls the first has kept more than it must
     ],
 )
