@@ -16,6 +16,16 @@ def looks_at_parts() -> TightfitError:
     )
 
 
+def shares_inside() -> TightfitError:
+    """Return the error for such gradients where both outputs are computed from something else."""
+    return TightfitError(
+        "an output has a hook on its gradient, keeps it (retain_grad), or is differentiated by, and "
+        "another output is computed from it and from what it is computed from itself. Gradients "
+        "meet there inside of the step, and would differ in their last bits from plain PyTorch's. "
+        f"Way out: take the derivative inside of the planned code (tightfit.step). {WITHOUT_A_PLAN}"
+    )
+
+
 def second_time(*, is_freed: bool) -> TightfitError:
     """Return the error that a second backward came.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -22,9 +23,10 @@ from tightfit.capture.captured import Captured
 from tightfit.capture.normalise.gradients import added_up
 from tightfit.errors import TightfitError
 from tightfit.execution import refused
-from tightfit.execution.again import DifferentiatedCall, Repeatable
+from tightfit.execution.again import DifferentiatedCall, EagerForward, Repeatable, again_of, made_by
 from tightfit.execution.chain import Chained, chained, goes_on_through
 from tightfit.execution.changing import ChangingBuffers, LateReads, Unchanged
+from tightfit.execution.inner.parts import InnerOutputs, InnerParts
 from tightfit.execution.lower import Program
 from tightfit.execution.reached import Reached
 from tightfit.execution.replanned import (
@@ -36,10 +38,8 @@ from tightfit.execution.replanned import (
     unplanned,
 )
 from tightfit.execution.returned import (
-    InnerParts,
     Returned,
     inputs_viewed,
-    readers_of_outputs,
     viewed_outputs,
 )
 from tightfit.execution.run_state import RunState
@@ -70,7 +70,7 @@ class Runner:
         self.device = joint.device
         self.returned = Returned(joint, chained)
         self.differentiable = frozenset(index for index, _ in self.tangents)
-        self._readers = readers_of_outputs(joint)
+        self.inner = InnerOutputs(joint, self.returned, program.groups)
         self._without: dict[frozenset[int], frozenset[int]] = {}
         self.saved_reads = SavedReads(joint)
         self.written = {position for _, position in joint.write_backs}
@@ -96,8 +96,8 @@ class Runner:
         run.begin(self, detached, {i: inputs[i] for i in self.summed} if self.summed else {})
         outputs = self.returned(inputs, run)
         run.note_versions(inputs)
-        if self._readers:
-            run.watch(outputs, self._readers)
+        if run.inner is not None:
+            run.inner.watch(outputs)
         return outputs
 
     def without_gradient(self, missing: frozenset[int]) -> frozenset[int]:
@@ -151,7 +151,7 @@ class Run(Chained):
         self.freed_bytes: int | None = None  # of saved tensors, freed before the backward
         self.unchanged: Unchanged | None = None
         self.late_reads: LateReads | None = None
-        self._inner_parts: InnerParts | None = None
+        self.inner: InnerParts | None = None
         self.generator: Any = None
         self.state = RunState.NEW
         self.on_start = on_start
@@ -167,6 +167,7 @@ class Run(Chained):
         """Take the inputs of the forward program, and those whose gradients are sums."""
         self.runner = runner
         self.inputs = inputs
+        self.inner = InnerParts(runner.inner) if runner.inner.levels else None
         self.sums = Sums(partial(runner.announce_sum, self._tell), runner.joint.gradients)
         for position, owner in summed.items():
             self.sums.watch(position, owner)
@@ -200,19 +201,9 @@ class Run(Chained):
         if reads := runner.program.late_reads:
             self.late_reads = LateReads(reads, inputs, runner.joint.sources)
 
-    def watch(self, outputs: Sequence[torch.Tensor], readers: Mapping[int, frozenset[int]]) -> None:
-        """Watch outputs of which others are computed: parts of their gradients come inside."""
-        self._inner_parts = InnerParts(outputs, readers)
-
     def start(self, gradients: Sequence[torch.Tensor | None], node: Any) -> None:
         """Begin the backward program with the gradients of the outputs, which came to a node."""
         runner = self.runner
-        if self._inner_parts is not None:
-            try:
-                self._inner_parts.refuse_hooks()
-            except TightfitError:
-                self._end(RunState.FAILED)
-                raise
         by_position = dict(zip(runner.returned.plain, gradients, strict=True))
         if runner.stepped:
             refuse_other_backward(runner, by_position, node, state=self.state)
@@ -320,13 +311,22 @@ class Run(Chained):
                 before.extend([call] if call is not None and other is not None else [])
                 return other
 
-            repeatable = self._repeatable
-            ran = repeatable.eager_forward(stand_in)
-            self._again = DifferentiatedCall(
-                self.runner.joint, ran, before, repeatable=repeatable, node=self._node
-            )
+            joint, repeatable = self.runner.joint, self._repeatable
+            again = again_of(joint, repeatable.eager_forward(stand_in))
+
+            def once_more() -> Mapping[int, torch.Tensor]:
+                return made_by(joint, repeatable.eager_forward(lambda given, run, output: None))
+
+            self._again = DifferentiatedCall(again, before, once_more=once_more, node=self._node)
             self._repeatable = None
         return self._again
+
+    def ran_within(self, within: AbstractContextManager[Any]) -> EagerForward:
+        """Run the call again under autograd, within a context, for a derivative by its output."""
+        self._check_startable()
+        if self._repeatable is None:
+            raise refused.looks_at_parts()
+        return self._repeatable.eager_forward(lambda given, run, output: None, within)
 
     def output_run_again(self, place: int) -> tuple[DifferentiatedCall | None, torch.Tensor | None]:
         """Run the call again under autograd, as a later one does; return an output that it makes.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -213,6 +213,13 @@ class Sums:
             return term
         self._begun[position] = before
         return before.add_(term)
+
+    def hand_over_first(
+        self, edges: Mapping[int, _Edge], gradients: list[torch.Tensor | None]
+    ) -> None:
+        """Note gradients that go before those of the plan, to the same places, by placeholder."""
+        self._edges.update(edges)
+        self.hand_over([*edges], gradients)
 
     def hand_over(self, positions: Sequence[int], gradients: list[torch.Tensor | None]) -> None:
         """Note gradients that are handed over; those added to others on their way become None.
