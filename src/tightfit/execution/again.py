@@ -236,12 +236,16 @@ class DifferentiatedCall:
         """Return autograd's nodes of the forward that was run again."""
         return self._inside(self._outputs, [self]).keys()
 
+    def is_sum(self, place: int) -> bool:
+        """Whether what is computed for an input is a sum of several terms."""
+        return place in self._sums
+
     def added_to(self, gradient: torch.Tensor, place: int, part: torch.Tensor) -> torch.Tensor:
         """Return the sum of a gradient and, after it, what was last computed for an input.
 
         `part`: that. If it is a sum itself, its terms are added one by one, as by plain PyTorch.
         """
-        if place not in self._sums:
+        if not self.is_sum(place):
             return gradient + part
         edge = self._sums[place]
         edges, gradients = zip((edge, gradient), *self._last, strict=True)
@@ -302,7 +306,8 @@ class DifferentiatedCall:
         if waiting.is_reached and not engine.keeps_graph():
             if self._once_more is None:
                 raise _used_with("through several graphs of the model")
-            outputs = {i: get_gradient_edge(x) for i, x in self._once_more().items()}
+            made = self._once_more()
+            outputs = {i: get_gradient_edge(made[i]) for i in self._returned}
             nodes = [*self._inside(outputs, calls)]
         edges = [outputs[base] for base in grad_outputs]
         return [*edges, *(GradientEdge(nodes[index], nr) for index, nr in waiting.gradients)]

@@ -25,6 +25,10 @@ class Chained:
         """Run the forward program; `node`: the call's first node in autograd's graph."""
         raise NotImplementedError
 
+    def is_reached_by(self, gradients: Sequence[torch.Tensor | None]) -> bool:
+        """Whether a backward that comes to the first node is to go on."""
+        raise NotImplementedError
+
     def start(self, gradients: Sequence[torch.Tensor | None], node: Any) -> None:
         """Begin the backward program with the gradients of the outputs, which came to a node."""
         raise NotImplementedError
@@ -118,6 +122,8 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         incoming = gradients[0] if gradients and isinstance(gradients[0], list) else list(gradients)
         run: Chained = ctx.run
+        if not (run.is_reached_by(incoming) if ctx.index == 0 else incoming[0] is not None):
+            return (None,) * (ctx.owners + 3)
         if ctx.index == 0:
             run.start(incoming, ctx)
         incoming.clear()

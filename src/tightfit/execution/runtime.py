@@ -21,7 +21,6 @@ from tightfit.allocator.refusals import budget_exceeded, is_refusal
 from tightfit.allocator.resident import hold_alone
 from tightfit.capture.captured import Captured
 from tightfit.capture.normalise.gradients import added_up
-from tightfit.errors import TightfitError
 from tightfit.execution import refused
 from tightfit.execution.again import DifferentiatedCall, EagerForward, Repeatable, again_of, made_by
 from tightfit.execution.chain import Chained, chained, goes_on_through
@@ -201,6 +200,12 @@ class Run(Chained):
         if reads := runner.program.late_reads:
             self.late_reads = LateReads(reads, inputs, runner.joint.sources)
 
+    def is_reached_by(self, gradients: Sequence[torch.Tensor | None]) -> bool:
+        """Whether a backward is to go on that comes with gradients of the outputs."""
+        if self.inner is not None and self.inner.is_computing:
+            return False  # the gradients come out there
+        return self._again is not None or any(gradient is not None for gradient in gradients)
+
     def start(self, gradients: Sequence[torch.Tensor | None], node: Any) -> None:
         """Begin the backward program with the gradients of the outputs, which came to a node."""
         runner = self.runner
@@ -323,10 +328,14 @@ class Run(Chained):
 
     def ran_within(self, within: AbstractContextManager[Any]) -> EagerForward:
         """Run the call again under autograd, within a context, for a derivative by its output."""
-        self._check_startable()
-        if self._repeatable is None:
+        if self._again is not None or self._repeatable is None:
             raise refused.looks_at_parts()
+        self._check_startable()
         return self._repeatable.eager_forward(lambda given, run, output: None, within)
+
+    def tell_of_sum(self, name: str) -> None:
+        """Say that code outside has added to a gradient that is a sum itself."""
+        self._tell(outside_term_message(name, self.runner.captured.graph.name))
 
     def output_run_again(self, place: int) -> tuple[DifferentiatedCall | None, torch.Tensor | None]:
         """Run the call again under autograd, as a later one does; return an output that it makes.

@@ -23,11 +23,11 @@ _Run: TypeAlias = Callable[[AbstractContextManager[Any]], Mapping[int, torch.Ten
 class Made:
     """Raw outputs of a call that ran on some of them.
 
-    `replaced`: autograd's nodes of the tensors that these have taken the places of.
+    `outputs`: as the call has made them itself. `replaced`: those whose places others have taken.
     """
 
     outputs: Mapping[int, torch.Tensor]
-    replaced: Sequence[Any]
+    replaced: Mapping[int, torch.Tensor]
 
 
 class MadeAgain:
@@ -47,7 +47,10 @@ class MadeAgain:
             return None
         mode = _Replacing({self._places[i]: x for i, x in given.items()})
         made = run(mode)
-        return Made(made, mode.replaced) if all(made[i] is x for i, x in given.items()) else None
+        if any(made[i] is not x for i, x in given.items()):
+            return None
+        replaced = {i: mode.replaced[self._places[i]] for i in given}
+        return Made({**made, **replaced}, replaced)
 
     def _find(self, run: _Run, given: Mapping[int, torch.Tensor]) -> None:
         """Find where the call makes outputs; nothing is saved for a backward."""
@@ -116,11 +119,12 @@ class _Replacing(_Counting):
     def __init__(self, given: Mapping[_Place, torch.Tensor]) -> None:
         super().__init__()
         self._given = given
-        self.replaced: list[Any] = []
+        self.replaced: dict[_Place, torch.Tensor] = {}
 
     def _seen(self, result: torch.Tensor, number: int) -> torch.Tensor:
-        other = self._given.get((self._calls, number))
+        place = self._calls, number
+        other = self._given.get(place)
         if other is None or (other.shape, other.dtype) != (result.shape, result.dtype):
             return result
-        self.replaced.append(result.grad_fn)
+        self.replaced[place] = result
         return other

@@ -39,6 +39,9 @@ class Call(Protocol):
     def ran_within(self, within: AbstractContextManager[Any]) -> EagerForward:
         """Run the call again under autograd, within a context."""
 
+    def tell_of_sum(self, name: str) -> None:
+        """Say that code outside has added to a gradient that is a sum itself."""
+
 
 class InnerOutputs:
     """How outputs leave the calls of one captured step, where some are computed from others.
@@ -77,6 +80,8 @@ class InnerParts:
         self._watched: list[weakref.ref[torch.Tensor]] = []
         self._coming: dict[int, list[tuple[DifferentiatedCall, torch.Tensor]]] = {}
         self._marks: dict[int, torch.Tensor] = {}
+        self._sent: dict[int, tuple[torch.Tensor | None, Callable[[str], None] | None]] = {}
+        self.is_computing = False  # gradients that go on from these outputs, in a backward within
 
     def level(self, number: int, node: Any) -> InnerLevel:
         """Return the level of the outputs that leave through an autograd node, which holds it."""
@@ -125,12 +130,13 @@ class InnerParts:
             outputs = {i: made.outputs[i] for i in self.known.levels[number].outputs}
             level.goes_through(Again(outputs, inputs, handed | added, added), once_more)
         ends = {get_gradient_edge(x).node for x in inputs.values()}
-        firsts = [x.grad_fn for i in self.known.first if (x := made.outputs.get(i)) is not None]
-        starts = [[*made.replaced, *firsts]]
-        starts += [[made.outputs[i].grad_fn for i in level.outputs] for level in self.known.levels]
-        passed = Counter(node for each in starts for node in nodes_until(each, ends))
+        nodes = {i: x.grad_fn for i, x in made.outputs.items()}
+        groups = [self.known.first, *(level.outputs for level in self.known.levels)]
+        each = (nodes_until([nodes[i] for i in group if i in nodes], ends) for group in groups)
+        passed = Counter(node for own in each for node in own)
+        replaced = {i: nodes[i] for i in made.replaced}
         for _, level in levels:
-            level.note_shared(made.replaced, {node for node, times in passed.items() if times > 1})
+            level.note_shared(replaced, {node for node, times in passed.items() if times > 1})
 
     def _given(self) -> dict[int, torch.Tensor]:
         """Return the outputs that others are computed from, which must exist."""
@@ -157,20 +163,40 @@ class InnerParts:
 
     # -- whole gradients ----------------------------------------------------------------------
 
+    def computed(
+        self, again: DifferentiatedCall, by_position: Mapping[int, torch.Tensor | None]
+    ) -> dict[int, torch.Tensor | None]:
+        """Return the gradients of inputs that come from some outputs, past no others."""
+        self.is_computing = True
+        try:
+            return again.gradients(by_position, {})
+        finally:
+            self.is_computing = False
+
     def mark(
-        self, index: int, call: DifferentiatedCall, part: torch.Tensor | None
+        self, index: int, again: DifferentiatedCall, part: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Keep a part of an output's gradient until all else of it is there; return what stands
-        for it.
+        """Keep a part of an output's gradient until all else is there; return what stands for it.
 
         Minus zero, which leaves what it is added to as it is.
         """
         if part is None:
             return None
-        self._coming.setdefault(index, []).append((call, part))
+        self._coming.setdefault(index, []).append((again, part))
         zero = torch.zeros((), dtype=part.dtype, device=part.device).neg()
         mark = self._marks[index] = zero.expand(part.shape)
         return mark
+
+    def sent(
+        self, call: Call, index: int, again: DifferentiatedCall, part: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Return a part of an output's gradient, to be added to the rest by autograd.
+
+        Where a backward goes on from a node, it takes the gradient it was asked for before hooks.
+        """
+        if part is not None and again.is_sum(_number(index)):
+            self._sent[index] = part, call.tell_of_sum
+        return part
 
     def _adding(self, index: int) -> Callable[[Any], Any]:
         own = weakref.ref(self)
@@ -184,6 +210,9 @@ class InnerParts:
     def _whole(self, index: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """Return an output's whole gradient, in plain PyTorch's order; None: it is whole."""
         coming, mark = self._coming.pop(index, []), self._marks.pop(index, None)
+        part, tell = self._sent.pop(index, (gradient, None))
+        if tell is not None and gradient is not part:
+            tell(f"output {index}")
         total = None if gradient is mark else gradient
         for call, part in coming:
             total = part if total is None else call.added_to(total, _number(index), part)
@@ -206,6 +235,8 @@ class InnerLevel:
     ) -> list[torch.Tensor | None] | None:
         """Return the gradients that go on from here; None: they go on as they are."""
         parts, level = self._parts, self._known
+        if parts.is_computing:  # the gradients of a level after this
+            return [None] * (len(gradients) + len(level.reads) + len(parts.known.handed))
         parts.refuse_views()
         if self._again is None:
             edges = node.next_functions[len(level.outputs) :]
@@ -228,15 +259,21 @@ class InnerLevel:
         again, parts, level = self._again, self._parts, self._known
         assert again is not None
         handed = parts.known.handed
-        if self._shares and (torch.is_grad_enabled() or again.hands_over(handed)):
+        goes_on = again.hands_over(handed)
+        if self._shares and (goes_on or torch.is_grad_enabled()):
             raise refused.shares_inside()
         by_position = dict(zip(level.outputs, gradients, strict=True))
         call.reached.note_inside(frozenset(i for i, x in by_position.items() if x is not None))
-        found = again.gradients(by_position, {})
+        found = parts.computed(again, by_position)
         self._is_differentiated |= torch.is_grad_enabled()
         if not self._is_differentiated:
             engine.after_this_backward(self._forget)
-        read = [parts.mark(i, again, found.get(_number(i))) for i in level.reads]
+        read = [
+            parts.sent(call, i, again, found.get(_number(i)))
+            if goes_on and engine.is_asked_for(edge)
+            else parts.mark(i, again, found.get(_number(i)))
+            for i, edge in zip(level.reads, node.next_functions[len(gradients) :], strict=False)
+        ]
         out = [found.get(p) for p in handed]
         if call.sums is not None:
             edges = node.next_functions[len(gradients) + len(read) :]
@@ -251,14 +288,14 @@ class InnerLevel:
             self._again = DifferentiatedCall(again, (), once_more=once_more, node=self._node)
             engine.after_this_backward(self._forget)
 
-    def note_shared(self, replaced: Collection[Any], shared: Set[Any]) -> None:
-        """Note nodes that gradients of several outputs go through, and nodes that none should.
+    def note_shared(self, replaced: Mapping[int, Any], shared: Set[Any]) -> None:
+        """Note nodes that gradients of several levels go through, and nodes that none should.
 
-        `replaced`: of the tensors that outputs have taken the places of.
+        `replaced`: those of the tensors whose places outputs have taken.
         """
         assert self._again is not None
         inside = self._again.inside()
-        if not inside.isdisjoint(replaced):
+        if not inside.isdisjoint(replaced[i] for i in self._known.reads):
             raise refused.looks_at_parts()
         self._shares = not inside.isdisjoint(shared)
 
