@@ -149,6 +149,7 @@ class DifferentiatedCall:
         self._outputs = {i: get_gradient_edge(x) for i, x in self._made.items()}
         self._last: Sequence[tuple[GradientEdge, torch.Tensor]] = ()
         self._sums: dict[int, GradientEdge] = {}  # of several terms, and others are added to them
+        self._unfinished: set[int] = set()  # of these, until they are added
         if again.added:
             inside = self.inside()
             terms = Counter(edge for node in inside for edge in node.next_functions)
@@ -215,18 +216,21 @@ class DifferentiatedCall:
         if torch.is_grad_enabled():
             self._from_derivatives.watch(self._inside(self._outputs, calls))
         own, self._computed = self._computed[1], (-1, {})
-        if self._sums:
-            self._last, keeps = [*zip(edges, given, strict=True)], engine.keeps_graph()
-            engine.after_this_backward(lambda: self._end_sums(keeps=keeps))
+        self._unfinished = {p for p in self._sums if own.get(p) is not None}
+        if self._unfinished:
+            self._last = [*zip(edges, given, strict=True)]
         elif not engine.keeps_graph():
             for call in calls:
                 call._release()
         return own
 
-    def _end_sums(self, *, keeps: bool) -> None:
-        self._last = ()
-        if not keeps:
-            self._release()
+    def finish(self, place: int) -> None:
+        """Note that nothing more is added to a gradient of an input."""
+        self._unfinished.discard(place)
+        if self._last and not self._unfinished:
+            self._last = ()
+            if not engine.keeps_graph():
+                self._release()
 
     def hands_over(self, placeholders: Collection[int]) -> bool:
         """Whether the backward that runs now asks for the gradient of any of some inputs."""
@@ -266,6 +270,7 @@ class DifferentiatedCall:
         """Hold nothing any more, as plain PyTorch after a backward that keeps no graph."""
         self._owners, self._ends, self._outputs = {}, set(), {}
         self._before, self._once_more, self._is_over = (), None, True
+        self._sums = {}
         self._from_derivatives = FromDerivatives(self._takes_part)
 
     def _wanted(self) -> dict[int, GradientEdge]:

@@ -196,6 +196,7 @@ class InnerParts:
         """
         if part is not None and again.is_sum(_number(index)):
             self._sent[index] = part, call.tell_of_sum
+            again.finish(_number(index))
         return part
 
     def _adding(self, index: int) -> Callable[[Any], Any]:
@@ -216,6 +217,7 @@ class InnerParts:
         total = None if gradient is mark else gradient
         for call, part in coming:
             total = part if total is None else call.added_to(total, _number(index), part)
+            call.finish(_number(index))
         return total if coming else None
 
 
