@@ -50,8 +50,7 @@ def chained(given: list[Any]) -> dict[int, Any]:
     found = dict(zip(runner.returned.plain, raw, strict=True))
     for number, level in enumerate(runner.inner.levels):
         before = map(found.__getitem__, (*level.outputs, *level.reads))
-        behind = map(inputs.__getitem__, runner.inner.handed)
-        made = engine.applied(_Inner, (run, number), (*before, *behind))
+        made = engine.applied(_Inner, (run, number), before)
         found.update(zip(level.outputs, made, strict=True))
     return found | run.take_aliases() if run.aliases else found
 

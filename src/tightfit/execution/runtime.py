@@ -158,7 +158,7 @@ class Run(Chained):
         self.reached = Reached()
         self.sums: Sums | None = None
         self._repeatable = repeatable
-        self._tell = tell
+        self.tell = tell
         self._again: DifferentiatedCall | None = None
         self._node: weakref.ref[Any] | None = None
 
@@ -167,7 +167,7 @@ class Run(Chained):
         self.runner = runner
         self.inputs = inputs
         self.inner = InnerParts(runner.inner) if runner.inner.levels else None
-        self.sums = Sums(partial(runner.announce_sum, self._tell), runner.joint.gradients)
+        self.sums = Sums(partial(runner.announce_sum, self.tell), runner.joint.gradients)
         for position, owner in summed.items():
             self.sums.watch(position, owner)
 
@@ -225,7 +225,7 @@ class Run(Chained):
         if not self.reached.is_retained:
             self.reached.frees(reads, runner.saved_reads.may_follow if self._repeatable else None)
         if not unplanned:
-            runner.look_at_views(self._tell, by_position)
+            runner.look_at_views(self.tell, by_position)
         saved, self.saved = self.saved, None  # nothing frees them from now on
         if self.reached.needs_other_plan or saved is None:
             del saved
@@ -333,10 +333,6 @@ class Run(Chained):
         self._check_startable()
         return self._repeatable.eager_forward(lambda given, run, output: None, within)
 
-    def tell_of_sum(self, name: str) -> None:
-        """Say that code outside has added to a gradient that is a sum itself."""
-        self._tell(outside_term_message(name, self.runner.captured.graph.name))
-
     def output_run_again(self, place: int) -> tuple[DifferentiatedCall | None, torch.Tensor | None]:
         """Run the call again under autograd, as a later one does; return an output that it makes.
 
@@ -396,7 +392,7 @@ class Run(Chained):
         self.reached.note_other_strides(needs_other_plan=may_repeat)
         if may_repeat or not is_fixed:
             return
-        self._tell(
+        self.tell(
             f"the gradient of an output of {runner.captured.graph.name} has other strides than the "
             "output, and its plan takes the strides of the output: gradients are copied, and last "
             "bits may differ. Return the output as the loss reads it (contiguous, say)"
@@ -418,7 +414,7 @@ class Run(Chained):
             self._refuse(reached.unplanned)
             return
         if self.is_freed:
-            self._tell(
+            self.tell(
                 f"{runner.captured.graph.name}: there was no room for all that it has saved for "
                 "its backward and for what came before that. The backward begins with its "
                 "forward, run once more"
@@ -450,9 +446,11 @@ class Run(Chained):
 
     def next_gradients(self, index: int) -> list[torch.Tensor | None]:
         """Return the next group of finished gradients; None as in eager, where nothing comes in."""
+        groups, sums = self.runner.program.groups, self.sums
+        positions = groups[index] if groups else ()
+        assert sums is not None
         if self._again is not None:
-            return next(self.generator)
-        groups = self.runner.program.groups
+            return sums.with_first(positions, next(self.generator))
         try:
             if self.late_reads is not None and self.state is RunState.IN_BACKWARD:
                 self.late_reads.check(index)
@@ -464,14 +462,14 @@ class Run(Chained):
             why = "The backward was stopped before it took more than was planned for."
             self._fail(error, why + self.runner.afterwards)
             raise
-        positions = groups[index] if groups else ()
         if self.reached.missing:
             nothing = self.runner.without_gradient(frozenset(self.reached.missing))
             for place, position in enumerate(positions):
                 if position in nothing:
                     gradients[place] = None
-        if self.sums is not None and self.state is not RunState.REPLANNED:
-            self.sums.hand_over(positions, gradients)
+        gradients = sums.with_first(positions, gradients)
+        if self.state is not RunState.REPLANNED:
+            sums.hand_over(positions, gradients)
         if index + 1 >= len(groups):
             self._end(RunState.DONE)
         return gradients

@@ -6,6 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -26,21 +27,20 @@ from tightfit.execution.inner.levels import levels_of
 from tightfit.execution.inner.made_again import Made, MadeAgain
 from tightfit.execution.reached import Reached
 from tightfit.execution.returned import Returned, raw_outputs
-from tightfit.execution.sums import Sums
+from tightfit.execution.sums import Sums, outside_term_message
 from tightfit.torch_private import engine
 
 
 class Call(Protocol):
     """A planned call, such as `execution.runtime.Run`."""
 
+    runner: Any
     reached: Reached
     sums: Sums | None
+    tell: Callable[[str], None]
 
     def ran_within(self, within: AbstractContextManager[Any]) -> EagerForward:
         """Run the call again under autograd, within a context."""
-
-    def tell_of_sum(self, name: str) -> None:
-        """Say that code outside has added to a gradient that is a sum itself."""
 
 
 class InnerOutputs:
@@ -48,7 +48,7 @@ class InnerOutputs:
 
     `levels`: those outputs, the first computed first. `first`: all others with a history. `read`:
     the outputs that others are computed from. `watched`: views among these. `handed`: the
-    placeholders whose gradients may come out of a level.
+    placeholders that may have gradients.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class InnerParts:
         self._watched: list[weakref.ref[torch.Tensor]] = []
         self._coming: dict[int, list[tuple[DifferentiatedCall, torch.Tensor]]] = {}
         self._marks: dict[int, torch.Tensor] = {}
-        self._sent: dict[int, tuple[torch.Tensor | None, Callable[[str], None] | None]] = {}
+        self._sent: dict[int, tuple[torch.Tensor | None, Callable[[], None] | None]] = {}
         self.is_computing = False  # gradients that go on from these outputs, in a backward within
 
     def level(self, number: int, node: Any) -> InnerLevel:
@@ -115,6 +115,11 @@ class InnerParts:
     def run_again(self, call: Call) -> None:
         """Run the call again, on outputs that others are computed from; give each level its own."""
         given = self._given()
+        call.tell(
+            f"{_name_of(call)}: a hook or a derivative looks at an output that others are computed "
+            "from. For that its forward runs again, without a plan. To spare that, put the "
+            "derivative into the plan, too (tightfit.step)"
+        )
         made, inputs, handed = self._made_again(call, given)
         inputs = {**inputs, **{_number(i): x for i, x in given.items()}}
         added = {_number(i) for i in given}
@@ -195,7 +200,7 @@ class InnerParts:
         Where a backward goes on from a node, it takes the gradient it was asked for before hooks.
         """
         if part is not None and again.is_sum(_number(index)):
-            self._sent[index] = part, call.tell_of_sum
+            self._sent[index] = part, partial(_tell_of_sum, call.tell, index, _name_of(call))
             again.finish(_number(index))
         return part
 
@@ -211,9 +216,9 @@ class InnerParts:
     def _whole(self, index: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """Return an output's whole gradient, in plain PyTorch's order; None: it is whole."""
         coming, mark = self._coming.pop(index, []), self._marks.pop(index, None)
-        part, tell = self._sent.pop(index, (gradient, None))
-        if tell is not None and gradient is not part:
-            tell(f"output {index}")
+        part, tell_of_sum = self._sent.pop(index, (gradient, None))
+        if tell_of_sum is not None and gradient is not part:
+            tell_of_sum()
         total = None if gradient is mark else gradient
         for call, part in coming:
             total = part if total is None else call.added_to(total, _number(index), part)
@@ -238,7 +243,7 @@ class InnerLevel:
         """Return the gradients that go on from here; None: they go on as they are."""
         parts, level = self._parts, self._known
         if parts.is_computing:  # the gradients of a level after this
-            return [None] * (len(gradients) + len(level.reads) + len(parts.known.handed))
+            return [None] * (len(gradients) + len(level.reads))
         parts.refuse_views()
         if self._again is None:
             edges = node.next_functions[len(level.outputs) :]
@@ -276,11 +281,9 @@ class InnerLevel:
             else parts.mark(i, again, found.get(_number(i)))
             for i, edge in zip(level.reads, node.next_functions[len(gradients) :], strict=False)
         ]
-        out = [found.get(p) for p in handed]
         if call.sums is not None:
-            edges = node.next_functions[len(gradients) + len(read) :]
-            call.sums.hand_over_first(dict(zip(handed, edges, strict=True)), out)
-        return [*[None] * len(gradients), *read, *out]
+            call.sums.put_first({p: x for p in handed if (x := found.get(p)) is not None})
+        return [*[None] * len(gradients), *read]
 
     def goes_through(
         self, again: Again, once_more: Callable[[], Mapping[int, torch.Tensor]]
@@ -306,11 +309,20 @@ class InnerLevel:
             self._again = None
 
 
+def _name_of(call: Call) -> str:
+    return call.runner.captured.graph.name
+
+
+def _tell_of_sum(tell: Callable[[str], None], output: int, name: str) -> None:
+    tell(outside_term_message(f"output {output}", name))
+
+
 def _number(output: int) -> int:
     """Return the number of an output among placeholders."""
     return -1 - output
 
 
 _TAKES = (
-    "A gradient by an output of which others are computed takes as much memory as in plain PyTorch."
+    "The whole gradient of an output that others are computed from takes as much memory as in "
+    "plain PyTorch."
 )
