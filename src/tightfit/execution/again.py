@@ -102,8 +102,8 @@ class Again:
 
     outputs: Mapping[int, torch.Tensor]
     inputs: Mapping[int, torch.Tensor]
-    handed: Set[int]
-    added: Set[int] = frozenset()
+    handed: frozenset[int]
+    added: frozenset[int] = frozenset()
 
 
 def again_of(joint: JointGraph, ran: EagerForward) -> Again:

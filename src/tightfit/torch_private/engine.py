@@ -84,8 +84,11 @@ def is_asked_for(edge: tuple[Any, int]) -> bool:
     """
     if runs_in_this_backward(node_elsewhere()):  # it comes to every node: asked for all leaves
         return False
-    asked = (x for frame in sys._current_frames().values() for x in _asked_for(frame))
-    return any((_node_of(x), x.output_nr) == edge for x in asked)
+    return any(
+        (_node_of(x), x.output_nr) == edge
+        for frame in sys._current_frames().values()  # without a name, which would hold its frame
+        for x in _asked_for(frame)
+    )
 
 
 def _node_of(asked: torch.Tensor | GradientEdge) -> Any:

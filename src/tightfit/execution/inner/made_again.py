@@ -6,11 +6,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypeAlias
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from tightfit.torch_private.tracing import trees
 
 _Place: TypeAlias = tuple[int, int]
 """Which function of PyTorch makes a tensor, counted from the first, and which of its results."""
@@ -82,12 +84,14 @@ class _Counting(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self._calls += 1
-        leaves, spec = tree_flatten(result)
-        seen = [
-            self._seen(x, i) if isinstance(x, torch.Tensor) else x for i, x in enumerate(leaves)
-        ]
-        is_same = all(x is y for x, y in zip(leaves, seen, strict=True))
-        return result if is_same else tree_unflatten(seen, spec)
+        if isinstance(result, torch.Tensor):
+            return self._seen(result, 0)
+        numbers = count()
+
+        def seen(leaf: Any) -> Any:
+            return self._seen(leaf, next(numbers)) if isinstance(leaf, torch.Tensor) else leaf
+
+        return trees.tree_map(seen, result) if isinstance(result, tuple | list) else result
 
     def _seen(self, result: torch.Tensor, number: int) -> torch.Tensor:
         """Return what takes the place of a result."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -122,7 +122,7 @@ class InnerParts:
         )
         made, inputs, handed = self._made_again(call, given)
         inputs = {**inputs, **{_number(i): x for i, x in given.items()}}
-        added = {_number(i) for i in given}
+        added = frozenset(map(_number, given))
         own, called = weakref.ref(self), weakref.ref(call)
 
         def once_more() -> Mapping[int, torch.Tensor]:
@@ -152,7 +152,7 @@ class InnerParts:
 
     def _made_again(
         self, call: Call, given: Mapping[int, torch.Tensor]
-    ) -> tuple[Made, Mapping[int, torch.Tensor], Set[int]]:
+    ) -> tuple[Made, Mapping[int, torch.Tensor], frozenset[int]]:
         """Return what a call makes on outputs; its inputs, and those with a gradient."""
         joint, ran = self.known.joint, list[EagerForward]()
 
