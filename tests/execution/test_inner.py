@@ -209,6 +209,16 @@ def test_it_keeps_to_the_budget() -> None:
     assert fitted.peak_bytes <= budget_bytes
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient * 2
+
+
 class TestRefused:
     """By name, and `tightfit.step` around it is the way out."""
 
@@ -220,6 +230,24 @@ class TestRefused:
             assert torch.equal(each, importance_only(plain, x))
         with pytest.raises(TightfitError, match=r"meet there.*tightfit\.step"):
             kept(model, x)
+
+    @pytest.mark.parametrize("how", ["by a function of its own", "in place", "a view"])
+    def test_what_is_made_unseen(self, how: str) -> None:
+        class Model(Past):
+            def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+                hidden = self.first(x)
+                if how == "in place":
+                    hidden.mul_(2)
+                elif how == "a view":
+                    hidden = hidden.view(-1, 2, 4)
+                    return self.second(hidden.flatten(1)), hidden, hidden.transpose(1, 2)
+                else:
+                    hidden = Doubled.apply(hidden)
+                return self.second(hidden), hidden
+
+        model = tightfit.fit(Model(), "1GiB", costs="unit", cache=False)
+        with pytest.raises(TightfitError, match=r"run again on that output.*tightfit\.step"):
+            kept(model, torch.randn(4, 8))
 
     def test_an_output_that_is_gone(self) -> None:
         model = tightfit.fit(Generator(), "1GiB", costs="unit", cache=False)

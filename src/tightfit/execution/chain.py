@@ -59,10 +59,12 @@ def made_by(tensor: Any) -> tuple[Any, int] | None:
     """Return which call has made a tensor, and as which output of its chain; None: none has."""
     node = tensor.grad_fn if isinstance(tensor, torch.Tensor) else None
     run = _run_of(node)
-    if isinstance(run, Chained) and isinstance(node, _Inner):
-        output = run.runner.inner.levels[node.number].outputs[tensor.output_nr]
-        return run, run.runner.returned.plain.index(output)
-    return None if run is None or node.index > 0 else (run, tensor.output_nr)
+    if run is None or node.index > 0:
+        return None
+    if node.level is None:
+        return run, tensor.output_nr
+    output = node.level.outputs[tensor.output_nr]
+    return run, run.runner.returned.plain.index(output)
 
 
 def gradient_edges(node: Any, groups: Sequence[Sequence[int]]) -> dict[int, tuple[Any, int]]:
@@ -81,7 +83,7 @@ def gradient_edges(node: Any, groups: Sequence[Sequence[int]]) -> dict[int, tupl
 
 def goes_on_through(node: Any, run: Chained) -> bool:
     """Whether the backward that runs now goes on behind a call's chain of nodes."""
-    if isinstance(node, _Inner):
+    if _run_of(node) is run and node.level is not None:
         node = node.next_functions[0][0]
     while _run_of(node) is run:
         following, *edges = node.next_functions
@@ -104,6 +106,7 @@ class _Node(torch.autograd.Function):
     def forward(ctx: Any, run: Chained, index: int, token: torch.Tensor, *owners: Any) -> Any:
         ctx.run = run
         ctx.index = index
+        ctx.level = None
         ctx.owners = len(owners)
         ctx.set_materialize_grads(False)
         ctx.token_device = token.device
@@ -143,12 +146,11 @@ class _Inner(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Chained, number: int, *owners: torch.Tensor) -> Any:
         ctx.run = run
-        ctx.number = number
+        ctx.index = 0
         ctx.owners = len(owners)
         ctx.set_materialize_grads(False)
         ctx.level = run.inner.level(number, ctx)
-        outputs = run.runner.inner.levels[number].outputs
-        return tuple([x.detach() for x in owners[: len(outputs)]])
+        return tuple([x.detach() for x in owners[: len(ctx.level.outputs)]])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

@@ -106,8 +106,13 @@ class _Noting(_Counting):
         self._found: dict[int, tuple[weakref.ref[torch.Tensor], Any, _Place]] = {}
 
     def place_of(self, tensor: torch.Tensor) -> _Place | None:
-        known = self._found.get(id(tensor))
-        return known[2] if known is not None and known[0]() is tensor else None
+        """Return where a tensor was made; None: not seen, as in an autograd Function of the user.
+
+        There it gets its history later on.
+        """
+        known, node, place = self._found.get(id(tensor), (None, None, None))
+        is_made = known is not None and known() is tensor
+        return place if is_made and node is not None and node is tensor.grad_fn else None
 
     def _seen(self, result: torch.Tensor, number: int) -> torch.Tensor:
         known = self._found.get(id(result))
@@ -128,7 +133,11 @@ class _Replacing(_Counting):
     def _seen(self, result: torch.Tensor, number: int) -> torch.Tensor:
         place = self._calls, number
         other = self._given.get(place)
-        if other is None or (other.shape, other.dtype) != (result.shape, result.dtype):
+        if (
+            result.grad_fn is None
+            or other is None
+            or (other.shape, other.dtype) != (result.shape, result.dtype)
+        ):
             return result
         self.replaced[place] = result
         return other

@@ -135,7 +135,7 @@ class InnerParts:
             outputs = {i: made.outputs[i] for i in self.known.levels[number].outputs}
             level.goes_through(Again(outputs, inputs, handed | added, added), once_more)
         ends = {get_gradient_edge(x).node for x in inputs.values()}
-        nodes = {i: x.grad_fn for i, x in made.outputs.items()}
+        nodes = {i: x.grad_fn for i, x in made.outputs.items() if x.grad_fn is not None}
         groups = [self.known.first, *(level.outputs for level in self.known.levels)]
         each = (nodes_until([nodes[i] for i in group if i in nodes], ends) for group in groups)
         passed = Counter(node for own in each for node in own)
@@ -232,6 +232,7 @@ class InnerLevel:
     def __init__(self, parts: InnerParts, number: int, node: weakref.ref[Any]) -> None:
         self._parts = parts
         self._known = parts.known.levels[number]
+        self.outputs = self._known.outputs
         self._node = node
         self._again: DifferentiatedCall | None = None
         self._is_differentiated = False  # its gradients have a history: it stays run again
