@@ -162,12 +162,13 @@ class _PerFrame:
         """Return the result for a frame: Dynamo's, or that it is left to Python."""
         module = module_of_frame(frame)
         number, given = self._follower.call()
-        calls = self._calls[frame.f_code, id(module), _how_called(given, module)]
+        calls = self._calls[frame.f_code, _how_called(given, module)]
         calls[number] = _taken(frame)
         if len(calls) > _MOST_ALIKE:
             self._skipped(frame, "it is another graph in every call", None)
             if len({*calls.values()}) > 1:  # so it is of all that it calls: data decide sizes
-                return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS)
+                result = ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS)
+                return self.skips.kept(frame.f_code, None, result)  # for all modules of the class
             return ConvertFrameReturn()
         with self._follower.following():
             try:

@@ -33,13 +33,13 @@ class Skips:
         self._by_module = weakref.WeakKeyDictionary[
             nn.Module, dict[types.CodeType, ConvertFrameReturn]
         ]()
-        self._by_code: dict[types.CodeType, ConvertFrameReturn] = {}  # of no module
+        self._by_code: dict[types.CodeType, ConvertFrameReturn] = {}  # of all modules, or of none
         self._codes: frozenset[types.CodeType] = frozenset()
 
     def find(self, code: types.CodeType, module: nn.Module | None) -> ConvertFrameReturn | None:
         """Return the result for a frame that runs as plain Python from now on."""
-        known = self._by_code if module is None else self._by_module.get(module)
-        return known.get(code) if known else None
+        known = {} if module is None else self._by_module.get(module, {})
+        return known.get(code) or self._by_code.get(code)
 
     def kept(
         self, code: types.CodeType, module: nn.Module | None, result: ConvertFrameReturn
