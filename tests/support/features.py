@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from support.following import FOLLOWED, pruned
-from support.models import PARTLY, PLANNED, SEVERAL, Case
+from support.models import PARTLY, SEVERAL, Case
 from support.wrapped import Wrapped, case, image
 from support.writing import WRITING
 from tightfit.errors import BadInput, TightfitError
@@ -141,13 +141,6 @@ def packs(self: Wrapped, h: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor
 
 
 TABLE = torch.ones(8)
-
-FULL_BACKWARD_HOOKS = Since(
-    (2, 12),
-    "a hook on the full backward of a module ends a graph",
-    "it is part of a graph",
-)
-"""What Dynamo does; a later release does less."""
 
 
 @functools.cache
@@ -279,7 +272,6 @@ SUPPORTED = [
         lambda: (torch.randn(4, 8),),
         lambda output: output.square().sum(),
         where=SEVERAL,
-        before=(FULL_BACKWARD_HOOKS, PLANNED),
     ),
     case(
         "hooks on hidden tensors",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 from torch import nn
@@ -61,6 +61,9 @@ class Following(private.Follower):
         self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None
     ) -> None:
         self._outside.skipped(code, module, reason, error)
+
+    def modules(self) -> Iterable[nn.Module]:
+        return self._modules.values()
 
     def left_out(self) -> Set[nn.Module]:
         return self._left_out

@@ -25,7 +25,7 @@ from torch._dynamo import config, convert_frame, eval_frame, exc, pgo
 from torch._dynamo.hooks import Hooks
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.variables import nn_module
-from torch._guards import CompileContext
+from torch._guards import CompileContext, TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -50,8 +50,16 @@ from tightfit.torch_private.frames.numpy import (
     numbers_computed,
     without_numpy,
 )
+from tightfit.torch_private.frames.of_modules import (
+    codes_of_forwards,
+    is_behind_a_break,
+    is_forward_of_pytorch,
+    module_at,
+    module_of_frame,
+)
 from tightfit.torch_private.frames.outermost import with_own_frame
 from tightfit.torch_private.frames.recompiled import noting_failed_guards
+from tightfit.torch_private.frames.skips import Skips
 from tightfit.torch_private.frames.values import follows_values
 from tightfit.torch_private.patches import Patch
 
@@ -100,10 +108,10 @@ def compiled(
     # as `optimize` does, which loads the tool that minimizes failing graphs
     context = eval_frame._optimize_catch_errors(converting, Hooks(), **_ISOLATED)
     outermost = with_own_frame(function)
-    context.callback = _PerFrame(context.callback, follower, first, outermost.__code__)
+    context.callback = per_frame = _PerFrame(context.callback, follower, first, outermost.__code__)
     for enter in context.enter_exit_hooks:  # their effects last; configuration is ours
         enter()()
-    context.enter_exit_hooks.clear()
+    context.enter_exit_hooks[:] = [per_frame.skips.undo_marks]  # in every call
     return context(outermost)
 
 
@@ -129,22 +137,38 @@ class _PerFrame:
         self._followed: set[Any] = set()  # for they cannot be leaves
         self._changes: Any = defaultdict(pgo.CodeState)
         self._calls: defaultdict[Any, dict[int, Any]] = defaultdict(dict)  # sizes in each of them
+        self._broken: set[types.CodeType] = set()  # code in which graphs have ended
+        self.skips = Skips()
 
     def __call__(self, frame: Any, entry: Any, state: Any) -> Any:
-        module = _module_of_frame(frame)
+        module = module_of_frame(frame)
         if module is not None and "forward" in frame.f_code.co_name:
             self._follower.entered_inner_frame()
         left_out = module in self._follower.left_out()
         is_left_out = left_out and frame.f_code is type(module).forward.__code__
         if is_left_out or _is_of_optimizer(frame):
             return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS, apply_to_code=False)
+        owner = module_at(frame)
+        skipped = self.skips.find(frame.f_code, owner)
+        if skipped is not None:
+            return skipped
+        result = self.skips.kept(frame.f_code, owner, self._result(frame, entry, state))
+        if self._broken or result.guarded_code is None:  # so Python runs code inside of the frame
+            forwards = codes_of_forwards(self._follower.modules())
+            self.skips.undo_from_now_on({frame.f_code, *self._broken, *forwards})
+        return result
+
+    def _result(self, frame: Any, entry: Any, state: Any) -> Any:
+        """Return the result for a frame: Dynamo's, or that it is left to Python."""
+        module = module_of_frame(frame)
         number, given = self._follower.call()
         calls = self._calls[frame.f_code, _how_called(given, module)]
         calls[number] = _taken(frame)
         if len(calls) > _MOST_ALIKE:
             self._skipped(frame, "it is another graph in every call", None)
             if len({*calls.values()}) > 1:  # so it is of all that it calls: data decide sizes
-                return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS)
+                result = ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS)
+                return self.skips.kept(frame.f_code, None, result)  # for all modules of the class
             return ConvertFrameReturn()
         with self._follower.following():
             try:
@@ -217,7 +241,7 @@ class _PerFrame:
 
     def _note_if_skipped(self, frame: Any, result: Any, suppressed: list[str]) -> None:
         """Tell the follower if Dynamo leaves a frame to Python."""
-        reason = getattr(result, "skip_reason", _SUPPRESSED if suppressed else None)
+        reason = getattr(result, "skip_reason", _SUPPRESSED if suppressed else _SKIPPED)
         if result.guarded_code is None and reason is not None:
             result.apply_to_code = reason != _SUPPRESSED
             self._skipped(frame, suppressed[0] if suppressed else reason, None)
@@ -233,6 +257,8 @@ class _PerFrame:
             raise AnswerChanged
         self._follower.ended(end)
         ends.append(end)
+        if end.reason:
+            self._broken.update(TracingContext.get_traced_code() or ())
         if HAS_LEAVES and follows_values() and end.is_of_sizes and self._is_outermost(frame):
             forward = self._follower.one_op_at(end.frames[1:])
             if forward is not None:
@@ -243,10 +269,7 @@ class _PerFrame:
 
     def _skipped(self, frame: Any, reason: str, error: Exception | None) -> None:
         """Tell of a frame that runs as plain Python, and of which module it is a forward."""
-        module = _module_of_frame(frame)
-        if module is None:
-            module = _module_behind_a_break(frame)
-        self._follower.skipped(frame.f_code, module, reason, error)
+        self._follower.skipped(frame.f_code, module_at(frame), reason, error)
 
     def _converted(self, frame: Any, entry: Any, state: Any, leaves: Mapping[Any, Any]) -> Any:
         """Return Dynamo's result for a frame, in files that it skips, too."""
@@ -260,7 +283,7 @@ class _PerFrame:
             noting_failed_guards(),
             _quiet(),
         ):
-            if not _is_own_forward(frame):
+            if not is_forward_of_pytorch(frame.f_code):
                 return convert(frame, entry, state)
             with convert_frame.compile_lock, _disable_current_modes():
                 return convert._torchdynamo_orig_backend(frame, entry, convert.hooks, state)
@@ -327,6 +350,7 @@ _FORMATTED_ERRORS = Patch(convert_frame, "format_error_msg")
 _OF_NUMPY = "it computes with NumPy"
 _SUPPRESSED = "an error was suppressed during compilation"
 """Dynamo's result for a frame that it cannot follow; the next call may be followed."""
+_SKIPPED = "Dynamo skips it"  # it does not say why before 2.13
 _AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 _BY_PYTHON = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
 
@@ -340,24 +364,13 @@ def _how_called(given: Any, module: nn.Module | None) -> Any:
 def _taken(frame: Any) -> Any:
     """Return the sizes that a frame has; behind a break the integers, too: there data give them."""
     sizes = _sizes(frame.f_locals)
-    if not frame.f_code.co_name.startswith(_BEHIND_A_BREAK):
+    if not is_behind_a_break(frame.f_code):
         return sizes
     return sizes, tuple(n for n in tree_leaves(frame.f_locals) if type(n) is int)
 
 
-_BEHIND_A_BREAK = "torch_dynamo_resume_in_"
-
-
 def _sizes(given: Any) -> tuple[torch.Size, ...]:
     return tuple(t.shape for t in tree_leaves(given) if isinstance(t, torch.Tensor))
-
-
-def _module_of_frame(frame: Any) -> nn.Module | None:
-    """Return the module that a method is of; None while it is being made: it has nothing yet."""
-    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-    first = frame.f_locals.get(names[0]) if names else None
-    is_made = isinstance(first, nn.Module) and "training" in vars(first)
-    return first if is_made else None
 
 
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
@@ -371,25 +384,6 @@ def _is_of_optimizer(frame: Any) -> bool:
     if isinstance(first, tuple) and frame.f_code.co_flags & inspect.CO_VARARGS:
         first = next(iter(first), None)
     return isinstance(first, torch.optim.Optimizer)
-
-
-def _module_behind_a_break(frame: Any) -> nn.Module | None:
-    """Return the first module among the inputs and closed-over variables of code after a break."""
-    if not frame.f_code.co_name.startswith(_BEHIND_A_BREAK):
-        return None
-    names = frame.f_code.co_varnames[: frame.f_code.co_argcount] + frame.f_code.co_freevars
-    given = (frame.f_locals.get(name) for name in names)
-    return next((each for each in given if isinstance(each, nn.Module)), None)
-
-
-def _is_own_forward(frame: Any) -> bool:
-    """Whether a frame is the forward of a module that PyTorch's own files hold.
-
-    Dynamo skips these files where nothing that it traces calls them, as after a break.
-    """
-    module = _module_of_frame(frame)
-    is_own = module is not None and type(module).__module__.startswith("torch.nn.modules")
-    return is_own and frame.f_code is type(module).forward.__code__
 
 
 _NOISY = ("torch._dynamo.variables.tensor", "torch._dynamo.convert_frame")

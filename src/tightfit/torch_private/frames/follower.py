@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +28,10 @@ class Follower:
     def call(self) -> tuple[int, Any]:
         """Return the number of the current call, and its inputs."""
         return 1, None
+
+    def modules(self) -> Iterable[nn.Module]:
+        """Return the modules of the callable; those inside of them count as well."""
+        return ()
 
     def leaves(self) -> Mapping[Any, Callable[..., Any]]:
         """Return the functions that are not to be followed, each with its results on fakes."""
