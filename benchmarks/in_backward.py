@@ -6,9 +6,10 @@ python benchmarks/in_backward.py [--models gpt2,vit] [--optimizers "SGD;AdamW"] 
 Each run is a process of its own, one thread. ``plain`` is the loop as it is; ``after`` a fitted
 model whose optimizer steps after backward; ``within`` one with ``update_in_backward=True``. Both
 train in the least budget that holds for their loop, the latter with ample room, too, and with
-gradients clipped by their norm in three budgets between. The processes of one loop take turns, step
-by step: a time is compared with that of the plain loop in the same round. Peaks are
-those of whole steps, from a forward to ``zero_grad``, above what lasts between steps. Rows go to
+gradients clipped by their norm in three budgets between. ``moved`` is ``within`` at its least
+budget, with values moved to a file, too. The processes of one loop take turns, step by step: a time
+is compared with that of the plain loop in the same round. Peaks are those of whole steps, from a
+forward to ``zero_grad``, above what lasts between steps. Rows go to
 ``benchmarks/results/in_backward.jsonl``, the page is ``docs/in-backward-measured.md``.
 """
 
@@ -55,6 +56,7 @@ MODELS: dict[str, tuple[str, Callable[[], Example]]] = {
     "resnet50": ("ResNet-50, 16 x 128", lambda: make("resnet50", batch=16, size=128)),
     "llama": ("Llama's shape, 4 layers of 256, 8 x 256", llama),
     "vit": ("ViT", lambda: make("vit")),
+    "unet": ("U-Net, 2 x 192", lambda: make("unet", batch=2, size=192)),
 }
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -69,7 +71,9 @@ STEP, END = "step\n", "end\n"  # lines that a process reads
 NOT_TIMED = 2  # steps
 CLIPPED = ", clipped"  # behind the name of an optimizer: gradients are clipped by their norm
 MAX_NORM = 1.0
-WAYS = "plain", "after", "within"
+WAYS = "plain", "after", "within", "moved"
+IN_BACKWARD = "within", "moved"  # ways whose optimizer steps there
+FAR = "16GiB"
 
 RUNS = (
     ("gpt2", "AdamW"),
@@ -79,6 +83,7 @@ RUNS = (
     ("resnet50", "SGD with momentum"),
     ("vit", "AdamW"),
     ("gpt2", "SGD with momentum"),
+    ("unet", "SGD with momentum"),
     ("gpt2", "SGD"),
     ("llama", "AdamW, clipped"),
     ("gpt2", "AdamW, clipped"),
@@ -102,7 +107,7 @@ class _Loop:
     def fit(self, way: str, budget: int | str) -> None:
         """Fit the model, unless it is to be plain."""
         if way != "plain":
-            within = way == "within"
+            within = way in IN_BACKWARD
             self.is_clipped_after = self.clips and not within
             tightfit.fit(
                 self.model,
@@ -111,6 +116,7 @@ class _Loop:
                 update_in_backward=within,
                 clip_grad_norm=MAX_NORM if self.clips and within else None,
                 limits=(SECONDS, 0.005),
+                offload=FAR if way == "moved" else None,
             )
 
     def least_bytes(self, way: str) -> int:
@@ -170,9 +176,10 @@ def child(model: str, optimizer: str, way: str, budget: str) -> None:
         return
     loop.fit(way, budget if budget == AMPLE else int(budget))
     while sys.stdin.readline() == STEP:
-        began = time.process_time()
+        began, of_cpu = time.perf_counter(), time.process_time()
         loop.step()
-        print(json.dumps({"cpu_s": time.process_time() - began}), flush=True)
+        seconds = {"cpu_s": time.process_time() - of_cpu, "wall_s": time.perf_counter() - began}
+        print(json.dumps(seconds), flush=True)
     peak = measure_peak(loop.step, device="cpu")[1].peak_bytes
     row: Row = {"peak_bytes": peak, "hash": loop.hash()}
     if way != "plain":
@@ -216,15 +223,12 @@ class _Process:
         return {"error": lines[-1][:300] if lines else f"exit {self._process.returncode}"}
 
 
-def _least_bytes(model: str, optimizer: str, way: str) -> int | None:
-    return _Process(model, optimizer, way, "least").answer(END).get("least_bytes")
-
-
 def _budgets(model: str, optimizer: str, way: str) -> tuple[int | None, list[str]]:
     """Return the least budget of a way to train, and those in which it is measured."""
     if way == "plain":
         return None, [AMPLE]
-    least = _least_bytes(model, optimizer, way)
+    within = "within" if way == "moved" else way
+    least = _Process(model, optimizer, within, "least").answer(END).get("least_bytes")
     budgets = [AMPLE] if way == "within" else []
     if least is None:
         return None, budgets
@@ -255,17 +259,14 @@ def _taking_turns(model: str, optimizer: str, ways: Sequence[str], steps: int) -
         head = {"model": model, "optimizer": optimizer, "way": way, "least_bytes": least}
         rows += [{**head, "budget": budget, "steps": steps} for budget in budgets]
     processes = [_Process(model, optimizer, row["way"], row["budget"]) for row in rows]
-    seconds: list[list[float]] = []
-    for _ in range(steps - 1):
-        taken = [process.answer(STEP) for process in processes]
-        seconds.append([answer.get("cpu_s", math.nan) for answer in taken])
-    timed = seconds[NOT_TIMED:]
+    answers = [[each.answer(STEP) for each in processes] for _ in range(steps - 1)]
+    timed = answers[NOT_TIMED:]
     for index, process in enumerate(processes):
-        own = {
-            "cpu_s": statistics.median(step[index] for step in timed),
-            "of_plain": statistics.median(step[index] / step[0] for step in timed),
-        }
-        rows[index] |= {**process.answer(END), **own, **circumstances(1, len(timed))}
+        rows[index] |= {**process.answer(END), **circumstances(1, len(timed))}
+        for clock in ("cpu_s", "wall_s"):
+            own = [(step[index].get(clock, math.nan), step[0][clock]) for step in timed]
+            rows[index][clock] = statistics.median(seconds for seconds, _ in own)
+            rows[index][f"{clock}_of_plain"] = statistics.median(a / b for a, b in own)
     return rows
 
 
@@ -279,14 +280,15 @@ def document(rows: Sequence[Row]) -> str:
         "whose optimizer steps after backward. Least: the least budget that holds for the whole "
         "loop, the optimizer's step included; in brackets the part above parameters, buffers, "
         "inputs and the optimizer's state. Peak: of a whole step, measured, above the bytes "
-        "between steps. Step: processor time, the median; in brackets the median ratio to the "
-        "plain loop's step of the same round, processes taking turns. Bits: weights, buffers, the "
+        "between steps. Step: the median; in brackets the median ratio to the plain loop's step of "
+        "the same round, processes taking turns. CPU: processor time, that of copies included. "
+        "*Moved*: *within*, and values are moved to a file. Bits: weights, buffers, the "
         "optimizer's state and all losses after so many steps, against the plain loop. Where they "
         "are those of *after* only, the difference is not one of the step.",
         "",
-        "| model | optimizer | way | budget | least, MiB | peak, MiB | extra compute | step, s "
-        "| bits |",
-        "|---|---|---|---|--:|--:|--:|--:|---|",
+        "| model | optimizer | way | budget | least, MiB | peak, MiB | extra compute | step, CPU s "
+        "| step, s | bits |",
+        "|---|---|---|---|--:|--:|--:|--:|--:|---|",
     ]
     for row in rows:
         alike = [r for r in rows if all(r[k] == row[k] for k in ("model", "optimizer", "steps"))]
@@ -298,17 +300,17 @@ def _cells(row: Row, alike: Sequence[Row]) -> list[str]:
     """Return the cells of a row, one of several of the same loop."""
     name = [MODELS[row["model"]][0], row["optimizer"], row["way"], _budget(row)]
     if "error" in row:
-        return [*name, "", "", "", "", row["error"]]
+        return [*name, "", "", "", "", "", row["error"]]
     least, constants = row["least_bytes"], row.get("constants")
     text = "" if least is None else f"{least / MIB:.0f} ({(least - constants) / MIB:.0f})"
     extra = f"{row['overhead']:+.1%}" if "overhead" in row else ""
-    seconds = f"{row['cpu_s']:.2f} ({row['of_plain'] - 1:+.1%})"
+    seconds = [f"{row[c]:.2f} ({row[f'{c}_of_plain'] - 1:+.1%})" for c in ("cpu_s", "wall_s")]
     same = {r["way"] for r in alike if r["hash"] == row["hash"]} - {row["way"]}
     bits = (
         "equal" if "plain" in same else f"those of {', '.join(sorted(same))}" if same else "differ"
     )
     bits = "" if row["way"] == "plain" else f"{bits}, {row['steps']} steps"
-    return [*name, text, f"{row['peak_bytes'] / MIB:.0f}", extra, seconds, bits]
+    return [*name, text, f"{row['peak_bytes'] / MIB:.0f}", extra, *seconds, bits]
 
 
 def _budget(row: Row) -> str:
