@@ -288,11 +288,10 @@ def test_views_of_what_the_plan_reads_are_announced(capsys: pytest.CaptureFixtur
 def test_to_ask_what_a_backward_is_for_holds_no_memory() -> None:
     leaf = torch.ones(8, requires_grad=True)
     asked: list[bool] = []
-    edge = engine.gradient_edge(leaf)
     loss = (leaf * 2).sum()
     loss.backward(retain_graph=True)  # its gradient exists from now on
     assert loss.grad_fn is not None
-    loss.grad_fn.register_prehook(lambda _: asked.append(engine.is_asked_for(edge)))
+    loss.grad_fn.register_prehook(lambda _: asked.append(engine.is_differentiated_by(leaf)))
     engine.node_elsewhere.cache_clear()
     _, peak = measure_peak(lambda: loss.backward(retain_graph=True))
     assert peak.growth_bytes == 0 and asked == [False]

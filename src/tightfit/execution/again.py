@@ -8,18 +8,7 @@ and differentiates that. From then on the call is held as plain PyTorch holds it
 from __future__ import annotations
 
 import weakref
-from collections import Counter
-from collections.abc import (
-    Callable,
-    Collection,
-    Container,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-    Set,
-)
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,15 +36,11 @@ class EagerForward:
 class Repeatable(Protocol):
     """A call that can be run again in its backward, where its plan does not suffice."""
 
-    def eager_forward(
-        self,
-        stand_in: Callable[[Any, Any, int], Any],
-        within: AbstractContextManager[Any] = nullcontext(),  # noqa: B008
-    ) -> EagerForward:
+    def eager_forward(self, stand_in: Callable[[Any, Any, int], Any]) -> EagerForward:
         """Run its forward under autograd, on stand-ins for inputs that other calls have made.
 
         `stand_in` is given an input (None if it is gone), the call that made it, and the number of
-        the output. `within`: a context in which its own code runs.
+        the output.
         """
 
     def outputs_once_more(self) -> list[Any]:
@@ -91,28 +76,6 @@ class Repeatable(Protocol):
         """Note that saved tensors were freed before the first backward, to keep to a limit."""
 
 
-@dataclass(frozen=True)
-class Again:
-    """Tensors of a call that was run again under autograd.
-
-    `outputs`: the raw outputs that have a history. `inputs`: those of the call itself that have
-    one, by placeholder; also outputs that it ran on, by other numbers. `handed`: of these, those
-    whose gradients it hands over. `added`: those whose gradients are added to others (`added_to`).
-    """
-
-    outputs: Mapping[int, torch.Tensor]
-    inputs: Mapping[int, torch.Tensor]
-    handed: frozenset[int]
-    added: frozenset[int] = frozenset()
-
-
-def again_of(joint: JointGraph, ran: EagerForward) -> Again:
-    """Return the tensors of a forward that was run again whole."""
-    pairs = enumerate(zip(ran.inputs, ran.owners, strict=True))
-    inputs = {p: x for p, (x, o) in pairs if x is o and _has_history(x)}
-    return Again(made_by(joint, ran), inputs, frozenset(p for _, p in joint.gradients))
-
-
 class DifferentiatedCall:
     """A call whose gradients are differentiated.
 
@@ -126,34 +89,30 @@ class DifferentiatedCall:
     gradient from a derivative waits for the node of the call, which goes on with both. Where that
     backward frees the forward's saved tensors, it is run once more.
 
-    `again`: what its forward that was run again has made. `once_more`: runs that a further time,
-    and returns its outputs. `node`: the node of the call in autograd's graph that outputs leave.
+    `ran`: its forward that was run again. `repeatable`: runs it. `node`: the first node of the call
+    in autograd's graph.
     """
 
     def __init__(
         self,
-        again: Again,
+        joint: JointGraph,
+        ran: EagerForward,
         before: Sequence[DifferentiatedCall],
         *,
-        once_more: Callable[[], Mapping[int, torch.Tensor]],
+        repeatable: Repeatable,
         node: weakref.ref[Any],
     ) -> None:
+        self._joint = joint
         # holds the call's inputs; several calls are not run once more
-        self._once_more = None if before else once_more
+        self._repeatable = None if before else repeatable
         self._is_over = False
-        own = {p: get_gradient_edge(x) for p, x in again.inputs.items()}
-        self._owners = {p: edge for p, edge in own.items() if p in again.handed}
+        pairs = enumerate(zip(ran.inputs, ran.owners, strict=True))
+        own = {p: get_gradient_edge(x) for p, (x, o) in pairs if x is o and _has_history(x)}
+        self._owners = {p: own[p] for _, p in joint.gradients if p in own}
         self._ends = {edge.node for edge in own.values()}
-        self._inputs = [weakref.ref(x) for x in again.inputs.values()]
-        self._made = again.outputs
+        self._inputs = [weakref.ref(ran.inputs[p]) for p in own]
+        self._made = _made_by(joint, ran)
         self._outputs = {i: get_gradient_edge(x) for i, x in self._made.items()}
-        self._last: Sequence[tuple[GradientEdge, torch.Tensor]] = ()
-        self._sums: dict[int, GradientEdge] = {}  # of several terms, and others are added to them
-        self._unfinished: set[int] = set()  # of these, until they are added
-        if again.added:
-            inside = self.inside()
-            terms = Counter(edge for node in inside for edge in node.next_functions)
-            self._sums = {p: own[p] for p in again.added if terms[_key(own[p])] > 1}
         self._returned = tuple(self._outputs)
         self._before = before
         self._after: weakref.WeakSet[DifferentiatedCall] = weakref.WeakSet()
@@ -199,14 +158,14 @@ class DifferentiatedCall:
             return {}
         asked = {_key(edge): edge for each in wanted.values() for edge in each.values()}
         edges = self._edges(grad_outputs, waiting, calls)
-        given = [*grad_outputs.values(), *waiting.gradients.values()]
-        with engine.without_hooks(self._known_inputs(calls)):
+        inputs = (x for call in calls for known in call._inputs if (x := known()) is not None)
+        with engine.without_hooks(inputs):
             found = torch.autograd.grad(
                 edges,
                 list(asked.values()),
-                given,
+                [*grad_outputs.values(), *waiting.gradients.values()],
                 create_graph=torch.is_grad_enabled(),
-                retain_graph=engine.keeps_graph() or bool(self._sums),
+                retain_graph=engine.keeps_graph(),
                 allow_unused=True,
             )
         gradients = dict(zip(asked, found, strict=True))
@@ -216,61 +175,15 @@ class DifferentiatedCall:
         if torch.is_grad_enabled():
             self._from_derivatives.watch(self._inside(self._outputs, calls))
         own, self._computed = self._computed[1], (-1, {})
-        self._unfinished = {p for p in self._sums if own.get(p) is not None}
-        if self._unfinished:
-            self._last = [*zip(edges, given, strict=True)]
-        elif not engine.keeps_graph():
+        if not engine.keeps_graph():
             for call in calls:
                 call._release()
         return own
 
-    def finish(self, place: int) -> None:
-        """Note that nothing more is added to a gradient of an input."""
-        self._unfinished.discard(place)
-        if self._last and not self._unfinished:
-            self._last = ()
-            if not engine.keeps_graph():
-                self._release()
-
-    def hands_over(self, placeholders: Collection[int]) -> bool:
-        """Whether the backward that runs now asks for the gradient of any of some inputs."""
-        return not self._wanted().keys().isdisjoint(placeholders)
-
-    def inside(self) -> Set[Any]:
-        """Return autograd's nodes of the forward that was run again."""
-        return self._inside(self._outputs, [self]).keys()
-
-    def is_sum(self, place: int) -> bool:
-        """Whether what is computed for an input is a sum of several terms."""
-        return place in self._sums
-
-    def added_to(self, gradient: torch.Tensor, place: int, part: torch.Tensor) -> torch.Tensor:
-        """Return the sum of a gradient and, after it, what was last computed for an input.
-
-        `part`: that. If it is a sum itself, its terms are added one by one, as by plain PyTorch.
-        """
-        if not self.is_sum(place):
-            return gradient + part
-        edge = self._sums[place]
-        edges, gradients = zip((edge, gradient), *self._last, strict=True)
-        with engine.without_hooks(self._known_inputs([self])):
-            (found,) = torch.autograd.grad(
-                edges,
-                [edge],
-                gradients,
-                create_graph=torch.is_grad_enabled(),
-                retain_graph=True,
-            )
-        return found
-
-    def _known_inputs(self, calls: Iterable[DifferentiatedCall]) -> Iterator[torch.Tensor]:
-        return (x for call in calls for known in call._inputs if (x := known()) is not None)
-
     def _release(self) -> None:
         """Hold nothing any more, as plain PyTorch after a backward that keeps no graph."""
         self._owners, self._ends, self._outputs = {}, set(), {}
-        self._before, self._once_more, self._is_over = (), None, True
-        self._sums = {}
+        self._before, self._repeatable, self._is_over = (), None, True
         self._from_derivatives = FromDerivatives(self._takes_part)
 
     def _wanted(self) -> dict[int, GradientEdge]:
@@ -309,20 +222,27 @@ class DifferentiatedCall:
         """
         outputs, nodes = self._outputs, self._from_derivatives.nodes
         if waiting.is_reached and not engine.keeps_graph():
-            if self._once_more is None:
+            if self._repeatable is None:
                 raise _used_with("through several graphs of the model")
-            made = self._once_more()
-            outputs = {i: get_gradient_edge(made[i]) for i in self._returned}
+            ran = self._repeatable.eager_forward(lambda given, run, output: None)
+            outputs = {i: get_gradient_edge(x) for i, x in _made_by(self._joint, ran).items()}
             nodes = [*self._inside(outputs, calls)]
         edges = [outputs[base] for base in grad_outputs]
         return [*edges, *(GradientEdge(nodes[index], nr) for index, nr in waiting.gradients)]
 
     def _inside(
         self, outputs: Mapping[int, GradientEdge], calls: Sequence[DifferentiatedCall]
-    ) -> dict[Any, None]:
+    ) -> Collection[Any]:
         """Return autograd's nodes from raw outputs on, up to the nodes of inputs."""
         ends = {node for call in calls for node in call._ends}
-        return nodes_until([edge.node for edge in outputs.values()], ends)
+        found: dict[Any, None] = {}
+        following = [edge.node for edge in outputs.values()]
+        while following:
+            node = following.pop()
+            if node not in found and node not in ends and node.next_functions:
+                found[node] = None
+                following.extend(before for before, _ in node.next_functions if before is not None)
+        return found
 
 
 @dataclass(frozen=True)
@@ -331,18 +251,6 @@ class Waiting:
 
     is_reached: bool  # whether the backward has come there at all
     gradients: Mapping[tuple[int, int], torch.Tensor]  # by the index of a node, and place at it
-
-
-def nodes_until(starts: Iterable[Any], ends: Container[Any]) -> dict[Any, None]:
-    """Return autograd's nodes from some on, up to others and to leaves, which are left out."""
-    found: dict[Any, None] = {}
-    following = [*starts]
-    while following:
-        node = following.pop()
-        if node not in found and node not in ends and node.next_functions:
-            found[node] = None
-            following.extend(before for before, _ in node.next_functions if before is not None)
-    return found
 
 
 class FromDerivatives:
@@ -397,7 +305,7 @@ class FromDerivatives:
         return (None,) * len(gradients)
 
 
-def made_by(joint: JointGraph, ran: EagerForward) -> dict[int, torch.Tensor]:
+def _made_by(joint: JointGraph, ran: EagerForward) -> dict[int, torch.Tensor]:
     """Return the raw outputs that have a history."""
     return {i: x for i, x in raw_outputs(joint, ran.outputs).items() if x.requires_grad}
 

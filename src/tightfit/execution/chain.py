@@ -15,7 +15,6 @@ class Chained:
 
     runner: Any  # of `execution.runtime`; None: no forward has begun
     aliases: dict[int, Any]
-    inner: Any  # `inner.parts.InnerParts`; None: no output is computed from another
 
     def take_aliases(self) -> dict[int, Any]:
         """Return the outputs that are made again outside the program, and drop them."""
@@ -23,10 +22,6 @@ class Chained:
 
     def forward(self, node: Any) -> tuple[torch.Tensor, ...]:
         """Run the forward program; `node`: the call's first node in autograd's graph."""
-        raise NotImplementedError
-
-    def is_reached_by(self, gradients: Sequence[torch.Tensor | None]) -> bool:
-        """Whether a backward that comes to the first node is to go on."""
         raise NotImplementedError
 
     def start(self, gradients: Sequence[torch.Tensor | None], node: Any) -> None:
@@ -48,10 +43,6 @@ def chained(given: list[Any]) -> dict[int, Any]:
         token = engine.applied(_Node, (run, index, token), map(inputs.__getitem__, places))
     raw = token if isinstance(token, tuple) else (token,)
     found = dict(zip(runner.returned.plain, raw, strict=True))
-    for number, level in enumerate(runner.inner.levels):
-        before = map(found.__getitem__, (*level.outputs, *level.reads))
-        made = engine.applied(_Inner, (run, number), before)
-        found.update(zip(level.outputs, made, strict=True))
     return found | run.take_aliases() if run.aliases else found
 
 
@@ -59,12 +50,7 @@ def made_by(tensor: Any) -> tuple[Any, int] | None:
     """Return which call has made a tensor, and as which output of its chain; None: none has."""
     node = tensor.grad_fn if isinstance(tensor, torch.Tensor) else None
     run = _run_of(node)
-    if run is None or node.index > 0:
-        return None
-    if node.level is None:
-        return run, tensor.output_nr
-    output = node.level.outputs[tensor.output_nr]
-    return run, run.runner.returned.plain.index(output)
+    return None if run is None or node.index > 0 else (run, tensor.output_nr)
 
 
 def gradient_edges(node: Any, groups: Sequence[Sequence[int]]) -> dict[int, tuple[Any, int]]:
@@ -83,8 +69,6 @@ def gradient_edges(node: Any, groups: Sequence[Sequence[int]]) -> dict[int, tupl
 
 def goes_on_through(node: Any, run: Chained) -> bool:
     """Whether the backward that runs now goes on behind a call's chain of nodes."""
-    if _run_of(node) is run and node.level is not None:
-        node = node.next_functions[0][0]
     while _run_of(node) is run:
         following, *edges = node.next_functions
         if any(before is not None and engine.asks_for_gradient(before) for before, _ in edges):
@@ -106,7 +90,6 @@ class _Node(torch.autograd.Function):
     def forward(ctx: Any, run: Chained, index: int, token: torch.Tensor, *owners: Any) -> Any:
         ctx.run = run
         ctx.index = index
-        ctx.level = None
         ctx.owners = len(owners)
         ctx.set_materialize_grads(False)
         ctx.token_device = token.device
@@ -124,8 +107,6 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         incoming = gradients[0] if gradients and isinstance(gradients[0], list) else list(gradients)
         run: Chained = ctx.run
-        if not (run.is_reached_by(incoming) if ctx.index == 0 else incoming[0] is not None):
-            return (None,) * (ctx.owners + 3)
         if ctx.index == 0:
             run.start(incoming, ctx)
         incoming.clear()
@@ -135,31 +116,4 @@ class _Node(torch.autograd.Function):
         return (None, None, torch.empty(0, device=ctx.token_device), *result)
 
 
-class _Inner(torch.autograd.Function):
-    """Outputs that are computed from others of the call, behind those.
-
-    Their gradients go past the others into the chain, unless the run computes what comes out.
-    """
-
-    boxed_grads_call = True
-
-    @staticmethod
-    def forward(ctx: Any, run: Chained, number: int, *owners: torch.Tensor) -> Any:
-        ctx.run = run
-        ctx.index = 0
-        ctx.owners = len(owners)
-        ctx.set_materialize_grads(False)
-        ctx.level = run.inner.level(number, ctx)
-        return tuple([x.detach() for x in owners[: len(ctx.level.outputs)]])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        incoming = gradients[0] if gradients and isinstance(gradients[0], list) else list(gradients)
-        own = ctx.level.gradients(ctx.run, incoming, ctx)
-        result = [*incoming, *[None] * (ctx.owners - len(incoming))] if own is None else own
-        incoming.clear()
-        return (None, None, *result)
-
-
-for _kind in (_Node, _Inner):
-    tools.hide_all_from_dynamo(_kind.backward)  # code that Dynamo follows may call backward
+tools.hide_all_from_dynamo(_Node.backward)  # code that Dynamo follows may call backward

@@ -31,7 +31,6 @@ class Reached:
         self._outputs = 0
         self._before: frozenset[int] = frozenset()
         self._freed: Freed = frozenset()
-        self._inside: frozenset[int] = frozenset()  # with gradients that came to no plan
         self._may_follow = False  # another backward, after a backward that keeps no graph
 
     def begin(
@@ -58,10 +57,6 @@ class Reached:
             [i for i, g in grad_outputs.items() if g is not None and i not in planned]
         )
         self.needs_other_plan = bool(self.unplanned)
-
-    def note_inside(self, outputs: frozenset[int]) -> None:
-        """Note outputs whose gradients were differentiated by other outputs of the call."""
-        self._inside |= outputs
 
     def note_other_strides(self, *, needs_other_plan: bool) -> None:
         self.in_other_strides, self.needs_other_plan = True, needs_other_plan
@@ -97,10 +92,9 @@ class Reached:
     def used(self) -> frozenset[int]:
         """The outputs that have received a gradient, planned or not."""
         if not (self.missing or self.unplanned or self._before):
-            return self._planned | self._inside
-        found = (self._planned - self._unused_now) | frozenset(self.unplanned)
-        return found | self._before | self._inside
+            return self._planned
+        return (self._planned - self._unused_now) | frozenset(self.unplanned) | self._before
 
     @property
     def _unused_now(self) -> frozenset[int]:
-        return frozenset(i for i in self.missing if i < self._outputs) - self._inside
+        return frozenset(i for i in self.missing if i < self._outputs)

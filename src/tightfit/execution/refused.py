@@ -9,27 +9,11 @@ from tightfit.errors import WITHOUT_A_PLAN, TightfitError
 def looks_at_parts() -> TightfitError:
     """Return the error for a hook or a derivative that asks for a part of a gradient."""
     return TightfitError(
-        f"{_LOOKED_AT}, and other outputs of the same planned step are computed from it. For that "
-        "part of its gradient the step is run again on that output, and here it cannot be: the "
-        "output is gone, a view, or made by code that is not PyTorch's. Or the step was run again "
-        f"for another derivative before. {_PUT_INSIDE}"
+        "an output has a hook on its gradient, is to keep it (retain_grad), or another is "
+        "differentiated by it, and other outputs of the same planned step are computed from it. "
+        "That part of its gradient never leaves the step. Way out: return only one of them, or "
+        f"compute the other outside. {WITHOUT_A_PLAN}"
     )
-
-
-def shares_inside() -> TightfitError:
-    """Return the error for such gradients where both outputs are computed from something else."""
-    return TightfitError(
-        f"{_LOOKED_AT}, and another output is computed from it and from what it is computed from "
-        "itself. Gradients meet there inside of the step, and would differ in their last bits from "
-        f"plain PyTorch's. {_PUT_INSIDE}"
-    )
-
-
-_LOOKED_AT = (
-    "an output has a hook on its gradient, is to keep it (retain_grad), or another is "
-    "differentiated by it"
-)
-_PUT_INSIDE = f"Way out: do that inside of the planned code (tightfit.step). {WITHOUT_A_PLAN}"
 
 
 def second_time(*, is_freed: bool) -> TightfitError:

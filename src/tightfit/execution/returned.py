@@ -7,16 +7,20 @@ autograd knows them as views.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.hooks import unserializable_hook
 
 from tightfit.capture.joint_graph import JointGraph
-from tightfit.capture.nodes import base_of
+from tightfit.capture.nodes import ancestors_of, base_of
+from tightfit.execution import refused
 from tightfit.torch_private import core as private
+from tightfit.torch_private import engine
 from tightfit.torch_private.wrappers import OutputType, TensorAlias, receives_gradient, wrapped
 
 _OF_FUNCTION = OutputType.custom_function_view
@@ -134,6 +138,67 @@ def viewed_outputs(joint: JointGraph) -> frozenset[int]:
     further = Counter(outputs + i.base_idx for i in infos if i.output_type in _VIEWS)
     named = {i.base_idx for i in infos if i.output_type is _VIEW_OF_OUTPUT}
     return frozenset({i for i, views in further.items() if views > 1} | named)
+
+
+def readers_of_outputs(joint: JointGraph) -> dict[int, frozenset[int]]:
+    """Return for each differentiable output which of the others are computed from it.
+
+    Nothing if none is: else gradients come inside of a step. What is a view of another output has
+    no readers of its own.
+    """
+    infos = joint.metadata.output_info
+    received = [i for i, info in enumerate(infos) if receives_gradient(info)]
+    if len(received) == 1:
+        return {}
+    reads = {i: ancestors_of(joint.raw_outputs[i].all_input_nodes) for i in received}
+    readers = {
+        i: frozenset(j for j in received if joint.raw_outputs[i] in reads[j])
+        if infos[i].output_type in _OWN
+        else frozenset[int]()
+        for i in received
+    }
+    return readers if any(readers.values()) else {}
+
+
+class InnerParts:
+    """Refuses to give a part of a gradient where plain PyTorch gives all.
+
+    All outputs leave one node of autograd's. A hook on an output of which others are computed, and
+    a derivative by it, would see the part from outside of the call only.
+
+    `outputs`: of one call. `readers`: for each of them that may receive a gradient, the others that
+    are computed from it.
+    """
+
+    def __init__(
+        self, outputs: Sequence[torch.Tensor], readers: Mapping[int, frozenset[int]]
+    ) -> None:
+        self._readers = readers
+        self._read = {i: weakref.ref(outputs[i]) for i, others in readers.items() if others}
+        self._came: set[int] = set()
+        self._backward = -1
+        for i in sorted(readers, key=lambda i: len(readers[i])):  # the last computed first
+            outputs[i].register_hook(self._noting(i))
+
+    def refuse_hooks(self) -> None:
+        """Refuse hooks of the user on such an output, and to keep its gradient."""
+        outputs = (reference() for reference in self._read.values())
+        alive = [x for x in outputs if x is not None]
+        if any(len(x._backward_hooks or ()) > 1 or x.retains_grad for x in alive):
+            raise refused.looks_at_parts()
+
+    def _noting(self, index: int) -> Callable[[Any], None]:
+        def noting(gradient: torch.Tensor | None) -> None:
+            if self._backward != engine.running_backward():
+                self._backward, self._came = engine.running_backward(), set()
+            if gradient is not None:
+                self._came.add(index)
+            if not self._came.isdisjoint(self._readers[index]):
+                output = self._read[index]()
+                if output is not None and engine.is_differentiated_by(output):
+                    raise refused.looks_at_parts()
+
+        return unserializable_hook(noting)  # else saving an output would warn of it
 
 
 def inputs_viewed(joint: JointGraph) -> frozenset[int]:

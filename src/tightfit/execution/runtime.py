@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -21,11 +20,11 @@ from tightfit.allocator.refusals import budget_exceeded, is_refusal
 from tightfit.allocator.resident import hold_alone
 from tightfit.capture.captured import Captured
 from tightfit.capture.normalise.gradients import added_up
+from tightfit.errors import TightfitError
 from tightfit.execution import refused
-from tightfit.execution.again import DifferentiatedCall, EagerForward, Repeatable, again_of, made_by
+from tightfit.execution.again import DifferentiatedCall, Repeatable
 from tightfit.execution.chain import Chained, chained, goes_on_through
 from tightfit.execution.changing import ChangingBuffers, LateReads, Unchanged
-from tightfit.execution.inner.parts import InnerOutputs, InnerParts
 from tightfit.execution.lower import Program
 from tightfit.execution.reached import Reached
 from tightfit.execution.replanned import (
@@ -37,8 +36,10 @@ from tightfit.execution.replanned import (
     unplanned,
 )
 from tightfit.execution.returned import (
+    InnerParts,
     Returned,
     inputs_viewed,
+    readers_of_outputs,
     viewed_outputs,
 )
 from tightfit.execution.run_state import RunState
@@ -69,7 +70,7 @@ class Runner:
         self.device = joint.device
         self.returned = Returned(joint, chained)
         self.differentiable = frozenset(index for index, _ in self.tangents)
-        self.inner = InnerOutputs(joint, self.returned, program.groups)
+        self._readers = readers_of_outputs(joint)
         self._without: dict[frozenset[int], frozenset[int]] = {}
         self.saved_reads = SavedReads(joint)
         self.written = {position for _, position in joint.write_backs}
@@ -95,8 +96,8 @@ class Runner:
         run.begin(self, detached, {i: inputs[i] for i in self.summed} if self.summed else {})
         outputs = self.returned(inputs, run)
         run.note_versions(inputs)
-        if run.inner is not None:
-            run.inner.watch(outputs)
+        if self._readers:
+            run.watch(outputs, self._readers)
         return outputs
 
     def without_gradient(self, missing: frozenset[int]) -> frozenset[int]:
@@ -150,7 +151,7 @@ class Run(Chained):
         self.freed_bytes: int | None = None  # of saved tensors, freed before the backward
         self.unchanged: Unchanged | None = None
         self.late_reads: LateReads | None = None
-        self.inner: InnerParts | None = None
+        self._inner_parts: InnerParts | None = None
         self.generator: Any = None
         self.state = RunState.NEW
         self.on_start = on_start
@@ -158,7 +159,7 @@ class Run(Chained):
         self.reached = Reached()
         self.sums: Sums | None = None
         self._repeatable = repeatable
-        self.tell = tell
+        self._tell = tell
         self._again: DifferentiatedCall | None = None
         self._node: weakref.ref[Any] | None = None
 
@@ -166,8 +167,7 @@ class Run(Chained):
         """Take the inputs of the forward program, and those whose gradients are sums."""
         self.runner = runner
         self.inputs = inputs
-        self.inner = InnerParts(runner.inner) if runner.inner.levels else None
-        self.sums = Sums(partial(runner.announce_sum, self.tell), runner.joint.gradients)
+        self.sums = Sums(partial(runner.announce_sum, self._tell), runner.joint.gradients)
         for position, owner in summed.items():
             self.sums.watch(position, owner)
 
@@ -200,15 +200,19 @@ class Run(Chained):
         if reads := runner.program.late_reads:
             self.late_reads = LateReads(reads, inputs, runner.joint.sources)
 
-    def is_reached_by(self, gradients: Sequence[torch.Tensor | None]) -> bool:
-        """Whether a backward is to go on that comes with gradients of the outputs."""
-        if self.inner is not None and self.inner.is_computing:
-            return False  # the gradients come out there
-        return self._again is not None or any(gradient is not None for gradient in gradients)
+    def watch(self, outputs: Sequence[torch.Tensor], readers: Mapping[int, frozenset[int]]) -> None:
+        """Watch outputs of which others are computed: parts of their gradients come inside."""
+        self._inner_parts = InnerParts(outputs, readers)
 
     def start(self, gradients: Sequence[torch.Tensor | None], node: Any) -> None:
         """Begin the backward program with the gradients of the outputs, which came to a node."""
         runner = self.runner
+        if self._inner_parts is not None:
+            try:
+                self._inner_parts.refuse_hooks()
+            except TightfitError:
+                self._end(RunState.FAILED)
+                raise
         by_position = dict(zip(runner.returned.plain, gradients, strict=True))
         if runner.stepped:
             refuse_other_backward(runner, by_position, node, state=self.state)
@@ -225,7 +229,7 @@ class Run(Chained):
         if not self.reached.is_retained:
             self.reached.frees(reads, runner.saved_reads.may_follow if self._repeatable else None)
         if not unplanned:
-            runner.look_at_views(self.tell, by_position)
+            runner.look_at_views(self._tell, by_position)
         saved, self.saved = self.saved, None  # nothing frees them from now on
         if self.reached.needs_other_plan or saved is None:
             del saved
@@ -316,22 +320,13 @@ class Run(Chained):
                 before.extend([call] if call is not None and other is not None else [])
                 return other
 
-            joint, repeatable = self.runner.joint, self._repeatable
-            again = again_of(joint, repeatable.eager_forward(stand_in))
-
-            def once_more() -> Mapping[int, torch.Tensor]:
-                return made_by(joint, repeatable.eager_forward(lambda given, run, output: None))
-
-            self._again = DifferentiatedCall(again, before, once_more=once_more, node=self._node)
+            repeatable = self._repeatable
+            ran = repeatable.eager_forward(stand_in)
+            self._again = DifferentiatedCall(
+                self.runner.joint, ran, before, repeatable=repeatable, node=self._node
+            )
             self._repeatable = None
         return self._again
-
-    def ran_within(self, within: AbstractContextManager[Any]) -> EagerForward:
-        """Run the call again under autograd, within a context, for a derivative by its output."""
-        if self._again is not None or self._repeatable is None:
-            raise refused.looks_at_parts()
-        self._check_startable()
-        return self._repeatable.eager_forward(lambda given, run, output: None, within)
 
     def output_run_again(self, place: int) -> tuple[DifferentiatedCall | None, torch.Tensor | None]:
         """Run the call again under autograd, as a later one does; return an output that it makes.
@@ -392,7 +387,7 @@ class Run(Chained):
         self.reached.note_other_strides(needs_other_plan=may_repeat)
         if may_repeat or not is_fixed:
             return
-        self.tell(
+        self._tell(
             f"the gradient of an output of {runner.captured.graph.name} has other strides than the "
             "output, and its plan takes the strides of the output: gradients are copied, and last "
             "bits may differ. Return the output as the loss reads it (contiguous, say)"
@@ -414,7 +409,7 @@ class Run(Chained):
             self._refuse(reached.unplanned)
             return
         if self.is_freed:
-            self.tell(
+            self._tell(
                 f"{runner.captured.graph.name}: there was no room for all that it has saved for "
                 "its backward and for what came before that. The backward begins with its "
                 "forward, run once more"
@@ -446,11 +441,9 @@ class Run(Chained):
 
     def next_gradients(self, index: int) -> list[torch.Tensor | None]:
         """Return the next group of finished gradients; None as in eager, where nothing comes in."""
-        groups, sums = self.runner.program.groups, self.sums
-        positions = groups[index] if groups else ()
-        assert sums is not None
         if self._again is not None:
-            return sums.with_first(positions, next(self.generator))
+            return next(self.generator)
+        groups = self.runner.program.groups
         try:
             if self.late_reads is not None and self.state is RunState.IN_BACKWARD:
                 self.late_reads.check(index)
@@ -462,14 +455,14 @@ class Run(Chained):
             why = "The backward was stopped before it took more than was planned for."
             self._fail(error, why + self.runner.afterwards)
             raise
+        positions = groups[index] if groups else ()
         if self.reached.missing:
             nothing = self.runner.without_gradient(frozenset(self.reached.missing))
             for place, position in enumerate(positions):
                 if position in nothing:
                     gradients[place] = None
-        gradients = sums.with_first(positions, gradients)
-        if self.state is not RunState.REPLANNED:
-            sums.hand_over(positions, gradients)
+        if self.sums is not None and self.state is not RunState.REPLANNED:
+            self.sums.hand_over(positions, gradients)
         if index + 1 >= len(groups):
             self._end(RunState.DONE)
         return gradients

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -168,8 +168,6 @@ class Sums:
         self._gradients = gradients
         self._edges: dict[int, _Edge] = {}
         self._begun: dict[int, torch.Tensor] = {}
-        self._first: dict[int, torch.Tensor] = {}
-        self._with_first: set[int] = set()  # sums that were added to those
         self._handed: dict[int, int] = {}
         self._watched: set[int] = set()
         self._noted: dict[int, weakref.ref[torch.Tensor]] = {}  # by address
@@ -211,33 +209,10 @@ class Sums:
         """Return the begin of a sum: its first term, added to gradients of other calls."""
         edge = self._edges.get(position)
         before = _ON_THEIR_WAY.at(edge) if edge is not None else None
-        if position in self._first:
-            self._with_first.add(position)
-            term = self._first[position] + term
         if edge is None or before is None or self._is_own_term(edge, before):
             return term
         self._begun[position] = before
         return before.add_(term)
-
-    def put_first(self, gradients: Mapping[int, torch.Tensor]) -> None:
-        """Take gradients, by placeholder, that those of the plan are added to."""
-        for position, gradient in gradients.items():
-            first = self._first.get(position)
-            self._first[position] = gradient if first is None else first + gradient
-
-    def with_first(
-        self, positions: Sequence[int], gradients: list[torch.Tensor | None]
-    ) -> list[torch.Tensor | None]:
-        """Return gradients of the plan, each added to what goes first."""
-        for place, position in enumerate(positions if self._first else ()):
-            first, gradient = self._first.pop(position, None), gradients[place]
-            if gradient is None or first is None:
-                gradients[place] = first if gradient is None else gradient
-            elif position not in self._with_first:
-                if position in self._watched:
-                    self._announce(position)
-                gradients[place] = first + gradient
-        return gradients
 
     def hand_over(self, positions: Sequence[int], gradients: list[torch.Tensor | None]) -> None:
         """Note gradients that are handed over; those added to others on their way become None.
@@ -318,5 +293,3 @@ class Sums:
         self._own_terms.clear()
         self._edges.clear()
         self._begun.clear()
-        self._first.clear()
-        self._with_first.clear()

@@ -77,23 +77,19 @@ def without_hooks(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
             x.grad = gradient
 
 
-def is_asked_for(edge: tuple[Any, int]) -> bool:
-    """Whether the backward that runs now was asked for the gradient at a node, by its place.
+def is_differentiated_by(tensor: torch.Tensor) -> bool:
+    """Whether the backward that runs now was asked for the gradient of a tensor by itself.
 
     The engine does not tell: its caller, in this thread or the one that waits for it, does.
     """
     if runs_in_this_backward(node_elsewhere()):  # it comes to every node: asked for all leaves
         return False
+    edge = gradient_edge(tensor)
     return any(
-        (_node_of(x), x.output_nr) == edge
-        for frame in sys._current_frames().values()  # without a name, which would hold its frame
+        x is tensor or (isinstance(x, GradientEdge) and (x.node, x.output_nr) == edge)
+        for frame in sys._current_frames().values()
         for x in _asked_for(frame)
     )
-
-
-def _node_of(asked: torch.Tensor | GradientEdge) -> Any:
-    """Return the node at which a gradient is asked for; None: that of a leaf, if it has any."""
-    return asked.node if isinstance(asked, GradientEdge) else asked.grad_fn
 
 
 def _asked_for(frame: types.FrameType | None) -> Iterator[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -159,21 +158,15 @@ class RepeatableCall(Generic[_Step]):
         self._is_freed = True
         self._given.hold_all()
 
-    def eager_forward(
-        self,
-        stand_in: StandIn,
-        within: AbstractContextManager[Any] = nullcontext(),  # noqa: B008
-    ) -> EagerForward:
+    def eager_forward(self, stand_in: StandIn) -> EagerForward:
         """Run the forward again under autograd, on stand-ins for its inputs.
 
         It draws the same random numbers. Its writes go into copies: they were done before.
         """
         with self._autocast.restored():
-            return self._eager_forward(stand_in, within)
+            return self._eager_forward(stand_in)
 
-    def _eager_forward(
-        self, stand_in: StandIn, within: AbstractContextManager[Any]
-    ) -> EagerForward:
+    def _eager_forward(self, stand_in: StandIn) -> EagerForward:
         owner, step = self._owner(), self._step
         owner.repeated.note_repeated(step.key)
         made: set[int] = set()
@@ -193,8 +186,7 @@ class RepeatableCall(Generic[_Step]):
             inputs = owner.inputs(step, given)
             copies = {id(inputs[p]): inputs[p].detach().clone() for p in written}
             run = _WithCopies(owner.function(step), owner.modules(step), copies)
-            with within:
-                output = self._with_same_draws(lambda: run.run(given))
+            output = self._with_same_draws(lambda: run.run(given))
         tensors, _ = structure_of(output, self._name)
         assert len(tensors) == step.captured.joint.metadata.num_outputs
         return EagerForward(tensors, inputs, [None if id(x) in made else x for x in inputs])
