@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -88,3 +90,40 @@ def test_calls_that_cannot_run_twice_are_refused_once() -> None:
     ):
         step()
     step()
+
+
+def logits_only(output: dict[str, Tensor]) -> None:
+    output["logits"].abs().mean().backward()
+
+
+def loss_first(output: dict[str, Tensor]) -> None:
+    output["loss"].backward(retain_graph=True)
+    output["logits"].abs().mean().backward()
+
+
+def logits_first(output: dict[str, Tensor]) -> None:
+    output["logits"].abs().mean().backward(retain_graph=True)
+    output["loss"].backward()
+
+
+@pytest.mark.parametrize("go_back", [logits_only, loss_first, logits_first])
+@pytest.mark.parametrize("dropout", [0.0, 0.3], ids=["no draws", "dropout"])
+def test_backwards_that_leave_out_the_models_own_loss_have_all_gradients(
+    dropout: float, go_back: Callable[[dict[str, Tensor]], None]
+) -> None:
+    """In the first step, too, whose plan expects a gradient of the loss only."""
+
+    def loop(run: Run) -> None:
+        model = Student(dropout)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        run.fit(model, optimizer=optimizer)
+        for _ in range(run.steps):
+            optimizer.zero_grad()
+            output = model(torch.randn(128, 32), torch.randn(128, 32))
+            go_back(output)
+            optimizer.step()
+            run.note(output["loss"].detach(), *[p.grad.sum().item() for p in model.parameters()])
+        run.trained(model)
+
+    plain, fitted = (live(loop, Run(b, steps=4, small=True, costs="unit")) for b in (None, 1 << 30))
+    assert_trained_alike(plain, fitted)

@@ -456,7 +456,7 @@ class Run(Chained):
             self._fail(error, why + self.runner.afterwards)
             raise
         positions = groups[index] if groups else ()
-        if self.reached.missing:
+        if self.reached.missing and self.state is not RunState.REPLANNED:
             nothing = self.runner.without_gradient(frozenset(self.reached.missing))
             for place, position in enumerate(positions):
                 if position in nothing:
