@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import tightfit
 from tightfit.allocator.meter import measure_peak
+from tightfit.errors import TightfitError
 from tightfit.torch_private import engine
 
 
@@ -295,3 +296,45 @@ def test_to_ask_what_a_backward_is_for_holds_no_memory() -> None:
     engine.node_elsewhere.cache_clear()
     _, peak = measure_peak(lambda: loss.backward(retain_graph=True))
     assert peak.growth_bytes == 0 and asked == [False]
+
+
+class Hidden(nn.Module):
+    """Returns an output and the hidden values that it is computed from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.first(x).tanh()
+        return self.last(hidden), hidden
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "gone"])
+def test_a_hook_that_would_see_a_part_of_a_gradient_is_never_called(is_kept: bool) -> None:
+    torch.manual_seed(0)
+    output, hidden = fitted(Hidden())(torch.randn(4, 8))
+    seen: list[torch.Tensor | None] = []
+    hidden.register_hook(seen.append)
+    kept = [hidden] * is_kept
+    del hidden
+    with pytest.raises(TightfitError, match="are computed from it"):
+        output.sum().backward()
+    assert not seen
+    assert len(kept) == is_kept
+
+
+def test_a_hook_that_sees_a_whole_gradient_is_called() -> None:
+    def seen_by_hook(model: nn.Module) -> torch.Tensor:
+        torch.manual_seed(1)
+        seen: list[torch.Tensor] = []
+        _, hidden = model(torch.randn(4, 8))
+        hidden.register_hook(seen.append)
+        hidden.square().sum().backward()
+        return seen[0]
+
+    torch.manual_seed(0)
+    plain = Hidden()
+    planned = fitted(copy.deepcopy(plain))
+    for _ in range(2):
+        assert torch.equal(seen_by_hook(plain), seen_by_hook(planned))

@@ -160,32 +160,37 @@ def readers_of_outputs(joint: JointGraph) -> dict[int, frozenset[int]]:
     return readers if any(readers.values()) else {}
 
 
-class InnerParts:
-    """Refuses to give a part of a gradient where plain PyTorch gives all.
+def refuse_inner_parts(
+    outputs: Sequence[torch.Tensor], readers: Mapping[int, frozenset[int]]
+) -> None:
+    """Refuse to give a part of a gradient where plain PyTorch gives all.
 
-    All outputs leave one node of autograd's. A hook on an output of which others are computed, and
-    a derivative by it, would see the part from outside of the call only.
+    All outputs leave one node of autograd's. Where gradients come to outputs that are computed from
+    another, a hook on that one, and a derivative by it, would see the part from outside of the call
+    only.
 
     `outputs`: of one call. `readers`: for each of them that may receive a gradient, the others that
     are computed from it.
     """
+    _InnerParts(outputs, readers)  # its hooks hold it
+
+
+class _InnerParts:
+    """Notes which outputs of a call gradients come to; see `refuse_inner_parts`."""
 
     def __init__(
         self, outputs: Sequence[torch.Tensor], readers: Mapping[int, frozenset[int]]
     ) -> None:
         self._readers = readers
         self._read = {i: weakref.ref(outputs[i]) for i, others in readers.items() if others}
+        self._hooks: dict[int, Mapping[int, Any]] = {}  # of each, also once the output is gone
         self._came: set[int] = set()
         self._backward = -1
         for i in sorted(readers, key=lambda i: len(readers[i])):  # the last computed first
             outputs[i].register_hook(self._noting(i))
-
-    def refuse_hooks(self) -> None:
-        """Refuse hooks of the user on such an output, and to keep its gradient."""
-        outputs = (reference() for reference in self._read.values())
-        alive = [x for x in outputs if x is not None]
-        if any(len(x._backward_hooks or ()) > 1 or x.retains_grad for x in alive):
-            raise refused.looks_at_parts()
+            hooks = outputs[i]._backward_hooks
+            assert hooks is not None
+            self._hooks[i] = hooks
 
     def _noting(self, index: int) -> Callable[[Any], None]:
         def noting(gradient: torch.Tensor | None) -> None:
@@ -193,12 +198,17 @@ class InnerParts:
                 self._backward, self._came = engine.running_backward(), set()
             if gradient is not None:
                 self._came.add(index)
-            if not self._came.isdisjoint(self._readers[index]):
-                output = self._read[index]()
-                if output is not None and engine.is_differentiated_by(output):
-                    raise refused.looks_at_parts()
+            if not self._came.isdisjoint(self._readers[index]) and self._is_looked_at(index):
+                raise refused.looks_at_parts()
 
         return unserializable_hook(noting)  # else saving an output would warn of it
+
+    def _is_looked_at(self, index: int) -> bool:
+        """Whether a hook of the user sees an output's gradient, or a derivative by it is taken."""
+        output = self._read[index]()
+        if len(self._hooks[index]) > 1:
+            return True
+        return output is not None and (output.retains_grad or engine.is_differentiated_by(output))
 
 
 def inputs_viewed(joint: JointGraph) -> frozenset[int]:

@@ -20,7 +20,6 @@ from tightfit.allocator.refusals import budget_exceeded, is_refusal
 from tightfit.allocator.resident import hold_alone
 from tightfit.capture.captured import Captured
 from tightfit.capture.normalise.gradients import added_up
-from tightfit.errors import TightfitError
 from tightfit.execution import refused
 from tightfit.execution.again import DifferentiatedCall, Repeatable
 from tightfit.execution.chain import Chained, chained, goes_on_through
@@ -36,10 +35,10 @@ from tightfit.execution.replanned import (
     unplanned,
 )
 from tightfit.execution.returned import (
-    InnerParts,
     Returned,
     inputs_viewed,
     readers_of_outputs,
+    refuse_inner_parts,
     viewed_outputs,
 )
 from tightfit.execution.run_state import RunState
@@ -97,7 +96,7 @@ class Runner:
         outputs = self.returned(inputs, run)
         run.note_versions(inputs)
         if self._readers:
-            run.watch(outputs, self._readers)
+            refuse_inner_parts(outputs, self._readers)
         return outputs
 
     def without_gradient(self, missing: frozenset[int]) -> frozenset[int]:
@@ -151,7 +150,6 @@ class Run(Chained):
         self.freed_bytes: int | None = None  # of saved tensors, freed before the backward
         self.unchanged: Unchanged | None = None
         self.late_reads: LateReads | None = None
-        self._inner_parts: InnerParts | None = None
         self.generator: Any = None
         self.state = RunState.NEW
         self.on_start = on_start
@@ -200,19 +198,9 @@ class Run(Chained):
         if reads := runner.program.late_reads:
             self.late_reads = LateReads(reads, inputs, runner.joint.sources)
 
-    def watch(self, outputs: Sequence[torch.Tensor], readers: Mapping[int, frozenset[int]]) -> None:
-        """Watch outputs of which others are computed: parts of their gradients come inside."""
-        self._inner_parts = InnerParts(outputs, readers)
-
     def start(self, gradients: Sequence[torch.Tensor | None], node: Any) -> None:
         """Begin the backward program with the gradients of the outputs, which came to a node."""
         runner = self.runner
-        if self._inner_parts is not None:
-            try:
-                self._inner_parts.refuse_hooks()
-            except TightfitError:
-                self._end(RunState.FAILED)
-                raise
         by_position = dict(zip(runner.returned.plain, gradients, strict=True))
         if runner.stepped:
             refuse_other_backward(runner, by_position, node, state=self.state)
