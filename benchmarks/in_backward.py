@@ -283,6 +283,7 @@ def document(rows: Sequence[Row]) -> str:
         "inputs and the optimizer's state. Peak: of a whole step, measured, above the bytes "
         "between steps. Step: the median; in brackets the median ratio to the plain loop's step of "
         "the same round, processes taking turns. CPU: processor time, that of copies included. "
+        "Without a second time: measured one process after the other, on a machine under load. "
         "*Moved*: *within*, and values are moved to a file. Bits: weights, buffers, the "
         "optimizer's state and all losses after so many steps, against the plain loop. Where they "
         "are those of *after* only, the difference is not one of the step.",
@@ -291,6 +292,7 @@ def document(rows: Sequence[Row]) -> str:
         "| step, s | bits |",
         "|---|---|---|---|--:|--:|--:|--:|--:|---|",
     ]
+    rows = _newest(rows)
     for row in rows:
         alike = [r for r in rows if all(r[k] == row[k] for k in ("model", "optimizer", "steps"))]
         lines.append("| " + " | ".join(_cells(row, alike)) + " |")
@@ -305,13 +307,33 @@ def _cells(row: Row, alike: Sequence[Row]) -> list[str]:
     least, constants = row["least_bytes"], row.get("constants")
     text = "" if least is None else f"{least / MIB:.0f} ({(least - constants) / MIB:.0f})"
     extra = f"{row['overhead']:+.1%}" if "overhead" in row else ""
-    seconds = [f"{row[c]:.2f} ({row[f'{c}_of_plain'] - 1:+.1%})" for c in ("cpu_s", "wall_s")]
+    seconds = [_seconds(row, clock, alike) for clock in ("cpu_s", "wall_s")]
     same = {r["way"] for r in alike if r["hash"] == row["hash"]} - {row["way"]}
     bits = (
         "equal" if "plain" in same else f"those of {', '.join(sorted(same))}" if same else "differ"
     )
     bits = "" if row["way"] == "plain" else f"{bits}, {row['steps']} steps"
     return [*name, text, f"{row['peak_bytes'] / MIB:.0f}", extra, *seconds, bits]
+
+
+def _seconds(row: Row, clock: str, alike: Sequence[Row]) -> str:
+    """Return the time of a row's step, and by how much it is more than plain PyTorch's."""
+    if _took_turns(row):
+        return f"{row[clock]:.2f} ({row[f'{clock}_of_plain'] - 1:+.1%})"
+    if clock == "wall_s":
+        return ""
+    plain = next(r for r in alike if r["way"] == "plain")
+    return f"{row[clock]:.2f} ({row[clock] / plain[clock] - 1:+.1%})"
+
+
+def _took_turns(row: Row) -> bool:
+    return "wall_s_of_plain" in row
+
+
+def _newest(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of each loop; only those whose processes took turns, if there are any."""
+    turns = {(row["model"], row["optimizer"]) for row in rows if _took_turns(row)}
+    return [r for r in rows if _took_turns(r) or (r["model"], r["optimizer"]) not in turns]
 
 
 def _budget(row: Row) -> str:
