@@ -16,6 +16,7 @@ forward to ``zero_grad``, above what lasts between steps. Rows go to
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import math
@@ -224,12 +225,16 @@ class _Process:
         return {"error": lines[-1][:300] if lines else f"exit {self._process.returncode}"}
 
 
+@functools.cache
+def _least_bytes(model: str, optimizer: str, way: str) -> int | None:
+    return _Process(model, optimizer, way, "least").answer(END).get("least_bytes")
+
+
 def _budgets(model: str, optimizer: str, way: str) -> tuple[int | None, list[str]]:
     """Return the least budget of a way to train, and those in which it is measured."""
     if way == "plain":
         return None, [AMPLE]
-    within = "within" if way == "moved" else way
-    least = _Process(model, optimizer, within, "least").answer(END).get("least_bytes")
+    least = _least_bytes(model, optimizer, "within" if way == "moved" else way)
     budgets = [AMPLE] if way == "within" else []
     if least is None:
         return None, budgets

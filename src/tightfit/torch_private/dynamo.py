@@ -148,19 +148,18 @@ class _PerFrame:
         is_left_out = left_out and frame.f_code is type(module).forward.__code__
         if is_left_out or _is_of_optimizer(frame):
             return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS, apply_to_code=False)
-        owner = module_at(frame)
+        owner = module if module is not None else module_at(frame)
         skipped = self.skips.find(frame.f_code, owner)
         if skipped is not None:
             return skipped
-        result = self.skips.kept(frame.f_code, owner, self._result(frame, entry, state))
+        result = self.skips.kept(frame.f_code, owner, self._result(frame, entry, state, module))
         if self._broken or result.guarded_code is None:  # so Python runs code inside of the frame
             forwards = codes_of_forwards(self._follower.modules())
             self.skips.undo_from_now_on({frame.f_code, *self._broken, *forwards})
         return result
 
-    def _result(self, frame: Any, entry: Any, state: Any) -> Any:
+    def _result(self, frame: Any, entry: Any, state: Any, module: nn.Module | None) -> Any:
         """Return the result for a frame: Dynamo's, or that it is left to Python."""
-        module = module_of_frame(frame)
         number, given = self._follower.call()
         calls = self._calls[frame.f_code, _how_called(given, module)]
         calls[number] = _taken(frame)
